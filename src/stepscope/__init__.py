@@ -1,0 +1,38 @@
+"""Stepscope: which rank, which phase and which line holds a PyTorch run back.
+
+Most people never import this: ``stepscope run train.py`` needs no change to the script.  For those who want to say more:
+
+    import stepscope
+
+    stepscope.init()                      # under plain torchrun: start recording (a no-op under `stepscope run`)
+    with stepscope.step():                # own step borders
+        with stepscope.phase("augment"):  # own phase; also a decorator
+            ...
+    stepscope.note(loss=0.3)              # a value beside the step
+    stepscope.summary()                   # the summary so far, as summary.json has it
+
+All of it does nothing when ``STEPSCOPE=0``.  Importing this module imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.recorder.api import init, note, phase, step, summary
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "init", "note", "phase", "step", "summary"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from stepscope.recorder import api  # noqa: PLC0415 - lazy, so that importing stepscope costs nothing
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,170 @@
+"""From rings to segments.
+
+A ``RingDrain`` holds one ring's mapping (one file descriptor) and, where the system has them, a pidfd of its process;
+both go when the process does.  What was written is known from the segment itself, so a second agent goes on exactly
+where the first one was killed, and a write that fails moves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.errors import RingForeign, RingVersion
+from stepscope.records.places import RING_SUFFIX
+from stepscope.records.series import RankState
+from stepscope.ring import RingHeader, RingReader
+from stepscope.store.paths import segment_path, sidecar_path
+from stepscope.store.processes import process_alive
+from stepscope.store.segments import FRAME_SLOTS, SegmentWriter
+from stepscope.store.sidecar import read_sidecars, sidecar_of, write_sidecar
+
+__all__ = ["RingDrain", "Rings"]
+
+BATCH_SLOTS = 512
+"""So many slots make a frame worth writing at once …"""
+BATCH_S = 2.0
+"""… and so old may a slot get otherwise: small frames pack badly."""
+SIDECAR_S = 5.0
+
+
+class RingDrain:
+    """One ring and its segment."""
+
+    def __init__(self, reader: RingReader, run_dir: Path) -> None:
+        """OSError when an existing segment cannot be read."""
+        self.reader = reader
+        self.header: RingHeader = reader.header()
+        self._run_dir = run_dir
+        key = sidecar_of(self.header).key
+        self.segment = SegmentWriter(segment_path(run_dir, key))
+        self.resumed = sidecar_path(run_dir, key).exists()
+        """An agent before this one already knew this ring."""
+        earlier = read_sidecars(run_dir)[0].get(key) if self.resumed else None
+        self.ended_wall_ns = earlier.ended_wall_ns if earlier else None
+        self.pidfd = _open_pidfd(self.header.pid)
+        self._written_s = time.monotonic()
+        self._sidecar_s = float("-inf")
+
+    def alive(self) -> bool:
+        return process_alive(self.header.pid, self.header.start_ticks)
+
+    def pending(self) -> int:
+        return max(0, self.reader.head() - self.segment.last_seq)
+
+    def crowded(self) -> bool:
+        """More than a quarter full: at this pace the writer will soon overwrite what was not read."""
+        return self.pending() * 4 > self.reader.slot_count
+
+    def due(self) -> bool:
+        pending = self.pending()
+        return pending >= BATCH_SLOTS or (pending > 0 and time.monotonic() - self._written_s >= BATCH_S)
+
+    def drain(self) -> None:
+        """Write what the ring has now; OSError when the disk refuses, and then nothing was lost."""
+        self._drain(patience=1)
+
+    def drain_to_end(self) -> None:
+        """The same for a ring whose writer is gone: a slot that is still torn now stays so and is passed."""
+        self._drain(patience=RingReader.PATIENCE)
+        self.header = self.reader.header()
+
+    def _drain(self, *, patience: int) -> None:
+        in_vain = 0
+        while in_vain < patience:
+            batch = self.reader.read(self.segment.last_seq, limit=FRAME_SLOTS)
+            if batch.last_seq == self.segment.last_seq:
+                in_vain += 1
+                continue
+            self.segment.append(batch)
+            in_vain = 0
+            if patience == 1 and len(batch.slots) < FRAME_SLOTS:
+                break
+        self._written_s = time.monotonic()
+
+    def state(self) -> RankState:
+        """How the process ended, given that it has."""
+        claimed = sidecar_of(self.header).state
+        return "vanished" if claimed in ("starting", "running") else claimed
+
+    def save_sidecar(self) -> None:
+        """Every now and then; call it as often as you like."""
+        if time.monotonic() - self._sidecar_s >= SIDECAR_S:
+            self.save_last_sidecar()
+
+    def save_last_sidecar(self) -> None:
+        self.header = self.reader.header()
+        about = sidecar_of(self.header, heard_wall_ns=time.time_ns())
+        if self.ended_wall_ns is not None:
+            about = replace(about, state=self.state(), ended_wall_ns=self.ended_wall_ns)
+        write_sidecar(self._run_dir, about)
+        self._sidecar_s = time.monotonic()
+
+    def remove(self) -> None:
+        """The ring is drained and its process gone: free its memory."""
+        self.reader.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+        self.reader.close()
+
+
+class Rings:
+    """All rings of this node; new ones are found by looking."""
+
+    def __init__(self, run_dir: Path, session: Path) -> None:
+        self._run_dir = run_dir
+        self._folders = {session, run_dir / "rings"}
+        self._unusable: set[tuple[str, int]] = set()
+        self.known: dict[Path, RingDrain] = {}
+        self.problems: list[str] = []
+        """Sentences about rings that cannot be read, for the journal to take."""
+
+    def discover(self) -> list[RingDrain]:
+        """Rings that were not there before; OSError when a segment of theirs cannot be read."""
+        found = []
+        for entry in self._entries():
+            path, mark = Path(entry.path), (entry.path, entry.inode())
+            if path in self.known or mark in self._unusable:
+                continue
+            try:
+                reader = RingReader(path)
+            except (RingForeign, FileNotFoundError):
+                continue  # not yet a ring; or never one, which whoever opens the run will say
+            except (RingVersion, OSError) as error:
+                self._unusable.add(mark)
+                self.problems.append(f"a ring could not be read: {error}")
+                continue
+            try:
+                self.known[path] = RingDrain(reader, self._run_dir)
+            except OSError:
+                reader.close()
+                raise
+            found.append(self.known[path])
+        return found
+
+    def forget(self, drain: RingDrain) -> None:
+        self.known.pop(drain.reader.path, None)
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        entries: list[os.DirEntry[str]] = []
+        for folder in self._folders:
+            with suppress(OSError), os.scandir(folder) as found:
+                entries += [entry for entry in found if entry.name.endswith(RING_SUFFIX)]
+        return entries
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is no such thing or no process."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

@@ -1,0 +1,104 @@
+"""Samples of this node and of the ranks' processes, by psutil.  Rates are bytes per second since the sample before."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+
+__all__ = ["HostSampler"]
+
+LOOPBACK = ("lo", "lo0")
+
+
+class HostSampler:
+    """Keeps the counters of the sample before; one per agent."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._processes: dict[int, psutil.Process] = {}
+        self._counters: dict[str, tuple[float, int]] = {}
+        psutil.cpu_percent()
+        self._counters_of_host()
+
+    def watch(self, pid: int) -> None:
+        """Begin to sample a process."""
+        try:
+            process = psutil.Process(pid)
+            process.cpu_percent()
+            self._processes[pid] = process
+        except psutil.Error:
+            return
+        self._counters_of_process(process)
+
+    def forget(self, pid: int) -> None:
+        self._processes.pop(pid, None)
+
+    def sample(self, ranks: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+        """One record for the host and one for each (pid, rank) that is watched and alive."""
+        common = {"wall_ns": time.time_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
+        records = [{**common, "kind": "host", **self._host()}]
+        for pid, rank in ranks:
+            process = self._processes.get(pid)
+            if process is not None and (values := self._process(process)):
+                records.append({**common, "kind": "process", "pid": pid, "rank": rank, **values})
+        return records
+
+    def _host(self) -> dict[str, Any]:
+        memory = psutil.virtual_memory()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # psutil's, in containers without /proc/vmstat
+            swap = psutil.swap_memory()
+        return {
+            "cpu_percent": psutil.cpu_percent(),
+            "cpu_count": psutil.cpu_count() or 1,
+            "load1": round(os.getloadavg()[0], 2),
+            "mem_total": memory.total,
+            "mem_available": memory.available,
+            "swap_used": swap.used,
+            **self._counters_of_host(),
+        }
+
+    def _counters_of_host(self) -> dict[str, Any]:
+        nics = [counters for name, counters in psutil.net_io_counters(pernic=True).items() if name not in LOOPBACK]
+        disks = psutil.disk_io_counters()
+        rates = {
+            "net_rx_bps": self._rate("net_rx", sum(nic.bytes_recv for nic in nics)),
+            "net_tx_bps": self._rate("net_tx", sum(nic.bytes_sent for nic in nics)),
+        }
+        if disks is not None:
+            rates["disk_read_bps"] = self._rate("disk_read", disks.read_bytes)
+            rates["disk_write_bps"] = self._rate("disk_write", disks.write_bytes)
+        return rates
+
+    def _process(self, process: psutil.Process) -> dict[str, Any]:
+        try:
+            with process.oneshot():
+                return {
+                    "cpu_percent": process.cpu_percent(),
+                    "rss": process.memory_info().rss,
+                    "threads": process.num_threads(),
+                    **self._counters_of_process(process),
+                }
+        except psutil.Error:
+            return {}  # it just ended
+
+    def _counters_of_process(self, process: psutil.Process) -> dict[str, Any]:
+        try:
+            counters = process.io_counters()
+        except (psutil.Error, AttributeError):
+            return {}  # not told to us, or not by this system
+        return {
+            "io_read_bps": self._rate(f"{process.pid} read", counters.read_bytes),
+            "io_write_bps": self._rate(f"{process.pid} write", counters.write_bytes),
+        }
+
+    def _rate(self, name: str, count: int) -> float:
+        now = time.monotonic()
+        earlier_s, earlier = self._counters.get(name, (now, count))
+        self._counters[name] = (now, count)
+        return round(max(0, count - earlier) / (now - earlier_s), 1) if now > earlier_s else 0.0

@@ -1,0 +1,248 @@
+"""The agent's main loop: wait for the launcher's word, a death or the next tick; drain, sample, write.
+
+One thread does all of it (GPU samples come from another), so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from stepscope.agent.context import GitContext
+from stepscope.agent.control import Control
+from stepscope.agent.drain import RingDrain, Rings
+from stepscope.agent.gpu import GpuSampler
+from stepscope.agent.host import HostSampler
+from stepscope.agent.journal import Journal
+from stepscope.agent.parents import Parents
+from stepscope.ring.writer import process_start_ticks
+from stepscope.store.jsonl import read_jsonl
+from stepscope.store.meta import read_meta
+from stepscope.store.paths import EVENTS
+from stepscope.store.processes import remove_session
+
+__all__ = ["Agent", "Ending"]
+
+Ending = Literal["ended", "orphaned", "terminated"]
+"""The launcher said so; the launcher died and all ranks are gone; somebody wants us to stop."""
+
+SAMPLE_S = 1.0
+CROWDED_S = 0.02
+"""Next look when a ring is filling up."""
+NICE = 5
+NO_RANKS_S = 10.0
+"""Without a launcher, how long to wait for the first rank."""
+LAST_GASP_S = 1.0
+"""When the job is over, how long its ranks may take to be gone."""
+FULL_DISK_S = 60.0
+"""Without a launcher, how long to wait for a disk that refuses; the rings stay for whoever opens the run."""
+LAST_TRIES_S = 2.0
+"""At the end, how long to try a disk that refuses."""
+
+
+class Agent:
+    def __init__(self, run_dir: Path, session: Path, *, interval_s: float = 0.2, stdin: int = 0) -> None:
+        """NotARun when ``run_dir`` is none."""
+        meta = read_meta(run_dir)
+        self._session = session
+        self._interval_s = interval_s
+        self._node = platform.node()
+        self._control = Control(stdin)
+        self._journal = Journal(run_dir)
+        self._rings = Rings(run_dir, session)
+        self._host = HostSampler(self._node)
+        self._gpu = GpuSampler(self._node)
+        self._gpu_said = False
+        self._parents = Parents(meta)
+        self._git = self._ask_git(run_dir, meta)
+        self._poll = select.poll()
+        self._poll.register(stdin, select.POLLIN)
+        self._by_pidfd: dict[int, RingDrain] = {}
+        self._seen_ranks = False
+        self._closed_s: float | None = None
+        self._terminated = False
+        self._sample_s = time.monotonic()
+
+    def run(self) -> Ending:
+        """Until the run is over."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher tells us the end
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        os.nice(NICE)
+        pid = os.getpid()
+        self._journal.event("agent_start", pid=pid, start_ticks=process_start_ticks(pid), host=self._node)
+        self._journal.flush()
+        ending: Ending | None = None
+        while ending is None:
+            self._wait()
+            self._tick()
+            ending = self._over()
+        self._finish(ending)
+        return ending
+
+    def _wait(self) -> None:
+        crowded = any(drain.crowded() for drain in self._rings.known.values())
+        timeout_s = CROWDED_S if crowded else self._interval_s
+        for fd, _ in self._poll.poll(timeout_s * 1000):
+            if fd == self._control.fd:
+                self._hear()
+            elif fd in self._by_pidfd:
+                self._bury(self._by_pidfd[fd])
+
+    def _tick(self) -> None:
+        self._look_for_rings()
+        for drain in list(self._rings.known.values()):
+            if drain.pidfd is None and not drain.alive():
+                self._bury(drain)
+            else:
+                self._try(drain.save_sidecar, drain)
+                if drain.due():
+                    self._try(drain.drain, drain)
+        if time.monotonic() - self._sample_s >= SAMPLE_S:
+            self._sample_s = time.monotonic()
+            self._sample()
+        git = self._git.poll() if self._git else None
+        if git:
+            self._journal.event("context", git=git)
+        self._journal.flush()
+
+    def _hear(self) -> None:
+        self._control.feed()
+        if self._control.closed:
+            self._poll.unregister(self._control.fd)
+            self._closed_s = time.monotonic()
+
+    def _over(self) -> Ending | None:
+        if self._control.end is not None:
+            return "ended"
+        if self._terminated:
+            return "terminated"
+        if self._closed_s is None or self._busy() or self._parents.alive():
+            return None
+        if self._seen_ranks or time.monotonic() - self._closed_s >= NO_RANKS_S:
+            return "orphaned"
+        return None
+
+    def _busy(self) -> bool:
+        """Ranks run, or rings of dead ones are still to be drained and the disk may yet take them."""
+        ends = [drain.ended_wall_ns for drain in self._rings.known.values()]
+        return any(end is None or time.time_ns() - end < FULL_DISK_S * 1e9 for end in ends)
+
+    def _look_for_rings(self) -> None:
+        try:
+            found = self._rings.discover()
+        except OSError as error:
+            self._journal.refused(error)
+            return
+        for problem in self._rings.problems:
+            self._journal.event("warning", message=problem)
+        self._rings.problems.clear()
+        for drain in found:
+            header = drain.header
+            self._seen_ranks = True
+            self._host.watch(header.pid)
+            self._parents.watch(header.pid)
+            if not drain.resumed:
+                who = {"rank": header.identity.rank, "pid": header.pid, "host": header.identity.host}
+                self._journal.event("rank_start", **who)
+            if drain.pidfd is not None:
+                self._by_pidfd[drain.pidfd] = drain
+                self._poll.register(drain.pidfd, select.POLLIN)
+            if not drain.alive():
+                self._bury(drain)  # it was gone, or its pid another's, before we looked
+            else:
+                self._try(drain.save_sidecar, drain)
+
+    def _bury(self, drain: RingDrain) -> None:
+        """A rank's process is gone: take what its ring still has, say how it ended, free the ring."""
+        if drain.pidfd is not None and drain.pidfd in self._by_pidfd:
+            self._poll.unregister(drain.pidfd)
+            del self._by_pidfd[drain.pidfd]
+            os.close(drain.pidfd)
+            drain.pidfd = None
+        self._host.forget(drain.header.pid)
+        first = drain.ended_wall_ns is None
+        if first:
+            drain.ended_wall_ns = time.time_ns()
+            drain.header = drain.reader.header()
+            who = {"rank": drain.header.identity.rank, "pid": drain.header.pid, "host": drain.header.identity.host}
+            self._journal.event("rank_end", **who, state=drain.state())
+        # When the disk refuses, the ring stays known, and dead, and is tried again on the next tick.
+        if self._try(drain.drain_to_end, drain) and self._try(drain.save_last_sidecar, drain):
+            self._rings.forget(drain)
+            drain.remove()
+
+    def _try(self, write: Callable[[], None], drain: RingDrain) -> bool:
+        lost, last_seq = drain.segment.lost, drain.segment.last_seq
+        try:
+            write()
+        except OSError as error:
+            self._journal.refused(error)
+            return False
+        if drain.segment.last_seq > last_seq:
+            self._journal.accepted()
+        if drain.segment.lost > lost:
+            rank = drain.header.identity.rank
+            message = f"rank {rank}: {drain.segment.lost - lost} records were overwritten before they could be read"
+            self._journal.event("warning", message=message)
+        return True
+
+    def _sample(self) -> None:
+        ranks = [(drain.header.pid, drain.header.identity.rank) for drain in self._rings.known.values()]
+        self._journal.samples(self._host.sample(ranks))
+        self._journal.samples(self._gpu.collect())
+        self._gpu.request()
+        if self._gpu.silent() and not self._gpu_said:
+            self._gpu_said = True
+            self._journal.event("warning", message="the GPU driver (NVML) does not answer; there are no GPU samples")
+
+    def _finish(self, ending: Ending) -> None:
+        if ending == "ended":
+            self._let_ranks_end()
+        if self._git:
+            self._git.close()
+        self._journal.samples(self._gpu.collect())
+        reason = {"reason": ending, **({"end": self._control.end} if self._control.end else {})}
+        self._journal.event("agent_end", pid=os.getpid(), host=self._node, **reason)
+        deadline = time.monotonic() + LAST_TRIES_S
+        while not self._write_all() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for drain in self._rings.known.values():
+            drain.close()
+        remove_session(self._session)
+
+    def _let_ranks_end(self) -> None:
+        deadline = time.monotonic() + LAST_GASP_S
+        self._look_for_rings()
+        while self._rings.known and time.monotonic() < deadline:
+            for drain in list(self._rings.known.values()):
+                if not drain.alive():
+                    self._bury(drain)
+            time.sleep(0.01)
+        for drain in self._rings.known.values():
+            rank, pid = drain.header.identity.rank, drain.header.pid
+            self._journal.event("warning", message=f"rank {rank} (process {pid}) still ran when the job was over")
+
+    def _write_all(self) -> bool:
+        self._look_for_rings()
+        done = True
+        for drain in list(self._rings.known.values()):
+            if not drain.alive():
+                self._bury(drain)
+                done = done and drain.reader.path not in self._rings.known
+            else:
+                done = self._try(drain.drain, drain) and self._try(drain.save_last_sidecar, drain) and done
+        return self._journal.flush() and done
+
+    def _ask_git(self, run_dir: Path, meta: dict[str, Any]) -> GitContext | None:
+        known = any(event.get("event") == "context" for event in read_jsonl(run_dir / EVENTS)[0])
+        return GitContext(Path(str(meta.get("cwd", ".")))) if not known else None
+
+    def _on_sigterm(self, _signal: int, _frame: object) -> None:
+        self._terminated = True

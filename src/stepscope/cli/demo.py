@@ -1,0 +1,47 @@
+"""``stepscope demo``: four ranks here and now, one of them slow, and the verdict that names it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from stepscope.cli.run import record
+from stepscope.cli.words import job_command
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "see it work: four gloo ranks on this machine, one of them slow"
+
+SCRIPT = Path(__file__).parents[1] / "testing" / "scripts" / "slow_rank.py"
+RANKS = 4
+SLOW_RANK = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument("--steps", type=int, default=100, help="training steps (default: 100)")
+    parser.add_argument(
+        "--phase",
+        choices=("input", "forward", "backward", "optimizer"),
+        default="forward",
+        help=f"where rank {SLOW_RANK} is slow (default: forward)",
+    )
+    parser.add_argument(
+        "--slow-ms", type=float, default=30.0, help="by how much, in ms per step (default: 30; 0 = not at all)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    print(
+        f"{RANKS} ranks train a small model on this machine for {args.steps} steps; "
+        f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} at each.\n"
+        "Nothing in the script knows of Stepscope. Every rank waits for the slowest, so all their steps look alike:\n"
+        "who is it?\n",
+        file=sys.stderr,
+    )
+    job = [
+        str(SCRIPT), "--steps", str(args.steps), "--slow-rank", str(SLOW_RANK),
+        "--slow-phase", args.phase, "--slow-ms", str(args.slow_ms),
+    ]  # fmt: skip
+    return record(job_command(job, str(RANKS)), root=args.dir, name="demo")

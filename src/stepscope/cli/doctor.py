@@ -1,0 +1,134 @@
+"""``stepscope doctor``: will it work here, and what will be missing?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stepscope import __version__
+from stepscope.records.places import session_root
+from stepscope.records.slot import SLOT_BYTES
+from stepscope.ring.layout import DEFAULT_SLOTS, HEADER_BYTES
+from stepscope.store.processes import process_alive
+
+__all__ = ["HELP", "Check", "add_arguments", "checks", "run"]
+
+HELP = "check this machine: what Stepscope can see here and what it cannot"
+
+GLYPH = {"good": "✔", "weak": "▲", "bad": "✖"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    state: Literal["good", "weak", "bad"]
+    what: str
+    advice: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs to check (default: runs)")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = list(checks(args.dir))
+    for check in found:
+        print(f"{GLYPH[check.state]} {check.what}")
+        if check.advice:
+            print(f"    {check.advice}")
+    return 1 if any(check.state == "bad" for check in found) else 0
+
+
+def checks(runs: Path) -> Iterator[Check]:
+    yield Check(state="good", what=f"stepscope {__version__}, Python {sys.version.split()[0]}, {sys.platform}")
+    yield _torch()
+    yield _shared_memory()
+    yield from _stale_sessions()
+    yield _runs(runs)
+    yield _gpu()
+    yield _pidfd()
+    yield from _injection()
+
+
+def _torch() -> Check:
+    if importlib.util.find_spec("torch") is None:
+        return Check(
+            state="bad", what=f"torch is not installed for {sys.executable}", advice="install Stepscope beside torch"
+        )
+    version = importlib.metadata.version("torch")
+    if int(version.split(".")[0]) < 2:
+        return Check(state="bad", what=f"torch {version}", advice="Stepscope needs torch 2")
+    return Check(state="good", what=f"torch {version}")
+
+
+def _shared_memory() -> Check:
+    root = session_root().parent
+    needed = HEADER_BYTES + DEFAULT_SLOTS * SLOT_BYTES
+    free = shutil.disk_usage(root).free
+    what = f"{root}: {free / 2**20:,.0f} MiB free; a rank's ring takes {needed / 2**20:.0f} MiB"
+    if free < 8 * needed:
+        return Check(
+            state="weak", what=what, advice="rings that find no room go to the run directory (docker: --shm-size=1g)"
+        )
+    return Check(state="good", what=what)
+
+
+def _stale_sessions() -> Iterator[Check]:
+    root = session_root()
+    stale = (
+        [session for session in root.glob("*") if session.is_dir() and not _in_use(session)] if root.is_dir() else []
+    )
+    if stale:
+        yield Check(
+            state="weak",
+            what=f"{len(stale)} session(s) of runs that died are left in {root}",
+            advice="`stepscope report RUN` reads them into their run; what belongs to no run can be deleted",
+        )
+
+
+def _in_use(session: Path) -> bool:
+    pids = [int(ring.stem) for ring in session.glob("*.ring") if ring.stem.isdigit()]
+    return not pids or any(process_alive(pid, 0) for pid in pids)
+
+
+def _runs(runs: Path) -> Check:
+    folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.exists())
+    if not os.access(folder, os.W_OK):
+        return Check(state="bad", what=f"{folder} is not writable", advice="choose another folder with --dir")
+    return Check(
+        state="good", what=f"runs go to {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)"
+    )
+
+
+def _gpu() -> Check:
+    import pynvml  # noqa: PLC0415 - loads the driver's library
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return Check(state="weak", what="no NVIDIA driver: no GPU figures, host times only")
+    count = pynvml.nvmlDeviceGetCount()
+    pynvml.nvmlShutdown()
+    return Check(state="good", what=f"{count} NVIDIA GPU(s) visible through NVML")
+
+
+def _pidfd() -> Check:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return Check(state="weak", what="no pidfd: the death of a rank is seen by polling, a fifth of a second late")
+    return Check(state="good", what="the death of a rank is seen at once (pidfd)")
+
+
+def _injection() -> Iterator[Check]:
+    if sys.flags.ignore_environment:
+        yield Check(state="bad", what="Python ignores PYTHONPATH here", advice="do not start the job with -E or -I")
+    elif importlib.util.find_spec("sitecustomize") is not None:
+        yield Check(state="good", what="a sitecustomize of yours exists; it runs after ours, as always")

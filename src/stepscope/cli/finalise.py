@@ -1,0 +1,54 @@
+"""From a run directory to its summary: seal what is over, diagnose, write the results beside it.
+
+Used at the end of ``stepscope run`` and by ``stepscope report``, which does the same for a run whose launcher died.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import RunError, RunUnwritable
+from stepscope.reports import render_text, summarise
+from stepscope.store.load import open_run
+from stepscope.store.meta import read_meta
+from stepscope.store.processes import processes_alive
+from stepscope.store.results import save_summary
+from stepscope.store.seal import seal
+
+__all__ = ["finalise"]
+
+FILE_WIDTH = 80
+"""Of ``summary.txt``, whatever the terminal."""
+
+
+def finalise(run_dir: Path, *, color: bool = False, width: int = FILE_WIDTH) -> tuple[dict[str, Any], str]:
+    """The summary as document and as text.
+
+    A run that is over is sealed and its results are saved; where the directory cannot be written they are only
+    returned, and a notice says so.  A run that still goes on is left as it is.  NotARun when it is none.
+    """
+    problems = []
+    alive = processes_alive(run_dir)
+    if not alive and read_meta(run_dir).get("sealed") is not True:
+        try:
+            seal(run_dir)
+        except RunError as error:
+            problems.append(f"Not sealed: {error}.")
+    summary = summarise(open_run(run_dir), alive=alive, logs=_logs(run_dir))
+    summary["notices"] += problems
+    if not alive:
+        try:
+            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH))
+        except RunUnwritable as error:
+            summary["notices"].append(f"Not saved: {error}.")
+    return summary, render_text(summary, width=width, color=color)
+
+
+def _logs(run_dir: Path) -> list[str]:
+    """What the ranks printed, as paths inside the run."""
+    return sorted((str(path.relative_to(run_dir)) for path in (run_dir / "logs").glob("*.log")), key=_natural)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return len(name), name

@@ -1,0 +1,50 @@
+"""``stepscope list``: the runs in a folder, newest first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.cli.table import format_table
+from stepscope.errors import UsageError
+from stepscope.store.catalog import RunEntry, list_runs
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "list the runs in a folder, newest first"
+
+COLUMNS = ("run", "started", "status", "ranks", "steps", "median step", "verdict")
+NUMERIC = (3, 4, 5)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", type=Path, nargs="?", default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument("--json", action="store_true", help="a JSON array instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.dir.is_dir():
+        raise UsageError(f"{args.dir} is not a folder")
+    entries, problems = list_runs(args.dir)
+    for problem in problems:
+        print(f"stepscope: {problem}", file=sys.stderr)
+    if args.json:
+        print(json.dumps([entry.to_dict() for entry in entries], indent=2))
+    elif entries:
+        print(format_table(COLUMNS, [_cells(entry) for entry in entries], numeric=NUMERIC))
+    else:
+        print(f"no runs in {args.dir}")
+    return 0
+
+
+def _cells(entry: RunEntry) -> Sequence[str]:
+    from stepscope.reports.units import ms_text
+
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created_wall_ns / 1e9))
+    counts = ["" if count is None else f"{count:,}" for count in (entry.ranks, entry.steps)]
+    median = "" if entry.median_step_ms is None else ms_text(entry.median_step_ms)
+    return (entry.name, started, entry.status, *counts, median, entry.verdict)

@@ -1,0 +1,90 @@
+"""``stepscope``: find the command, run it, turn its outcome into an exit code.
+
+A command's module is imported only when it is asked for: ``stepscope run`` must not pay for ``stepscope sql``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from stepscope import __version__
+from stepscope.errors import StepscopeError, UsageError
+
+__all__ = ["COMMANDS", "build_parser", "main", "run_command"]
+
+COMMANDS = ("run", "demo", "report", "list", "sql", "doctor")
+"""In the order in which a newcomer meets them."""
+HIDDEN = ("attach",)
+"""Started by us, not by people."""
+
+EXAMPLES = """\
+examples:
+  stepscope run train.py --epochs 3                    one process, your script unchanged
+  stepscope run --nproc-per-node 4 train.py            torchrun for you
+  stepscope run torchrun --nproc-per-node 4 train.py   or any launcher
+  stepscope demo                                       four ranks here and now, one of them slow
+  stepscope report runs/NAME                           the summary of a run, finished or not
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.ArgumentParser:
+    """The parser of the whole command line, or of some commands only."""
+    parser = _Parser(
+        prog="stepscope",
+        description="Which rank, which phase and which line holds your PyTorch run back.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name in commands:
+        module = import_module(f"stepscope.cli.{name}")
+        about = {} if name in HIDDEN else {"help": module.HELP}
+        subparser = subparsers.add_parser(
+            name,
+            description=module.HELP,
+            epilog=getattr(module, "EPILOG", None),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **about,
+        )
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
+    return parser
+
+
+def run_command(words: Sequence[str]) -> int:
+    """Parse and run; raises StepscopeError for everything the user can put right."""
+    asked = [words[0]] if words and words[0] in (*COMMANDS, *HIDDEN) else None
+    parser = build_parser(asked) if asked else build_parser()
+    args = parser.parse_args(words)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    code: int = args.run(args)
+    return code
+
+
+def main() -> NoReturn:
+    try:
+        code = run_command(sys.argv[1:])
+        sys.stdout.flush()
+    except StepscopeError as error:
+        print(f"stepscope: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`stepscope list | head`); what is left must not be flushed into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,66 @@
+"""``stepscope sql``: ask a run anything."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.located import located
+from stepscope.cli.table import format_table
+from stepscope.store.sql import QueryResult, query
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
+HELP = "query a run with SQL"
+EPILOG = """\
+tables: steps (a row per rank and step), samples, events, findings, ranks
+
+examples:
+  stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
+  stepscope sql runs/NAME "describe steps"
+  stepscope sql --csv runs/NAME "select * from steps" > steps.csv
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="RUN", help="a run directory, or the name of one in runs/")
+    parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
+    form.add_argument("--json", action="store_true", help="a JSON array of objects instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    result = query(located(args.path), args.sql)
+    if args.json:
+        rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+        print(json.dumps(rows, indent=2, default=str))
+    elif args.csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(result.columns)
+        writer.writerows(result.rows)
+    else:
+        print(_table(result))
+    return 0
+
+
+def _table(result: QueryResult) -> str:
+    from stepscope.reports.units import count_text
+
+    numeric = [
+        column
+        for column in range(len(result.columns))
+        if all(isinstance(row[column], int | float | None) for row in result.rows)
+    ]
+    cells = [[_cell(value) for value in row] for row in result.rows]
+    return f"{format_table(result.columns, cells, numeric=numeric)}\n({count_text(len(result.rows), 'row')})"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,36 @@
+"""Columns of text, aligned."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Sequence
+
+__all__ = ["format_table"]
+
+GAP = "  "
+
+
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Collection[int] = ()) -> str:
+    """Heads, a rule, rows; the ``numeric`` columns stand to the right.  What cannot be printed is escaped."""
+    lines = [[_printable(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(heads))]
+    lines.insert(1, ["─" * width for width in widths])
+    return "\n".join(
+        GAP.join(_padded(cell, widths[column], right=column in numeric) for column, cell in enumerate(line)).rstrip()
+        for line in lines
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _width(text: str) -> int:
+    """Columns on a terminal: East Asian wide characters take two, combining ones none."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
+
+
+def _padded(text: str, width: int, *, right: bool) -> str:
+    padding = " " * (width - _width(text))
+    return padding + text if right else text + padding

@@ -1,0 +1,97 @@
+"""What to do, in words: sentences chosen by what was seen.  No numbers are judged here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["for_crash", "for_input", "for_straggler", "named_ranks"]
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"Ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None, world_size: int) -> tuple[str, ...]:
+    who = named_ranks(ranks).lower()
+    where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
+    if phase == "input":
+        first = f"Look at what {who}{where} reads: larger or remote files, fewer DataLoader workers, a busy disk."
+        second = "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks."
+    elif phase == "h2d":
+        first = f"Check how {who}{where} reaches its device: pinned memory, NUMA binding, PCIe width."
+        second = "Copy with non_blocking=True from a DataLoader with pin_memory=True."
+    elif phase in ("forward", "backward"):
+        first = f"Check that {who}{where} computes the same as the others: batch shape, sequence length, branches."
+        second = "If the work is equal, the machine is not: other processes on its cores or device, clocks, throttling."
+    elif phase == "optimizer":
+        first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
+        second = "If parameters are sharded by hand, balance the shards."
+    elif phase in ("other", "eval", "checkpoint"):
+        first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
+        second = "Do it less often, after the last step, or in a background thread."
+    elif phase is None:
+        first = f"{named_ranks(ranks)}{where} is late in several phases: suspect the machine, not the code."
+        second = "Look for other processes on its cores or device, lower clocks, fewer CPU threads."
+    else:
+        first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
+        second = "Give every rank the same share of it, or take it out of the step."
+    if len(ranks) == 1 and ranks[0] == 0 and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
+        second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
+    return first, second
+
+
+def for_input(
+    *, every_step: bool, epoch_starts: bool, main_thread_busy: bool, cpu_saturated: bool, on_device: bool
+) -> tuple[str, ...]:
+    """``every_step``: each step waits about as long; else some steps wait long and most hardly at all."""
+    lines = []
+    if epoch_starts:
+        lines.append("The waits come when an epoch starts: persistent_workers=True keeps the DataLoader's workers.")
+    elif cpu_saturated:
+        lines.append("The CPUs are busy already, more workers will not help: cache decoded data or do less per sample.")
+    elif every_step and main_thread_busy:
+        lines.append("The batch is made in the training process itself: let DataLoader(num_workers=4) do it beside.")
+    elif every_step:
+        lines.append("Every step waits: raise num_workers; if that does not help, the storage is too slow.")
+    else:
+        lines.append("Workers fall behind in bursts: raise num_workers, then prefetch_factor.")
+    if on_device:
+        lines.append("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.")
+    else:
+        lines.append("Find the slow part of the dataset's __getitem__: decoding, augmentation, opening files.")
+    return tuple(lines)
+
+
+def for_crash(
+    *, type_name: str, message: str, signal: str, exit_code: int | None, others: bool, memory_low: bool
+) -> tuple[str, ...]:
+    if "out of memory" in message.lower() or "OutOfMemory" in type_name:
+        return (
+            "The device ran out of memory: a smaller batch, gradient accumulation, checkpointing, autocast.",
+            "Reserved far above allocated means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        )
+    if signal == "SIGKILL" and memory_low:
+        return (
+            "The host had hardly any memory left: the kernel's out-of-memory killer is the likely sender (see dmesg).",
+            "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data.",
+        )
+    by_signal = {
+        "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
+        "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
+        "SIGABRT": "Native code gave up (an assertion, NCCL's watchdog): the rank's log has its last words.",
+        "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
+        "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
+    }
+    if signal in by_signal:
+        return (by_signal[signal],)
+    if type_name:
+        after = "; whatever the other ranks said came after it" if others else ""
+        return (f"The traceback is where to look{after}.",)
+    if exit_code:
+        return ("It ended itself, by sys.exit() or in native code: its log has its last words.",)
+    return ("Nothing was left behind: look into the rank's log and the kernel's messages (dmesg) of its host.",)

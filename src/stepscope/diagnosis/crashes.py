@@ -1,0 +1,301 @@
+"""Ranks that died: which one first, of what, where it was, and who was only taken along.
+
+Three witnesses, none of them complete: the exception a process left behind, the launcher's list of exit codes, and the
+state of the ring (``vanished`` when a process went without a word).  When one rank dies the others follow: gloo and
+NCCL raise in them ("connection closed by peer"), the launcher sends them SIGTERM.  Those are victims, and a victim
+leads only when there is nobody else.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.advice import for_crash, named_ranks
+from stepscope.diagnosis.samples import number, of_kind
+from stepscope.diagnosis.window import last_attempt
+from stepscope.records.finding import Finding
+from stepscope.records.phases import CHECKPOINT
+from stepscope.records.series import RankError, RankSeries, RunData
+
+__all__ = ["Failure", "failures_of", "find_crashes", "from_launcher"]
+
+TAKEN_ALONG = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "connection closed",
+    "connection was closed",
+    "socket closed",
+    "remote process exited",
+    "ncclremoteerror",
+    "nccl communicator was aborted",
+    "heartbeat",
+    "timed out waiting",
+    "timeout waiting",
+    "wait timeout",
+    "failed to recv",
+    "failed to connect",
+    "peer process",
+    "application timeout caused pair closure",
+)
+"""How the death of a peer reads in those that talked to it (gloo, NCCL, TCPStore)."""
+ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
+STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
+LAUNCHER_ERRORS = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
+SHELL_SIGNAL_BASE = 128
+"""A shell reports death by signal n as 128 + n."""
+MEMORY_SECONDS = 30.0
+"""How long before a death the host's memory is looked at."""
+MESSAGE_SHOWN = 120
+_NAMED = frozenset(int(one) for one in signal.Signals)
+FOLLOWERS_SHOWN = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    rank: int
+    type: str
+    """Exception type; empty when none was left."""
+    message: str
+    signal: str
+    """``SIGKILL`` …; empty when none is known."""
+    exit_code: int | None
+    wall_ns: int
+    """When it was noticed; 0 if unknown."""
+    last_step: int | None
+    """Last completed step."""
+    phase: str | None
+    victim: bool
+
+
+def find_crashes(run: RunData) -> list[Finding]:
+    failures = failures_of(run)
+    culprits = [failure for failure in failures if not failure.victim]
+    if not culprits:
+        return []
+    lead = culprits[0]
+    together = [failure for failure in culprits if _same(failure, lead)]
+    victims = [failure for failure in failures if failure not in together]
+    ranks = tuple(sorted(failure.rank for failure in together))
+    steps = [failure.last_step for failure in together if failure.last_step is not None]
+    return [
+        Finding(
+            kind="rank_crashed",
+            severity="critical",
+            title=_title(lead, ranks, last_attempt(run.ranks)),
+            ranks=ranks,
+            phase=lead.phase,
+            steps=(min(steps), max(steps)) if steps else None,
+            cost=_cost(run),
+            evidence=_evidence(run, lead, victims),
+            advice=for_crash(
+                type_name=lead.type,
+                message=lead.message,
+                signal=lead.signal,
+                exit_code=lead.exit_code,
+                others=bool(victims),
+                memory_low=_memory_low(run, lead),
+            ),
+            confidence=0.97 if lead.type or lead.signal else 0.7,
+        )
+    ]
+
+
+def failures_of(run: RunData) -> list[Failure]:
+    """Every rank of the last attempt that did not end well; culprits first, each group by time."""
+    current = last_attempt(run.ranks)
+    pids = {series.identity.pid for series in current}
+    earlier = {series.identity.pid for series in run.ranks} - pids
+    errors = {error.rank: error for error in run.errors if error.pid not in earlier and not from_launcher(error)}
+    codes = _exit_codes(run, current)
+    interrupted = _interrupted(run)
+    found = []
+    by_rank = {series.rank: series for series in current}
+    for rank in sorted({*by_rank, *codes, *(rank for rank in errors if rank is not None)}):
+        failure = _failure(rank, by_rank.get(rank), errors.get(rank), codes.get(rank))
+        if failure is not None and not (interrupted and _ended_by_hand(failure)):
+            found.append(failure)
+    if found and all(failure.victim for failure in found):
+        found = [_absolved(failure) for failure in found]
+    elif any(failure.type or failure.signal for failure in found if not failure.victim):
+        # With a cause known, who merely vanished after it was ended by the launcher.
+        first_ns = min(failure.wall_ns for failure in found if not failure.victim and (failure.type or failure.signal))
+        found = [_taken_along(failure) if _silent_after(failure, first_ns) else failure for failure in found]
+    return sorted(found, key=lambda failure: (failure.victim, failure.wall_ns or float("inf"), failure.rank))
+
+
+def from_launcher(error: RankError) -> bool:
+    """Whether a launcher speaks of its ranks; some do not know that they have no rank themselves."""
+    return error.rank is None or bool(error.exit_codes) or error.type in LAUNCHER_ERRORS
+
+
+def _exit_codes(run: RunData, current: Sequence[RankSeries]) -> dict[int, int]:
+    """By rank, from the launchers; the exit code of a job of one process is that of its rank."""
+    codes: dict[int, int] = {}
+    for error in run.errors:
+        codes.update(error.exit_codes)
+    end = run.meta.get("end")
+    if not codes and len(current) == 1 and current[0].identity.world_size == 1 and isinstance(end, dict):
+        code = end.get("exit_code")
+        if isinstance(code, int):
+            codes[current[0].rank] = code
+    return codes
+
+
+def _failure(rank: int, series: RankSeries | None, error: RankError | None, code: int | None) -> Failure | None:
+    state = series.state if series is not None else None
+    if error is None and code in (None, 0) and state not in ("vanished", "exception"):
+        return None
+    if error is not None and error.type == "SystemExit" and error.message in ("", "0", "None"):
+        return None
+    name = _signal_name(code)
+    type_name, message = (error.type, error.message) if error is not None else ("", "")
+    if not type_name and state == "exception":
+        type_name = "Exception"  # all that is known of one whose account could not be written
+    text = f"{type_name} {message}".lower()
+    lost_peer = error is not None and any(words in text for words in TAKEN_ALONG)
+    wall_ns = error.wall_ns if error is not None else (series.ended_wall_ns or 0) if series is not None else 0
+    return Failure(
+        rank=rank,
+        type=type_name,
+        message=message,
+        signal=name,
+        exit_code=code,
+        wall_ns=wall_ns,
+        last_step=_last_step(series),
+        phase=_phase(series),
+        victim=lost_peer or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP),
+    )
+
+
+def _signal_name(code: int | None) -> str:
+    if code is None:
+        return ""
+    by = -code if code < 0 else code - SHELL_SIGNAL_BASE
+    return signal.Signals(by).name if by in _NAMED else ""
+
+
+def _last_step(series: RankSeries | None) -> int | None:
+    return int(series.steps["step"][-1]) if series is not None and len(series.steps) else None
+
+
+def _phase(series: RankSeries | None) -> str | None:
+    if series is None or not 0 <= series.live_phase < len(series.phase_names):
+        return None
+    return series.phase_names[series.live_phase] or None
+
+
+def _interrupted(run: RunData) -> bool:
+    end = run.meta.get("end")
+    if isinstance(end, dict) and end.get("status") == "interrupted":
+        return True
+    return any(error.type == "KeyboardInterrupt" for error in run.errors)
+
+
+def _ended_by_hand(failure: Failure) -> bool:
+    return failure.victim or (not failure.type and failure.signal in ("", "SIGKILL"))
+
+
+def _silent_after(failure: Failure, first_ns: int) -> bool:
+    return not failure.victim and not failure.type and not failure.signal and failure.wall_ns >= first_ns
+
+
+def _taken_along(failure: Failure) -> Failure:
+    return Failure(**{**vars(failure), "victim": True})
+
+
+def _absolved(failure: Failure) -> Failure:
+    return Failure(**{**vars(failure), "victim": False})
+
+
+def _same(failure: Failure, lead: Failure) -> bool:
+    """Died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all of them)."""
+    return (failure.type, failure.signal) == (lead.type, lead.signal) and failure.victim == lead.victim
+
+
+def _title(lead: Failure, ranks: Sequence[int], current: Sequence[RankSeries]) -> str:
+    who = named_ranks(ranks)
+    if len(ranks) > 1 and len(ranks) == len(current):
+        who = f"All {len(ranks)} ranks"
+    if lead.type:
+        message = " ".join(lead.message.split())
+        shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
+        what = f"raised {lead.type}" + (f": {shown}" if shown else "")
+    elif lead.signal:
+        what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
+    elif lead.exit_code:
+        what = f"exited with code {lead.exit_code}"
+    else:
+        what = "vanished without a word"
+    return f"{who} {what}{_where(lead)}."
+
+
+def _where(lead: Failure) -> str:
+    if lead.last_step is None:
+        return " before the first step was complete"
+    phase = f" in {lead.phase}" if lead.phase and lead.phase != "other" else ""
+    return f" (in step {lead.last_step + 1}{',' if phase else ''}{phase})"
+
+
+def _evidence(run: RunData, lead: Failure, others: Sequence[Failure]) -> dict[str, Any]:
+    saved = [step for series in last_attempt(run.ranks) if (step := _checkpoint_step(series)) is not None]
+    return {
+        "exception": lead.type or None,
+        "message": lead.message or None,
+        "signal": lead.signal or None,
+        "exit_code": lead.exit_code,
+        "last_step": lead.last_step,
+        "died_in_phase": lead.phase,
+        "checkpoint_step": max(saved, default=None),
+        "wall_ns": lead.wall_ns or None,
+        "followed_by": [
+            {"rank": failure.rank, "exception": failure.type or None, "signal": failure.signal or None}
+            for failure in others[:FOLLOWERS_SHOWN]
+        ],
+        "followers": len(others),
+    }
+
+
+def _cost(run: RunData) -> dict[str, Any]:
+    """What has to be done again: the time since the last checkpoint that any rank was seen to write, else all of it."""
+    trained = [series for series in last_attempt(run.ranks) if len(series.steps)]
+    total = max((float(series.steps["wall_ns"].astype(np.float64).sum()) for series in trained), default=0.0)
+    lost = min((_since_checkpoint(series) for series in trained), default=0.0)
+    seconds = lost / 1e9
+    return {
+        "share": round(min(lost / total, 1.0), 4) if total else 0.0,
+        "seconds": round(seconds, 3),
+        "rank_hours": round(seconds * len(trained) / 3600, 4),
+        "if_fixed": None,
+    }
+
+
+def _since_checkpoint(series: RankSeries) -> float:
+    saved = _checkpoint_step(series)
+    since = 0 if saved is None else int(np.searchsorted(series.steps["step"], saved)) + 1
+    return float(series.steps["wall_ns"][since:].astype(np.float64).sum())
+
+
+def _checkpoint_step(series: RankSeries) -> int | None:
+    """The last step in which this rank saved something."""
+    saved = np.flatnonzero(series.steps["phase_ns"][:, CHECKPOINT] > 0)
+    return int(series.steps["step"][saved[-1]]) if len(saved) else None
+
+
+def _memory_low(run: RunData, lead: Failure) -> bool:
+    """Whether the dead rank's host was nearly out of memory shortly before."""
+    host = next((series.identity.host for series in run.ranks if series.rank == lead.rank), None)
+    for line in of_kind(run.samples, "host"):
+        when, free, total = (number(line, key) for key in ("wall_ns", "mem_available", "mem_total"))
+        near = lead.wall_ns == 0 or when is None or abs(when - lead.wall_ns) <= MEMORY_SECONDS * 1e9
+        low = free is not None and total is not None and free < thresholds.LOW_MEMORY_SHARE * total
+        if line.get("node") == host and near and low:
+            return True
+    return False

@@ -1,0 +1,148 @@
+"""The steady steps of a window as the rules see them: on which clock, and what of it is work.
+
+On a GPU the host runs ahead and blocks wherever it first needs a result, so its phases do not say where the time goes:
+where device times exist on all ranks they are used (marks on the stream partition the device's time by phase, and input
+that is hidden behind device work takes none of it).  Everywhere else host time is the truth.
+
+In a synchronous job every rank's step is equally long.  ``work = wall - comm`` tells who makes it long — when waiting
+was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.robust import longest, mean_rank
+from stepscope.diagnosis.window import Window
+
+__all__ = ["View", "cost_of", "replay_without", "view_of"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """As ``Window``, but steady steps only and one clock."""
+
+    clock: Literal["host", "device"]
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    steps: NDArray[np.int64]
+    phases: tuple[str, ...]
+    wall_ns: Floats
+    phase_ns: Floats
+    cpu_ns: Floats
+    flags: NDArray[np.uint16]
+    comm_measured: bool
+
+    @cached_property
+    def step_ns(self) -> Floats:
+        """[S]; length of each step: in lockstep the mean over the ranks, else the longest.
+
+        In lockstep they are equal, but for a stall between two collectives, which one rank has in this step and its
+        peers, waiting, in the next: the mean is what adds up to the time that passed.
+        """
+        return mean_rank(self.wall_ns) if self.lockstep else longest(self.wall_ns)
+
+    @cached_property
+    def lockstep(self) -> bool:
+        """Whether the ranks keep pace: after all these steps none is more than a step or two ahead."""
+        together = self.wall_ns[:, ~np.isnan(self.wall_ns).any(axis=0)]
+        if not together.size:
+            return True
+        totals = together.sum(axis=1)
+        return bool(totals.max() - totals.min() <= thresholds.PACE_STEPS * together.max())
+
+    @cached_property
+    def work_ns(self) -> Floats:
+        """[R, S]; what a rank did itself; all of its step when waiting was not measured."""
+        return self.wall_ns - self.phase("comm") if self.comm_measured else self.wall_ns
+
+    @cached_property
+    def median_step_ns(self) -> float:
+        return float(np.median(self.step_ns)) if len(self.steps) else 0.0
+
+    def phase(self, name: str) -> Floats:
+        """[R, S]; zeros when the run has no such phase."""
+        if name in self.phases:
+            return np.asarray(self.phase_ns[self.phases.index(name)], np.float64)
+        return np.zeros_like(self.wall_ns)
+
+
+def view_of(window: Window) -> View:
+    steady = window.steady
+    clock: Literal["host", "device"] = "host"
+    phase_ns, wall_ns = window.phase_ns, window.wall_ns
+    if window.device_ns is not None:
+        timed = steady & (np.isnan(window.wall_ns) | ~np.isnan(window.device_ns).any(axis=0)).all(axis=0)
+        if timed.sum() >= thresholds.MIN_STEPS:
+            clock, steady, phase_ns = "device", timed, window.device_ns
+            wall_ns = phase_ns.sum(axis=0)
+    kept = _as_index(steady)
+    # A rank that died during warm-up has no steady step.
+    there = _as_index(np.asarray(~np.isnan(wall_ns[:, kept]).all(axis=1))) if steady.any() else slice(None)
+    phase_ns = phase_ns[:, there, kept] if isinstance(there, slice) else phase_ns[:, there][:, :, kept]
+    present = np.arange(len(window.ranks))[there]
+    return View(
+        clock=clock,
+        ranks=tuple(window.ranks[index] for index in present),
+        hosts=tuple(window.hosts[index] for index in present),
+        steps=window.steps[kept],
+        phases=window.phases,
+        wall_ns=wall_ns[there][:, kept],
+        phase_ns=phase_ns,
+        cpu_ns=window.cpu_ns[there][:, kept],
+        flags=window.flags[there][:, kept],
+        comm_measured=_comm_measured(window.phases, phase_ns),
+    )
+
+
+def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
+    """[S]; by how much each step would have been shorter had the culprits taken what their peers typically take.
+
+    A step lasts as long as its slowest rank works, plus what is common to all; the common part does not change.
+    """
+    replaced = durations_ns.copy()
+    replaced[culprits] = np.fmin(replaced[culprits], typical_ns)
+    return longest(durations_ns) - longest(replaced)
+
+
+def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
+    """The price of a finding from what each step would have saved."""
+    # No step can save more than it lasted; a replay by phase alone does not know that.
+    saved_ns = np.clip(saved_ns, 0.0, view.step_ns)
+    total_ns = float(view.step_ns.sum())
+    saved_total_ns = float(saved_ns.sum())
+    left_ns = total_ns - saved_total_ns
+    seconds = saved_total_ns / 1e9
+    return {
+        "share": round(saved_total_ns / total_ns, 4) if total_ns else 0.0,
+        "seconds": round(seconds, 3),
+        "rank_hours": round(seconds * len(view.ranks) / 3600, 4),
+        "if_fixed": {
+            "step_ms": round(float(np.median(view.step_ns - saved_ns)) / 1e6, 3) if len(view.steps) else None,
+            "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
+        },
+    }
+
+
+def _as_index(mask: NDArray[np.bool_]) -> Any:
+    """A slice where what is kept is in one piece, as they mostly are: nothing is copied then."""
+    at = np.flatnonzero(mask)
+    if len(at) and at[-1] - at[0] + 1 == len(at):
+        return slice(int(at[0]), int(at[-1]) + 1)
+    return mask
+
+
+def _comm_measured(phases: tuple[str, ...], phase_ns: Floats) -> bool:
+    """Whether waiting was booked in most steps; a source that samples now and then tells nobody apart."""
+    if "comm" not in phases or not phase_ns.shape[2]:
+        return False
+    some = (phase_ns[phases.index("comm")] > 0).any(axis=0)
+    return bool(some.mean() >= thresholds.COMM_STEPS_SHARE)

@@ -1,0 +1,195 @@
+"""Which steps of which ranks are compared: the one window that all rules look through.
+
+Only steps that every live rank has completed stand in a window.  A rank that ended (died, raised, returned) is live up
+to its last step; afterwards the others are compared without it.  What a running rank has not finished yet is left out,
+and so is every step with a lost record.  Of an elastic job the last attempt counts.
+
+Everything is an array over ``[rank, step]``; 1,024 ranks of 1,000 steps are built in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.robust import mean_rank, spread
+from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.records.series import RankSeries
+from stepscope.records.slot import FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
+
+__all__ = ["Apart", "Window", "build_window", "last_attempt"]
+
+Reason = Literal["first", "compile", "discovery", "warm-up"]
+_ENDED = ("exited", "exception", "vanished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """A step that is not counted among the steady ones."""
+
+    step: int
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """R ranks, S steps, P phases (those with any time in them)."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    """By rank, as ``ranks``."""
+    attempt: int
+    steps: NDArray[np.int64]
+    """Step numbers, ascending."""
+    phases: tuple[str, ...]
+    wall_ns: NDArray[np.float64]
+    """[R, S]; nan where a rank was not there any more, here and below."""
+    phase_ns: NDArray[np.float64]
+    """[P, R, S]; host time; sums to ``wall_ns``."""
+    device_ns: NDArray[np.float64] | None
+    """[P, R, S]; device time between the phase's marks, also nan where it was not recorded; None without any."""
+    cpu_ns: NDArray[np.float64]
+    """[R, S]; CPU time of the thread that trains."""
+    flags: NDArray[np.uint16]
+    """[R, S]; 0 where a rank was not there."""
+    warmup: tuple[Apart, ...]
+    """Steps set apart, ascending."""
+    left_out: int
+    """Steps seen on some rank that are not in the window."""
+
+    @property
+    def steady(self) -> NDArray[np.bool_]:
+        """[S]; all but the steps set apart."""
+        return ~np.isin(self.steps, [apart.step for apart in self.warmup])
+
+
+def last_attempt(ranks: Sequence[RankSeries]) -> list[RankSeries]:
+    """The processes of the last attempt, by rank."""
+    last = max((series.identity.attempt for series in ranks), default=0)
+    return sorted((series for series in ranks if series.identity.attempt == last), key=lambda series: series.rank)
+
+
+def build_window(ranks: Sequence[RankSeries]) -> Window:
+    current = last_attempt(ranks)
+    trained = [series for series in current if len(series.steps)]
+    steps, alive, seen = _complete_steps(trained)
+    shape = (len(trained), len(steps))
+    wall_ns, cpu_ns = np.full(shape, np.nan), np.full(shape, np.nan)
+    flags = np.zeros(shape, np.uint16)
+    names = _phase_names(trained)
+    phase_ns = np.full((len(names), *shape), np.nan)
+    timed = any(len(series.device_steps) for series in trained)
+    device_ns = np.full((len(names), *shape), np.nan) if timed else None
+    for index, series in enumerate(trained):
+        there = alive[index]
+        # A slice instead of a mask where nothing is missing: it saves copying every array once more.
+        at: Any = slice(None) if there.all() else there
+        rows = series.steps
+        if len(rows) != len(steps) or not there.all():
+            rows = rows[np.searchsorted(rows["step"], steps[there])]
+        wall_ns[index, at] = rows["wall_ns"]
+        cpu_ns[index, at] = rows["cpu_ns"]
+        flags[index, at] = rows["flags"]
+        _fill(phase_ns[:, index], at, rows["phase_ns"], series, names)
+        if device_ns is not None:
+            found, device_rows = _device_rows(series, steps)
+            _fill(device_ns[:, index], found, device_rows["phase_ns"], series, names)
+    used = _used(phase_ns)
+    return Window(
+        ranks=tuple(series.rank for series in trained),
+        hosts=tuple(series.identity.host for series in trained),
+        attempt=current[0].identity.attempt if current else 0,
+        steps=steps,
+        phases=tuple(name for name, keep in zip(names, used, strict=True) if keep),
+        wall_ns=wall_ns,
+        phase_ns=phase_ns[used],
+        device_ns=None if device_ns is None else device_ns[used],
+        cpu_ns=cpu_ns,
+        flags=flags,
+        warmup=_set_apart(steps, wall_ns, flags),
+        left_out=seen - len(steps),
+    )
+
+
+def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
+    """The steps to compare, who was alive in them [R, S], and how many steps were seen at all."""
+    if not trained:
+        return np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), 0
+    numbers = [series.steps["step"].astype(np.int64) for series in trained]
+    first = numbers[0]
+    if all(len(own) == len(first) and (own == first).all() for own in numbers):
+        return first, np.ones((len(trained), len(first)), np.bool_), len(first)
+    universe = np.unique(np.concatenate(numbers))
+    have = np.stack([np.isin(universe, own, assume_unique=True) for own in numbers])
+    alive = np.ones_like(have)
+    complete = np.ones(len(universe), np.bool_)
+    for index, (series, own) in enumerate(zip(trained, numbers, strict=True)):
+        if series.state in _ENDED:
+            alive[index] = universe <= own[-1]
+        else:
+            complete &= universe <= own[-1]
+    complete &= (have | ~alive).all(axis=0)
+    return universe[complete], alive[:, complete], len(universe)
+
+
+def _phase_names(trained: Sequence[RankSeries]) -> list[str]:
+    """Ours in their order, then the users' names of any rank; two ranks may have given a slot different names."""
+    names = list(BUILTIN_PHASES)
+    for own in dict.fromkeys(series.phase_names for series in trained):
+        names.extend(name for name in own if name and name not in names)
+    return names
+
+
+def _fill(out: NDArray[np.float64], at: Any, by_slot: NDArray[Any], series: RankSeries, names: list[str]) -> None:
+    """Put a rank's times ``[step, slot]`` into its ``[phase, step]`` plane, by the names it gave its slots."""
+    out[:, at] = 0.0
+    for slot, name in enumerate(series.phase_names):
+        if name:
+            out[names.index(name), at] = by_slot[:, slot]
+
+
+def _device_rows(series: RankSeries, steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    """Where in ``steps`` there are device times, and their rows."""
+    _, found, rows = np.intersect1d(
+        steps, series.device_steps["step"].astype(np.int64), assume_unique=True, return_indices=True
+    )
+    return found, series.device_steps[rows]
+
+
+def _used(phase_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.array([bool((plane > 0).any()) for plane in phase_ns], np.bool_)
+
+
+def _set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDArray[np.uint16]) -> tuple[Apart, ...]:
+    """First step, compile steps wherever they are, and the leading steps that are not yet like the rest."""
+    if not len(steps):
+        return ()
+    any_flag = np.bitwise_or.reduce(flags, axis=0)
+    reasons: list[Reason | None] = [None] * len(steps)
+    for index in range(len(steps)):
+        if any_flag[index] & FLAG_FIRST:
+            reasons[index] = "first"
+        elif any_flag[index] & FLAG_COMPILED:
+            reasons[index] = "compile"
+    length_ns = mean_rank(wall_ns)
+    at_most = int(len(steps) * thresholds.WARMUP_AT_MOST)
+    rest = length_ns[at_most:][[reason is None for reason in reasons[at_most:]]]
+    typical = float(np.median(rest)) if len(rest) else float("inf")
+    limit = typical + max(thresholds.WARMUP_SPREADS * spread(rest), thresholds.WARMUP_SHARE * typical)
+    for index in range(len(steps)):
+        if reasons[index] is not None:
+            continue
+        if any_flag[index] & FLAG_DISCOVERY:
+            reasons[index] = "discovery"
+        elif index < at_most and length_ns[index] > limit:
+            reasons[index] = "warm-up"
+        else:
+            break
+    return tuple(
+        Apart(step=int(step), reason=reason) for step, reason in zip(steps, reasons, strict=True) if reason is not None
+    )

@@ -1,0 +1,67 @@
+"""Every exception Stepscope raises on purpose.
+
+    StepscopeError                 base; the command line prints its message as one line
+    ├── UsageError                 the command line or an API call is wrong            exit 2
+    ├── RunError                   a run directory cannot be used                      exit 3
+    │   ├── NotARun                the folder is no run of ours
+    │   └── RunUnwritable          the folder cannot be created or written
+    └── RingError                  a ring file cannot be used                          exit 3
+        ├── RingForeign            not a ring, or cut off
+        ├── RingVersion            written by another version of the layout
+        └── RingNoSpace            the file system cannot reserve the ring's bytes
+
+Only ``cli.main()`` turns these into an exit code.  Nothing here is ever raised into a training script: the
+recorder's guard (``recorder/guard.py``) stands between.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "NotARun",
+    "RingError",
+    "RingForeign",
+    "RingNoSpace",
+    "RingVersion",
+    "RunError",
+    "RunUnwritable",
+    "StepscopeError",
+    "UsageError",
+]
+
+
+class StepscopeError(Exception):
+    """Base of all errors of ours; the message is written for the user."""
+
+    exit_code = 1
+
+
+class UsageError(StepscopeError):
+    exit_code = 2
+
+
+class RunError(StepscopeError):
+    exit_code = 3
+
+
+class NotARun(RunError):
+    pass
+
+
+class RunUnwritable(RunError):
+    pass
+
+
+class RingError(StepscopeError):
+    exit_code = 3
+
+
+class RingForeign(RingError):
+    pass
+
+
+class RingVersion(RingError):
+    pass
+
+
+class RingNoSpace(RingError):
+    pass

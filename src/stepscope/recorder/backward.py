@@ -1,0 +1,19 @@
+"""Backward: the time inside ``torch.autograd.backward``, which ``Tensor.backward`` calls too.
+
+Checkpointing runs forward again inside it; that is part of backward and needs no pairing of hooks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepscope.records.phases import BACKWARD
+from stepscope.recorder.patches import Patches
+from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.timed import timed
+
+__all__ = ["install"]
+
+
+def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
+    patches.set(torch.autograd, "backward", timed(recorder, torch.autograd.backward, BACKWARD))

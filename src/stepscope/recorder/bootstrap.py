@@ -1,0 +1,86 @@
+"""How the recorder gets into a process.
+
+``stepscope run`` puts the folder ``inject/`` first on PYTHONPATH, so that every Python process of the job runs
+``inject/sitecustomize.py``, which calls ``start_from_environment`` here.  Nothing is imported beyond the standard
+library until the script itself imports torch; then the hooks go in.
+
+Which processes are ranks?  The one the launcher started, and each one that a launcher gave a rank of its own.  Their
+Python children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are left alone, unless
+they turn out to train themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
+from stepscope.recorder.failure import watch_end
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.identity import attempt_from, rank_from
+from stepscope.recorder.imports import ImportWatch
+from stepscope.recorder.instrument import Instrumentation
+from stepscope.recorder.output import keep_output
+from stepscope.recorder.recorder import Recorder
+
+__all__ = ["current", "start", "start_from_environment", "stop", "switched_off"]
+
+_recorder: Recorder | None = None
+_instrumentation: Instrumentation | None = None
+_watch = ImportWatch()
+
+
+def current() -> Recorder | None:
+    """The recorder of this process, if it has one."""
+    return _recorder
+
+
+def switched_off(environment: Mapping[str, str]) -> bool:
+    return environment.get(ENV_SWITCH) == "0"
+
+
+@failsafe
+def start_from_environment() -> None:
+    """What the injected sitecustomize calls in every Python process of a run."""
+    session, run_dir = os.environ.get(ENV_SESSION), os.environ.get(ENV_RUN_DIR)
+    if not session or not run_dir or switched_off(os.environ):
+        return
+    recorder = start(Path(session), Path(run_dir))
+    rank = rank_from(os.environ)
+    claim = "main" if rank is None else f"rank {rank}"
+    if os.environ.get(ENV_CLAIM) == claim:
+        return
+    os.environ[ENV_CLAIM] = claim
+    keep_output(log_path(Path(run_dir), rank=rank, attempt=attempt_from(os.environ)))
+    watch_end(recorder, Path(run_dir))
+
+
+def start(session: Path, run_dir: Path) -> Recorder:
+    """Record this process from now on; torch is instrumented when it is imported, or now if it is there."""
+    global _recorder
+    if _recorder is None:
+        _recorder = recorder = Recorder(session, run_dir)
+        os.register_at_fork(after_in_child=recorder.forget)
+        _watch.when_imported("torch", lambda torch: _instrument(recorder, torch))
+    return _recorder
+
+
+@failsafe
+def _instrument(recorder: Recorder, torch: object) -> None:
+    global _instrumentation
+    _instrumentation = Instrumentation(recorder, torch, _watch)
+
+
+def stop() -> None:
+    """Take all hooks out; for tests and notebooks."""
+    global _recorder, _instrumentation
+    if _instrumentation is not None:
+        _instrumentation.remove()
+    _watch.remove()
+    _recorder = _instrumentation = None
+
+
+if sys.version_info < (3, 10):  # pragma: no cover - a launcher may start any interpreter with our PYTHONPATH
+    raise ImportError("stepscope needs Python 3.10")

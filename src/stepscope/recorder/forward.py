@@ -1,0 +1,243 @@
+"""Forward: find the outermost modules the script calls with gradients, and time those alone.
+
+*Looking.*  During the first steps ``nn.Module.__call__`` is replaced.  The replacement acts on outermost calls only,
+and for the length of such a call it puts the original back, so that everything below — inner modules, dynamo's
+tracing — runs on untouched classes.  A module with parameters whose outermost call gives an output that requires
+gradients is a *root*: the model, or a GAN's two models.  (A loss module is none: what happens between the return of a
+root and backward is booked as forward anyway.)
+
+*Timing.*  The class of a root gets a ``__call__`` that times its roots and passes everything else through: the
+instance is not touched, so copying, pickling or saving a model carries nothing of ours, and FSDP2, which changes a
+model's class, inherits it.  For a script that calls ``model.forward(x)``, ``forward`` of the class is wrapped instead.
+While dynamo traces, a wrapper is nothing but the call of the original (``is_compiling`` is a constant there).
+
+*Looking again.*  When backward ran in a step without any forward, and now and then anyway (a model may have joined),
+the search is on again.  Rarely, because every assignment to a class makes the interpreter forget what it had learnt
+about that class, and CPython stops learning after a thousand of them.
+
+Without gradients the same modules are evaluated, not trained: their time is ``eval``, and so is the input waited for
+just before.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT
+from stepscope.records.slot import FLAG_DISCOVERY
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.ledger import NOT_NOW
+from stepscope.recorder.patches import Patches
+from stepscope.recorder.recorder import Recorder
+
+__all__ = ["ForwardProbe"]
+
+LOOK_STEPS = 3
+"""A search goes on for this many steps."""
+MAX_LOOKS = 64
+"""Searches in the life of a process; a loop without modules would search for ever."""
+MAX_IDLE_CALLS = 64
+"""Outermost calls without any sign of training (an inference process) after which the search rests."""
+MAX_FRAMES = 40
+
+Call = Callable[..., Any]
+
+
+class ForwardProbe:
+    def __init__(self, recorder: Recorder, torch: Any, patches: Patches) -> None:
+        self._recorder = recorder
+        self._torch = torch
+        self._module: Any = torch.nn.Module
+        self._original: Call = torch.nn.Module.__call__
+        self._patches = patches
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        self._roots: dict[int, bool] = {}
+        """id of a root → was it in training mode when found."""
+        self._classes: set[tuple[type, str]] = set()
+        self._inside = False
+        self._looking = 0
+        self._looks = 0
+        self._idle_calls = 0
+        self._looker = self._make_looker()
+        self._look(LOOK_STEPS)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def after_step(self, *, forwards: int, backwards: int) -> bool:
+        """At a step's end: has the search gone on long enough, or is a new one due?"""
+        if self._looking:
+            self._looking -= 1
+            if not self._looking:
+                self._arm(False)
+            elif not self._idle_calls:
+                self._arm(True)
+        elif self._looks < MAX_LOOKS:
+            self._look(LOOK_STEPS if backwards and not forwards else 1)
+        if self._looking:
+            self._recorder.flags |= FLAG_DISCOVERY
+        return self._looking > 0
+
+    def _look(self, steps: int) -> None:
+        self._looks += 1
+        self._looking = steps
+        self._idle_calls = 0
+        self._arm(True)
+
+    def _arm(self, on: bool) -> None:
+        # Not through ``patches``: this happens around every outermost call while looking; ``disarm`` restores it.
+        self._module.__call__ = self._looker if on else self._original
+
+    def disarm(self) -> None:
+        """Take everything out of the way."""
+        self._looking = 0
+        self._arm(False)
+        self._roots.clear()
+
+    def _make_looker(self) -> Call:
+        original, is_compiling = self._original, self._is_compiling
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it stands for nn.Module.__call__
+            if is_compiling() or self._inside:
+                return original(module, *args, **kwargs)
+            return self._look_at(original, module, args, kwargs)
+
+        return __call__
+
+    def _look_at(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An outermost call while looking: run it on untouched classes, then see what it was."""
+        recorder = self._recorder
+        candidate = recorder.phase not in (INPUT, BACKWARD) and self._grad_enabled() and self._may_be_root(module)
+        outer = recorder.enter(FORWARD) if candidate else NOT_NOW
+        self._inside = True
+        self._arm(False)
+        try:
+            output = call(module, *args, **kwargs)
+        finally:
+            self._inside = False
+            if outer != NOT_NOW:
+                recorder.leave(outer)
+            if self._looking:
+                self._arm(True)
+        if candidate:
+            self._consider(module, output)
+        return output
+
+    @failsafe
+    def _may_be_root(self, module: Any) -> bool:
+        return any(parameter.requires_grad for parameter in module.parameters())
+
+    @failsafe
+    def _consider(self, module: Any, output: Any) -> None:
+        self._idle_calls += 1
+        if self._idle_calls > MAX_IDLE_CALLS and self._recorder.ledger is None:
+            self._arm(False)  # until a first step shows that this process trains
+        if _requires_grad(self._torch, output):
+            # caller: _consider < failsafe < _look_at < __call__ < the script
+            owner = _direct_forward(self._module, sys._getframe(4))
+            if owner is None:
+                self._add_root(module, "__call__")
+            else:
+                self._add_root(owner, "forward")
+
+    # -- timing ---------------------------------------------------------------------------------------------------
+
+    def _add_root(self, module: Any, method: str) -> None:
+        key = id(module)
+        if key in self._roots:
+            return
+        self._roots[key] = bool(module.training)
+        weakref.finalize(module, self._roots.pop, key, None).atexit = False
+        cls = type(module)
+        if not any((base, method) in self._classes for base in cls.__mro__):
+            self._classes.add((cls, method))
+            self._patches.set(cls, method, self._make_timer(self._unpatched(cls, method)))
+            if method == "forward":
+                self._keep_scriptable()
+
+    def _unpatched(self, cls: type, method: str) -> Call:
+        found: Call = getattr(cls, method)
+        return self._original if found is self._looker else found
+
+    def _make_timer(self, original: Call) -> Call:
+        is_compiling, grad_enabled, roots, recorder = self._is_compiling, self._grad_enabled, self._roots, self._recorder
+
+        @functools.wraps(original)
+        def timed(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(module, *args, **kwargs)
+            trained = None if self._inside else roots.get(id(module))
+            if trained is None:
+                if self._looking and not self._inside:
+                    return self._look_at(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+            training = grad_enabled() and (module.training or not trained)
+            # Recomputed in backward (checkpointing) it is backward's.
+            outer = NOT_NOW if recorder.phase == BACKWARD else recorder.enter(FORWARD if training else EVAL)
+            if outer == NOT_NOW:
+                return original(module, *args, **kwargs)
+            self._inside = True
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._inside = False
+                recorder.leave(outer)
+
+        return timed
+
+    def _keep_scriptable(self) -> None:
+        """``torch.jit.script`` reads a class's ``forward`` as source: give it back the user's own first."""
+        script = self._torch.jit.script
+
+        @functools.wraps(script)
+        def unwrapped_script(*args: Any, **kwargs: Any) -> Any:
+            for cls, method in list(self._classes):
+                if method == "forward":
+                    self._patches.undo(cls)
+                    self._classes.discard((cls, method))
+            return script(*args, **kwargs)
+
+        if not hasattr(script, "__wrapped__"):
+            self._patches.set(self._torch.jit, "script", unwrapped_script)
+
+
+def _requires_grad(torch: Any, output: Any) -> bool:
+    """Does an output hold a tensor that requires gradients?  Looks into containers, not far."""
+    values = [output]
+    for _ in range(32):
+        if not values:
+            return False
+        value = values.pop()
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, dict):
+            values.extend(value.values())
+        elif isinstance(value, list | tuple):
+            values.extend(value)
+        elif hasattr(value, "__dict__"):
+            values.extend(_plain(vars(value).values()))
+    return False
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None and not isinstance(value, str | int | float | type)]
+
+
+def _direct_forward(module_class: type, frame: FrameType | None) -> Any:
+    """The outermost module whose ``forward`` is being run by the script itself, found on the stack."""
+    owner = None
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "forward":
+            candidate = frame.f_locals.get("self")
+            if isinstance(candidate, module_class):
+                owner = candidate
+        frame = frame.f_back
+    return owner

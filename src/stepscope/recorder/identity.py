@@ -1,0 +1,85 @@
+"""Who am I: rank, world, device, versions — from the process group when there is one, else from the launcher's variables.
+
+Nothing here initialises CUDA or the process group; it only looks at what the script has set up already.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.records.identity import RankIdentity
+
+__all__ = ["attempt_from", "of_this_process", "rank_from"]
+
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def rank_from(environment: Mapping[str, str]) -> int | None:
+    """The rank a launcher gave this process; None for a single process or the launcher itself."""
+    return _first_int(environment, _RANK)
+
+
+def attempt_from(environment: Mapping[str, str]) -> int:
+    return _first_int(environment, ("TORCHELASTIC_RESTART_COUNT",)) or 0
+
+
+def of_this_process() -> RankIdentity:
+    environment = os.environ
+    rank = rank_from(environment)
+    world = _first_int(environment, _WORLD_SIZE)
+    # A Slurm job step of one task per node that starts torchrun has SLURM_PROCID too; torch's own word is better.
+    backend = ""
+    torch = sys.modules.get("torch")
+    group: Any = getattr(torch, "distributed", None)
+    if group is not None and group.is_available() and group.is_initialized():
+        rank, world, backend = group.get_rank(), group.get_world_size(), str(group.get_backend())
+    return RankIdentity(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        rank=rank or 0,
+        local_rank=_first_int(environment, _LOCAL_RANK) or 0,
+        world_size=max(world or 1, (rank or 0) + 1),
+        attempt=attempt_from(environment),
+        backend=backend,
+        torch=getattr(torch, "__version__", ""),
+        python=platform.python_version(),
+        script=sys.argv[0] if sys.argv else "",
+        **_device(torch),
+    )
+
+
+def _device(torch: Any) -> dict[str, Any]:
+    if torch is None:
+        return {}
+    if torch.cuda.is_initialized():
+        index = torch.cuda.current_device()
+        properties = torch.cuda.get_device_properties(index)
+        return {
+            "device": "cuda",
+            "device_index": index,
+            "device_name": properties.name,
+            "device_uuid": str(getattr(properties, "uuid", "")),
+            "device_timed": True,
+        }
+    xpu = getattr(torch, "xpu", None)
+    if xpu is not None and xpu.is_initialized():
+        return {"device": "xpu", "device_index": xpu.current_device()}
+    # MPS has no "is initialised": memory in use is the sign that the script put something there.
+    if torch.backends.mps.is_built() and torch.mps.current_allocated_memory() > 0:
+        return {"device": "mps", "device_index": 0}
+    return {}
+
+
+def _first_int(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = environment.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None

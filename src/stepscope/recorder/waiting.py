@@ -1,0 +1,70 @@
+"""Waiting for peers: the part of a step in which this rank has nothing to do but wait.
+
+Two sources, neither of which touches what is communicated:
+
+- ``Work.wait``, where every blocking collective of ``torch.distributed`` and every wait of FSDP2 ends up.  On gloo it
+  blocks until the peers came; on NCCL it only orders streams and takes no time.
+- DDP's own logging, for the all-reduce that its reducer does inside autograd: how long this rank's gradients took to
+  compute.  What the last backward of a step took beyond that was waiting.  (4 µs a step; on CUDA reading it would wait
+  for the device, so there it is not read.)
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from stepscope.records.phases import COMM
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.patches import Patches
+from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.timed import timed
+
+__all__ = ["DdpFigures", "install"]
+
+
+def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
+    if not torch.distributed.is_available():
+        return
+    work = torch._C._distributed_c10d.Work
+    patches.set(work, "wait", timed(recorder, work.wait, COMM))
+    figures = DdpFigures()
+    ddp = torch.nn.parallel.DistributedDataParallel
+    original = ddp.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for DDP's
+        original(self, *args, **kwargs)
+        if figures.watch(self):
+            recorder.ddp = figures
+
+    patches.set(ddp, "__init__", __init__)
+
+
+class DdpFigures:
+    """What DDP itself measured in its last synchronised backward on the host."""
+
+    def __init__(self) -> None:
+        self._watched: list[tuple[weakref.ref[Any], Any]] = []
+        """The DDP module (to know that it is still there) and its logger."""
+
+    @failsafe
+    def watch(self, ddp: Any) -> bool:
+        if next(ddp.parameters()).device.type != "cpu":
+            return False
+        # Set before the first backward: by default DDP measures the first ten iterations and every hundredth after.
+        ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
+        self._watched.append((weakref.ref(ddp), ddp.logger))
+        return True
+
+    def read(self) -> tuple[int, int]:
+        """Nanoseconds of computing gradients and of communicating them; zeros where nothing was measured."""
+        compute = comm = 0
+        for alive, logger in self._watched:
+            if alive() is not None:
+                figures = logger._get_ddp_logging_data().ints_map
+                if figures.get("avg_backward_compute_time"):
+                    compute += figures["backward_compute_time"]
+                    comm += figures["backward_comm_time"]
+        return compute, comm

@@ -1,0 +1,44 @@
+"""The phases of a step, by slot number.
+
+A step's wall-clock time is split over these slots exclusively: an instant belongs to one phase, so the slots of a
+step always add up to its length.  The first nine are ours; the last seven are for names the user gives.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BACKWARD",
+    "BUILTIN_PHASES",
+    "CHECKPOINT",
+    "COMM",
+    "EVAL",
+    "FIRST_USER_SLOT",
+    "FORWARD",
+    "H2D",
+    "INPUT",
+    "OPTIMIZER",
+    "OTHER",
+    "PHASE_SLOTS",
+]
+
+OTHER = 0
+"""What no hook claims: logging, ``.item()``, metrics, the loop itself."""
+INPUT = 1
+"""Waiting for the next batch."""
+H2D = 2
+"""Copying tensors to the device."""
+FORWARD = 3
+"""Inside the outermost modules called with gradients."""
+BACKWARD = 4
+"""Inside autograd, less what is known to be waiting for peers."""
+COMM = 5
+"""Waiting for peers or the network, not hidden behind compute."""
+OPTIMIZER = 6
+EVAL = 7
+"""Inside the same modules without gradients, and the input waited for on their behalf."""
+CHECKPOINT = 8
+"""Inside ``torch.save`` or distributed checkpointing."""
+
+BUILTIN_PHASES = ("other", "input", "h2d", "forward", "backward", "comm", "optimizer", "eval", "checkpoint")
+FIRST_USER_SLOT = len(BUILTIN_PHASES)
+PHASE_SLOTS = 16

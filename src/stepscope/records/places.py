@@ -1,0 +1,58 @@
+"""Names of the files that a training process writes itself, so that it and the store agree on them.
+
+A *session* is the folder of one run's rings on one node, in memory (``/dev/shm``) where there is one; it lives as long
+as the run.  The *run directory* is where the run stays.
+
+    <session>/<pid>.ring              the ring of one process
+    <run>/rings/<pid>.ring            the same, when the session has no room
+    <run>/errors/<pid>.json           the exception that ended a process
+    <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = [
+    "ENV_CLAIM",
+    "ENV_RUN_DIR",
+    "ENV_SESSION",
+    "ENV_SWITCH",
+    "RING_SUFFIX",
+    "error_path",
+    "log_path",
+    "ring_paths",
+    "session_root",
+]
+
+ENV_SWITCH = "STEPSCOPE"
+"""``0`` switches everything off."""
+ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
+ENV_SESSION = "STEPSCOPE_SESSION"
+ENV_CLAIM = "STEPSCOPE_CLAIMED"
+"""Set by a process that is a rank (or the script), for its children to see that they are not."""
+RING_SUFFIX = ".ring"
+
+
+def session_root() -> Path:
+    """The folder of this user's sessions, in memory where the machine offers that."""
+    memory = Path("/dev/shm")
+    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"stepscope-{os.getuid()}"
+
+
+def ring_paths(session: Path, run_dir: Path, pid: int) -> tuple[Path, Path]:
+    """Where to put the ring of a process: first choice and fallback."""
+    return session / f"{pid}{RING_SUFFIX}", run_dir / "rings" / f"{pid}{RING_SUFFIX}"
+
+
+def error_path(run_dir: Path, pid: int) -> Path:
+    return run_dir / "errors" / f"{pid}.json"
+
+
+def log_path(run_dir: Path, *, rank: int | None, attempt: int) -> Path:
+    name = "main" if rank is None else f"rank-{rank}"
+    if attempt:
+        name += f".attempt-{attempt}"
+    return run_dir / "logs" / f"{name}.log"

@@ -1,0 +1,79 @@
+"""What one rank recorded, as arrays: the value that the store hands to diagnosis and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepscope.records.identity import RankIdentity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["RankError", "RankSeries", "RankState", "RunData"]
+
+RankState = Literal["starting", "running", "exited", "exception", "vanished"]
+"""``vanished``: the process is gone and said nothing: killed by a signal, by the kernel, or with its machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSeries:
+    """All steps of one process.  An elastic restart gives a second series with the same rank and another attempt."""
+
+    identity: RankIdentity
+    rank: int
+    """``identity.rank``, unless two processes claimed the same one; then the second has the next free number."""
+    state: RankState
+    phase_names: tuple[str, ...]
+    """Sixteen names by slot; unused slots are empty."""
+    steps: NDArray[Any]
+    """dtype ``STEP_FIELDS``, by step, without repeats."""
+    device_steps: NDArray[Any]
+    """dtype ``DEVICE_FIELDS``, by step; a subset of the steps (their device times may not have been ready)."""
+    anchor_mono_ns: int
+    anchor_wall_ns: int
+    """One instant on both clocks: ``wall = start_ns - anchor_mono_ns + anchor_wall_ns``."""
+    live_phase: int = 0
+    live_since_ns: int = 0
+    """Where the rank was when last seen (a slot number and a monotonic time)."""
+    lost: int = 0
+    """Records overwritten in the ring before anyone read them."""
+    torn: int = 0
+    """Records that could not be read whole."""
+    hook_failures: int = 0
+    """Times the recorder's guard swallowed an error of ours."""
+    ended_wall_ns: int | None = None
+    """When the process was seen to be gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """An exception that ended a process (or the launcher's account of how a rank ended)."""
+
+    rank: int | None
+    """None for the launcher."""
+    pid: int
+    type: str
+    message: str
+    traceback: str = ""
+    wall_ns: int = 0
+    step: int | None = None
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    """From a launcher's error: rank → exit code (negative for a signal)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run as it lies in its directory, finished or not."""
+
+    name: str
+    path: str
+    meta: dict[str, Any]
+    """``run.json``."""
+    ranks: tuple[RankSeries, ...]
+    samples: tuple[dict[str, Any], ...] = ()
+    """Host, process and GPU samples (docs/schema.md)."""
+    events: tuple[dict[str, Any], ...] = ()
+    errors: tuple[RankError, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What is missing or could not be read, in sentences."""

@@ -1,0 +1,216 @@
+"""The document of ``summary.json``: what ran, how long a step takes and where it goes, and what was found.
+
+The form is part of the interface and described in docs/schema.md; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from stepscope.diagnosis import Window, build_window, diagnose
+from stepscope.diagnosis.advice import named_ranks
+from stepscope.diagnosis.crashes import Failure, failures_of, from_launcher
+from stepscope.diagnosis.window import last_attempt
+from stepscope.records.finding import Finding
+from stepscope.records.series import RankSeries, RunData
+from stepscope.reports.machine import host_table, memory_table
+from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
+from stepscope.reports.units import count_text, duration_text, ms_text, share_text
+
+__all__ = ["SCHEMA", "Status", "status_of", "summarise"]
+
+SCHEMA = 1
+Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
+_SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
+HOST_ONLY = ("mps", "xpu")
+WARNINGS_SHOWN = 20
+
+
+def summarise(
+    run: RunData, *, alive: bool = False, logs: Sequence[str] = (), status: Status | None = None
+) -> dict[str, Any]:
+    """Everything that is known of a run, JSON-safe.
+
+    ``alive``: whether processes of the run still run; ``logs``: paths of what the ranks printed; ``status``: to say it
+    instead of inferring it.
+    """
+    window = build_window(run.ranks)
+    current = last_attempt(run.ranks)
+    failures = failures_of(run)
+    findings = diagnose(run, window)
+    end = run.meta.get("end")
+    exit_code = end.get("exit_code") if isinstance(end, dict) else None
+    return {
+        "schema": SCHEMA,
+        "run": _run_table(run, window, current),
+        "status": status or status_of(run, alive=alive),
+        "exit_code": exit_code if isinstance(exit_code, int) else None,
+        "world_size": max((series.identity.world_size for series in current), default=0),
+        "ranks": ranks_table(run, window),
+        "steps": steps_table(current, window),
+        "step_time": step_time_table(window),
+        "phases": phases_table(window),
+        "memory": memory_table(current, run.samples),
+        "host": host_table(run.samples),
+        "verdict": _verdict(findings[0]),
+        "findings": [finding.to_dict() for finding in findings],
+        "errors": _errors_table(run, failures),
+        "notices": _notices(run, window, current),
+        "logs": list(logs),
+    }
+
+
+def status_of(run: RunData, *, alive: bool = False) -> Status:
+    """How the run ended: as the launcher said, but a rank that died by a signal makes a failure a crash."""
+    end = run.meta.get("end")
+    said = end.get("status") if isinstance(end, dict) else None
+    current = last_attempt(run.ranks)
+    culprits = [failure for failure in failures_of(run) if not failure.victim]
+    died = bool(culprits) and not culprits[0].type and (bool(culprits[0].signal) or culprits[0].exit_code is None)
+    for word in _SAID:
+        if said == word:
+            return word
+    if said == "failed":
+        return "crashed" if died else "failed"
+    states = {series.state for series in current}
+    if died or "vanished" in states:
+        return "crashed"
+    if culprits or "exception" in states:
+        return "failed"
+    if alive or states & {"starting", "running"}:
+        return "running"
+    return "finished" if states else "crashed"
+
+
+def _run_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any]:
+    meta = run.meta
+    said = meta.get("created_wall_ns")
+    created_ns = said if isinstance(said, int) else None
+    ended_ns = _ended_wall_ns(run, current)
+    duration_s = None
+    if created_ns is not None and ended_ns is not None:
+        duration_s = finite(max(ended_ns - created_ns, 0) / 1e9, 3)
+    command = meta.get("command")
+    return {
+        "name": run.name,
+        "path": run.path,
+        "command": [str(word) for word in command] if isinstance(command, list) else [],
+        "cwd": meta.get("cwd"),
+        "host": meta.get("host"),
+        "user": meta.get("user"),
+        "python": meta.get("python"),
+        "platform": meta.get("platform"),
+        "stepscope": meta.get("stepscope"),
+        "git": meta.get("git"),
+        "created_wall_ns": created_ns,
+        "ended_wall_ns": ended_ns,
+        "duration_s": duration_s,
+        "attempt": window.attempt,
+        "attempts": len({series.identity.attempt for series in run.ranks}) or 1,
+        "hosts": sorted({series.identity.host for series in current}),
+    }
+
+
+def _ended_wall_ns(run: RunData, current: Sequence[RankSeries]) -> int | None:
+    """When it ended; for one that still runs or was cut off, when it was last heard of."""
+    end = run.meta.get("end")
+    if isinstance(end, dict) and isinstance(end.get("wall_ns"), int):
+        return int(end["wall_ns"])
+    heard = [error.wall_ns for error in run.errors if error.wall_ns]
+    for series in current:
+        if series.ended_wall_ns:
+            heard.append(series.ended_wall_ns)
+        if len(series.steps):
+            last = series.steps[-1]
+            ended_mono_ns = int(last["start_ns"]) + int(last["wall_ns"])
+            heard.append(ended_mono_ns - series.anchor_mono_ns + series.anchor_wall_ns)
+    return max(heard, default=None)
+
+
+def _verdict(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "severity": finding.severity,
+        "title": finding.title,
+        "price": _price(finding),
+        "ranks": list(finding.ranks),
+        "phase": finding.phase,
+        "advice": list(finding.advice),
+        "confidence": round(finding.confidence, 3),
+    }
+
+
+def _price(finding: Finding) -> str | None:
+    """The cost in one sentence; None when there is none worth a sentence."""
+    cost = finding.cost
+    share, seconds = cost.get("share"), cost.get("seconds")
+    if finding.kind == "insufficient_data" or not share or seconds is None:
+        return None
+    if finding.kind == "rank_crashed":
+        saved = finding.evidence.get("checkpoint_step")
+        since = "no checkpoint was seen" if saved is None else f"the last checkpoint seen was in step {saved}"
+        return f"{duration_text(seconds)} of training is lost: {since}."
+    fixed = cost.get("if_fixed") or {}
+    step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
+    then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
+    return f"{share_text(share)} of the time, {duration_text(seconds)} so far{then}."
+
+
+def _errors_table(run: RunData, failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Exceptions, the one that began it first, then its victims by time, then what launchers said."""
+    place = {failure.rank: index for index, failure in enumerate(failures)}
+    victims = {failure.rank for failure in failures if failure.victim}
+    ordered = sorted(
+        ((None if from_launcher(error) else error.rank, error) for error in run.errors),
+        key=lambda pair: (pair[0] is None, place.get(pair[0] if pair[0] is not None else -1, 0), pair[1].wall_ns),
+    )
+    return [
+        {
+            "rank": rank,
+            "pid": error.pid,
+            "type": error.type,
+            "message": error.message,
+            "step": error.step,
+            "wall_ns": error.wall_ns or None,
+            "victim": rank in victims,
+            "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
+            "traceback": error.traceback,
+        }
+        for rank, error in ordered
+    ]
+
+
+def _notices(run: RunData, window: Window, current: Sequence[RankSeries]) -> list[str]:
+    """What is missing or worth knowing beside the findings."""
+    notices = list(run.notices)
+    said = [str(event["message"]) for event in run.events if event.get("event") == "warning" and event.get("message")]
+    notices += list(dict.fromkeys(said))[:WARNINGS_SHOWN]
+    attempts = sorted({series.identity.attempt for series in run.ranks})
+    for attempt in attempts[:-1]:
+        of_it = [series for series in run.ranks if series.identity.attempt == attempt]
+        steps = max(len(series.steps) for series in of_it)
+        notices.append(
+            f"Attempt {attempt} ended after {count_text(steps, 'step')}; all figures are of attempt {attempts[-1]}."
+        )
+    idle = [series.rank for series in current if not len(series.steps)]
+    if idle and len(idle) < len(current):
+        verb = "is" if len(idle) == 1 else "are"
+        notices.append(f"{named_ranks(idle)} recorded no step and {verb} not compared.")
+    world = max((series.identity.world_size for series in current), default=0)
+    if 0 < len(current) < world:
+        notices.append(f"Of {count_text(world, 'rank')} only {len(current)} left a recording here.")
+    running = any(series.state in ("starting", "running") for series in current)
+    if window.left_out and not running:
+        were = "was" if window.left_out == 1 else "were"
+        left_out = count_text(window.left_out, "step")
+        notices.append(f"{left_out} {were} not complete on every live rank: left out of comparisons.")
+    failures = sum(series.hook_failures for series in current)
+    if failures:
+        notices.append(
+            f"{count_text(failures, 'time')} a hook of ours failed and was passed over; times may be missing."
+        )
+    devices = {series.identity.device for series in current if series.identity.device in HOST_ONLY}
+    for device in sorted(devices):
+        notices.append(f"On {device} only host times are recorded, no device times.")
+    return notices

@@ -1,0 +1,300 @@
+"""A summary as text for the terminal: the verdict first, its price, what to do; then the figures.
+
+Drawn from the document of ``summary.json`` and nothing else.  Fits the width (tracebacks are left as they are); plain
+without colour, so that the same text can stand in ``summary.txt``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepscope.reports.units import bytes_text, count_text, duration_text, ms_text, rate_text, share_text
+
+__all__ = ["render_text"]
+
+Summary = Mapping[str, Any]
+
+MARKS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔"}
+COLOURS = {"critical": "31", "warning": "33", "info": "36", "healthy": "32", "bold": "1", "dim": "2"}
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LABEL = 10
+"""Columns of the labels at the left."""
+NAME_COLUMNS = 14
+TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
+"""Lines shown of a traceback that is longer than both together."""
+NARROWEST = 60
+WIDE = 76
+"""From here on there is room for host beside device times."""
+OTHERS_SHOWN = 8
+FOLLOWERS_SHOWN = 4
+FILES_SHOWN = 6
+MANY_HOSTS = 3
+
+
+def render_text(summary: Summary, *, width: int = 80, color: bool = False) -> str:
+    page = _Page(max(width, NARROWEST), color)
+    _verdict(page, summary)
+    _traceback(page, summary)
+    _run(page, summary)
+    _phases(page, summary)
+    _machine(page, summary)
+    _others(page, summary)
+    _ending(page, summary)
+    return "\n".join(page.lines).rstrip() + "\n"
+
+
+class _Page:
+    """Lines so far, and the two things every part needs to know."""
+
+    def __init__(self, width: int, color: bool) -> None:
+        self.width = width
+        self.color = color
+        self.lines: list[str] = []
+
+    def paint(self, text: str, *looks: str) -> str:
+        if not self.color or not text:
+            return text
+        return f"\x1b[{';'.join(COLOURS[look] for look in looks)}m{text}\x1b[0m"
+
+    def blank(self) -> None:
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+
+    def marked(self, look: str, text: str, *, bold: bool) -> None:
+        """A sentence behind its mark."""
+        first, *rest = self._wrapped(text, 2)
+        looks = (look, "bold") if bold else ()
+        self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
+        self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
+
+    def labelled(self, label: str, texts: Iterable[str]) -> None:
+        """Paragraphs beside a label."""
+        shown = label
+        for text in texts:
+            for line in self._wrapped(text, 2 + LABEL):
+                self.lines.append(f"  {self.paint(shown.ljust(LABEL), 'dim')}{line}".rstrip())
+                shown = ""
+
+    def items(self, label: str, parts: Sequence[str]) -> None:
+        """Short facts in a row beside a label, broken between facts only."""
+        if not parts:
+            return
+        rows = [parts[0]]
+        for part in parts[1:]:
+            if len(rows[-1]) + len(part) + 3 <= self.width - 2 - LABEL:
+                rows[-1] += f" · {part}"
+            else:
+                rows.append(part)
+        self.labelled(label, rows)
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        plain = " ".join(text.split())
+        return textwrap.wrap(plain, self.width - indent, break_on_hyphens=False) or [""]
+
+
+def _verdict(page: _Page, summary: Summary) -> None:
+    verdict = summary["verdict"]
+    look = "healthy" if verdict["kind"] == "healthy" else verdict["severity"]
+    page.marked(look, verdict["title"], bold=True)
+    if verdict["price"]:
+        page.labelled("price" if verdict["kind"] != "healthy" else "to gain", [verdict["price"]])
+    page.labelled("to do", verdict["advice"])
+    followers = summary["findings"][0]["evidence"].get("followed_by")
+    if followers:
+        page.labelled("after it", [_followers(summary["findings"][0]["evidence"])])
+    if verdict["confidence"] < 0.75 and verdict["kind"] != "rank_crashed":
+        page.labelled("certainty", [f"{verdict['confidence']:.0%}: {_doubt(summary['findings'][0])}"])
+    page.blank()
+
+
+def _followers(evidence: Mapping[str, Any]) -> str:
+    shown = evidence["followed_by"][:FOLLOWERS_SHOWN]
+    parts = [f"rank {one['rank']} {one['exception'] or one['signal'] or 'ended'}" for one in shown]
+    if evidence["followers"] > len(shown):
+        parts.append(f"{evidence['followers'] - len(shown)} more")
+    return ", ".join(parts)
+
+
+def _doubt(finding: Mapping[str, Any]) -> str:
+    if finding["evidence"].get("wait_measured") is False:
+        return "waiting for peers was not measured, so culprit and victim are told apart by the phases alone."
+    return "few steps, or no single phase that explains it."
+
+
+def _traceback(page: _Page, summary: Summary) -> None:
+    """The exception that began it; those that followed from it are in summary.json."""
+    told = (error for error in summary["errors"] if error["rank"] is not None and error["traceback"])
+    error = next((error for error in told if not error["victim"]), None)
+    if error is None or error["type"] == "KeyboardInterrupt":
+        return
+    where = f", step {error['step']}" if error["step"] is not None else ""
+    page.lines.append(page.paint(f"Traceback of rank {error['rank']}{where}", "bold"))
+    lines = error["traceback"].rstrip().splitlines()
+    if len(lines) > TRACEBACK_HEAD + TRACEBACK_TAIL:
+        left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
+        lines = [*lines[:TRACEBACK_HEAD], f"  … {left_out} lines …", *lines[-TRACEBACK_TAIL:]]
+    page.lines += [f"  {line}".rstrip() for line in lines]
+    page.blank()
+
+
+def _run(page: _Page, summary: Summary) -> None:
+    run, steps = summary["run"], summary["steps"]
+    hosts = run["hosts"]
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else ""
+    ranks = count_text(len(summary["ranks"]), "rank") + (f" on {where}" if where else "")
+    took = f" in {duration_text(run['duration_s'])}" if run["duration_s"] is not None else ""
+    code = summary["exit_code"]
+    status = summary["status"] + (f" (exit code {code})" if code else "")
+    page.items("run", [_cut(run["name"], 40), ranks, count_text(steps["total"], "step") + took, status])
+    if run["command"]:
+        page.labelled("command", [_command(run["command"], 2 * (page.width - 2 - LABEL) - LABEL)])
+    time = summary["step_time"]
+    if time["p50_ms"] is None:
+        return
+    parts = [f"p50 {ms_text(time['p50_ms'])}", f"p90 {ms_text(time['p90_ms'])}", f"p99 {ms_text(time['p99_ms'])}"]
+    parts.append(f"max {ms_text(time['max_ms'])} (step {time['max_step']})")
+    if steps["per_second"]:
+        parts.append(f"{steps['per_second']:,.3g} steps/s")
+    page.items("step time", parts)
+    warmup = steps["warmup"]
+    if warmup["count"]:
+        page.labelled("warm-up", [_warmup(warmup)])
+    page.blank()
+
+
+def _command(words: Sequence[str], columns: int) -> str:
+    """The words, the program without its folder."""
+    return _cut(" ".join([words[0].rpartition("/")[2], *words[1:]]), columns)
+
+
+def _warmup(warmup: Mapping[str, Any]) -> str:
+    reasons = {reason: count for reason, count in warmup["reasons"].items() if reason != "first"}
+    why = f" ({', '.join(f'{count} {reason}' for reason, count in reasons.items())})" if reasons else ""
+    return f"{count_text(warmup['count'], 'step')} set apart, {duration_text(warmup['seconds'])}{why}"
+
+
+def _phases(page: _Page, summary: Summary) -> None:
+    """Where the time goes: on the device where that was timed (its host runs ahead), else on the host."""
+    phases = summary["phases"]
+    if not phases:
+        return
+    several = len(summary["ranks"]) > 1
+    on_device = all(row["device"] for row in phases.values())
+    heads = ["median rank".rjust(12), "worst rank".rjust(17)] if several else ["median".rjust(12)]
+    with_host = on_device and page.width >= WIDE
+    if with_host:
+        heads.append("host".rjust(12))
+    bar = max(page.width - 2 - NAME_COLUMNS - 6 - sum(map(len, heads)), 6)
+    title = "on device" if on_device else "phase"
+    page.lines.append(page.paint(f"  {title.ljust(NAME_COLUMNS)}share {' ' * bar}{''.join(heads)}", "dim"))
+    for name, row in phases.items():
+        shown = row["device"] if on_device else row
+        values = [ms_text(shown["median_ms"])]
+        if several:
+            values.append(_worst(shown))
+        if with_host:
+            values.append(ms_text(row["median_ms"]))
+        figures = "".join(value.rjust(len(head)) for value, head in zip(values, heads, strict=True))
+        blocks = page.paint(_bar(shown["share"] or 0.0, bar - 1).ljust(bar), "info")
+        label = _cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
+        page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}")
+    page.blank()
+
+
+def _worst(row: Mapping[str, Any]) -> str:
+    whose = f"  r{row['worst_rank']}" if row["worst_ms"] else ""
+    return ms_text(row["worst_ms"]) + whose
+
+
+def _bar(share: float, columns: int) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
+    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def _machine(page: _Page, summary: Summary) -> None:
+    memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
+    parts = []
+    several = len(summary["ranks"]) > 1
+    for key, words in (("rss_peak", "process peak"), ("device_peak", "device peak")):
+        if memory[key]:
+            whose = f" (rank {memory[key]['rank']})" if several else ""
+            parts.append(f"{words} {bytes_text(memory[key]['bytes'])}{whose}")
+    page.items("memory", parts)
+    for node in nodes[:MANY_HOSTS]:
+        page.items(_cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
+    if len(nodes) > MANY_HOSTS:
+        page.labelled("", [f"… and {count_text(len(nodes) - MANY_HOSTS, 'more host')}"])
+    if gpus:
+        page.items("GPU", _gpu_parts(gpus))
+    page.blank()
+
+
+def _node_parts(node: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if node["cpu_percent"]:
+        cores = f" of {count_text(node['cpu_count'], 'core')}" if node["cpu_count"] else ""
+        parts.append(f"CPU {node['cpu_percent']['median']:.0f}%{cores} (max {node['cpu_percent']['max']:.0f}%)")
+    if node["mem_total"] and node["mem_available_min"] is not None:
+        used = node["mem_total"] - node["mem_available_min"]
+        parts.append(f"RAM {bytes_text(used)} of {bytes_text(node['mem_total'])}")
+    for key, words in (("net_rx_bps", "net in"), ("net_tx_bps", "net out"), ("disk_read_bps", "disk read")):
+        if node[key] and node[key]["median"] >= 1_000_000:
+            parts.append(f"{words} {rate_text(node[key]['median'])}")
+    return parts
+
+
+def _gpu_parts(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = sorted({str(gpu["name"]) for gpu in gpus if gpu["name"]})
+    parts = [f"{len(gpus)}× {_cut(names[0], 30)}" if names else count_text(len(gpus), "GPU")]
+    busy = [gpu["util_percent"]["median"] for gpu in gpus if gpu["util_percent"]]
+    if busy:
+        parts.append(f"busy {min(busy):.0f}–{max(busy):.0f}%" if max(busy) - min(busy) >= 1 else f"busy {busy[0]:.0f}%")
+    used = [(gpu["mem_used_max"], gpu["mem_total"]) for gpu in gpus if gpu["mem_used_max"] and gpu["mem_total"]]
+    if used:
+        most, total = max(used)
+        parts.append(f"memory {bytes_text(most)} of {bytes_text(total)}")
+    for key, form in (("temperature_c", "up to {:.0f} °C"), ("power_w", "up to {:.0f} W")):
+        highest = [gpu[key]["max"] for gpu in gpus if gpu[key]]
+        if highest:
+            parts.append(form.format(max(highest)))
+    reasons = sorted({reason for gpu in gpus for reason in gpu["throttle_reasons"]})
+    if reasons:
+        parts.append(f"clocks held back: {', '.join(reasons)}")
+    return parts
+
+
+def _others(page: _Page, summary: Summary) -> None:
+    others = summary["findings"][1:]
+    if others:
+        page.lines.append(page.paint("Also found", "bold"))
+        for finding in others[:OTHERS_SHOWN]:
+            look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
+            page.marked(look, finding["title"], bold=False)
+            share = finding["cost"].get("share")
+            if share and finding["cost"].get("if_fixed"):
+                page.labelled("price", [f"{share_text(share)} of the time"])
+            page.labelled("to do", finding["advice"][:1])
+        if len(others) > OTHERS_SHOWN:
+            page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more in summary.json")
+        page.blank()
+
+
+def _ending(page: _Page, summary: Summary) -> None:
+    if summary["notices"]:
+        page.lines.append(page.paint("Worth knowing", "bold"))
+        for notice in summary["notices"]:
+            page.lines += textwrap.wrap(
+                notice, page.width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False
+            )
+        page.blank()
+    logs = summary["logs"]
+    files = [f"in {summary['run']['path']}", "summary.json", *logs[:FILES_SHOWN]]
+    if len(logs) > FILES_SHOWN:
+        files.append(f"{len(logs) - FILES_SHOWN} more logs")
+    page.items("files", files)
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: columns - 1] + "…"

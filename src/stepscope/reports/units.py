@@ -1,0 +1,69 @@
+"""Numbers as people read them: few digits, a unit, no false precision."""
+
+from __future__ import annotations
+
+__all__ = ["bytes_text", "count_text", "duration_text", "ms_text", "rate_text", "share_text"]
+
+MINUTE_S = 60
+HOUR_S = 3600
+
+
+def ms_text(ms: float | None) -> str:
+    """``83 µs``, ``2.04 ms``, ``69.0 ms``, ``950 ms``, ``12.3 s``."""
+    if ms is None:
+        return "–"
+    if ms == 0:
+        return "0"
+    if ms < 0.9995:
+        return f"{ms * 1000:.0f} µs"
+    if ms < 9.995:
+        return f"{ms:.2f} ms"
+    if ms < 99.95:
+        return f"{ms:.1f} ms"
+    if ms < 9999.5:
+        return f"{ms:,.0f} ms"
+    return f"{ms / 1000:,.1f} s"
+
+
+def duration_text(seconds: float | None) -> str:
+    """``420 ms``, ``8.2 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return ms_text(seconds * 1000)
+    if seconds < MINUTE_S:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
+    return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"
+
+
+def bytes_text(count: float | None) -> str:
+    """Binary units, as ``free`` and ``nvidia-smi`` have them: ``512 MiB``, ``1.6 GiB``."""
+    if count is None:
+        return "–"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def rate_text(per_second: float) -> str:
+    return f"{bytes_text(per_second)}/s"
+
+
+def share_text(share: float | None) -> str:
+    """``43%``; below one per cent ``<1%``."""
+    if share is None:
+        return "–"
+    if 0 < share < 0.01:
+        return "<1%"
+    return f"{share:.0%}"
+
+
+def count_text(count: int, thing: str) -> str:
+    """``1 rank``, ``1,024 ranks``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -1,0 +1,143 @@
+"""The writing end of the ring; lives in the training process.
+
+Not thread safe and not fork safe: one thread of one process writes.  (The recorder sees to both.)
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.errors import RingNoSpace
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import FIRST_USER_SLOT, PHASE_SLOTS
+from stepscope.records.slot import CRC, NOTE, NOTE_BYTES, NOTE_HEAD, SLOT_BYTES
+from stepscope.ring.layout import (
+    DEFAULT_SLOTS,
+    FIXED,
+    HEAD_WORD,
+    HEADER_BYTES,
+    IDENTITY_HEAD,
+    IDENTITY_OFFSET,
+    MAGIC,
+    NAME_BYTES,
+    NAMES_OFFSET,
+    STATE_WORD,
+    VERSION,
+    RingState,
+)
+
+__all__ = ["RingWriter", "process_start_ticks"]
+
+SCRIPT_CHARS = 256
+"""What is kept of a script path that would not fit into the header."""
+
+
+def process_start_ticks(pid: int) -> int:
+    """Start time of a process in ticks since boot; 0 where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    # The command name may hold spaces and brackets; what follows its last ')' does not.
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+class RingWriter:
+    """Append slots to a ring file.
+
+    ``words`` is the header as 64-bit words: the hooks write the live word straight into it.
+    """
+
+    def __init__(self, path: Path, identity: RankIdentity, *, slots: int = DEFAULT_SLOTS) -> None:
+        """Create the file; raises RingNoSpace when it cannot be made there or its bytes cannot be reserved."""
+        if sys.byteorder != "little":
+            raise RingNoSpace("rings are little endian; this machine is not")
+        size = HEADER_BYTES + slots * SLOT_BYTES
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RingNoSpace(f"cannot create {path}: {error.strerror}") from error
+        try:
+            _reserve(fd, size)
+            # Touched now rather than by the first steps: a page fault in the middle of training costs microseconds.
+            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        except OSError as error:
+            path.unlink()
+            raise RingNoSpace(f"cannot reserve {size:,} bytes at {path}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        self.path = path
+        self.slots = slots
+        self.words = memoryview(self._map)[:HEADER_BYTES].cast("Q")
+        self._head = 0
+        self.set_identity(identity)
+        fixed = (VERSION, HEADER_BYTES, SLOT_BYTES, slots, identity.pid, process_start_ticks(identity.pid))
+        # The magic comes last: until it stands there, readers leave the file alone.
+        self._map[8 : FIXED.size] = FIXED.pack(MAGIC, *fixed, time.perf_counter_ns(), time.time_ns())[8:]
+        self._map[:8] = MAGIC
+
+    @property
+    def head(self) -> int:
+        """How many slots were ever written; the next one has ``head + 1`` as its seq."""
+        return self._head
+
+    def append(self, body: bytes) -> None:
+        """Write one slot; ``body`` is packed by one of the ``*_BODY`` structs with seq ``head + 1``."""
+        at = HEADER_BYTES + (self._head % self.slots) * SLOT_BYTES
+        self._map[at : at + SLOT_BYTES] = CRC.pack(zlib.crc32(body)) + body
+        self._head += 1
+        self.words[HEAD_WORD] = self._head
+
+    def append_note(self, step: int, text: bytes) -> None:
+        text = text[:NOTE_BYTES]
+        head = NOTE_HEAD.pack(NOTE, 0, self._head + 1, step, len(text))
+        self.append(head + text.ljust(NOTE_BYTES, b"\0"))
+
+    def set_identity(self, identity: RankIdentity) -> None:
+        text = identity.to_json()
+        if len(text) > HEADER_BYTES - IDENTITY_OFFSET - IDENTITY_HEAD.size:
+            # Only a path can be that long, and its end tells more than its beginning.
+            text = replace(identity, script=identity.script[-SCRIPT_CHARS:]).to_json()
+        block = IDENTITY_HEAD.pack(len(text), zlib.crc32(text)) + text
+        self._map[IDENTITY_OFFSET : IDENTITY_OFFSET + len(block)] = block
+
+    def set_phase_name(self, slot: int, name: str) -> None:
+        if not FIRST_USER_SLOT <= slot < PHASE_SLOTS:
+            raise ValueError(f"slot {slot} is not a user's")
+        at = NAMES_OFFSET + (slot - FIRST_USER_SLOT) * NAME_BYTES
+        text = name.encode()[:NAME_BYTES].decode(errors="ignore").encode()
+        self._map[at : at + NAME_BYTES] = text.ljust(NAME_BYTES, b"\0")
+
+    def set_state(self, state: RingState) -> None:
+        self.words[STATE_WORD] = int(state)
+
+    def close(self) -> None:
+        """Unmap; the file stays for its readers."""
+        self.words.release()
+        self._map.close()
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Make the file system commit to ``size`` bytes, by allocation or, where it cannot allocate, by writing them."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except AttributeError:
+        _reserve_by_writing(fd, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        _reserve_by_writing(fd, size)
+
+
+def _reserve_by_writing(fd: int, size: int) -> None:
+    zeros = bytes(1 << 16)
+    left = size
+    while left:
+        left -= os.write(fd, zeros[: min(left, len(zeros))])

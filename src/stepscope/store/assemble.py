@@ -1,0 +1,145 @@
+"""From slots to the series of each rank: order, repeats and double claims.  Functions of their arguments, no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.records.series import RankSeries
+from stepscope.records.slot import CRC, DEVICE, DEVICE_FIELDS, NOTE, NOTE_BYTES, NOTE_HEAD, STEP, STEP_FIELDS
+from stepscope.store.collect import RingRecords
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["DEVICE_DTYPE", "STEP_DTYPE", "Assembled", "assemble_ranks"]
+
+STEP_DTYPE = np.dtype(STEP_FIELDS)
+DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
+
+_KIND_AT = CRC.size
+_RING_ONLY = ("crc", "seq", "zero", "spare")
+"""Bookkeeping of the ring; zero in a series, so that a run reads the same before and after it is sealed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled:
+    series: list[RankSeries]
+    """One per process, in order of attempt and rank."""
+    notes: list[dict[str, Any]]
+    """What users noted, as events."""
+    notices: list[str]
+
+
+def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
+    notices: list[str] = []
+    notes: list[dict[str, Any]] = []
+    series: list[RankSeries] = []
+    for ring, rank in _number(rings, notices):
+        about = ring.about
+        steps = _by_step(ring.slots, STEP, STEP_DTYPE)
+        device_steps = _by_step(ring.slots, DEVICE, DEVICE_DTYPE)
+        device_steps = device_steps[np.isin(device_steps["step"], steps["step"])]
+        if ring.lost:
+            notices.append(f"Rank {rank}: {ring.lost:,} records were overwritten before they could be read.")
+        if ring.torn:
+            notices.append(f"Rank {rank}: {ring.torn:,} records could not be read whole.")
+        notes += _notes_of(ring, rank)
+        series.append(
+            RankSeries(
+                identity=about.identity,
+                rank=rank,
+                state=about.state,
+                phase_names=about.phase_names,
+                steps=steps,
+                device_steps=device_steps,
+                anchor_mono_ns=about.anchor_mono_ns,
+                anchor_wall_ns=about.anchor_wall_ns,
+                live_phase=about.live_phase,
+                live_since_ns=about.live_since_ns,
+                lost=ring.lost,
+                torn=ring.torn,
+                hook_failures=about.hook_failures,
+                ended_wall_ns=about.ended_wall_ns,
+            )
+        )
+    series.sort(key=lambda one: (one.identity.attempt, one.rank))
+    return Assembled(series=series, notes=notes, notices=notices)
+
+
+def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
+    """The user's notes as events, each timed by the end of the last step recorded before it."""
+    kinds = _words(ring.slots, _KIND_AT, "<u2")
+    if not (kinds == NOTE).any():
+        return []
+    steps = _rows(ring.slots, STEP, STEP_DTYPE)
+    about = ring.about
+    events = []
+    for slot in ring.slots[kinds == NOTE]:
+        _, _, seq, step, length = NOTE_HEAD.unpack_from(slot.tobytes(), CRC.size)
+        text = slot.tobytes()[CRC.size + NOTE_HEAD.size :][: min(length, NOTE_BYTES)].decode(errors="replace")
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            values = {"text": text}
+        before = int(np.searchsorted(steps["seq"], seq))
+        at_ns = about.anchor_mono_ns
+        if before:
+            at_ns = int(steps["start_ns"][before - 1]) + int(steps["wall_ns"][before - 1])
+        wall_ns = max(0, at_ns - about.anchor_mono_ns + about.anchor_wall_ns)
+        who = {"rank": rank, "pid": about.pid, "key": about.key, "seq": seq}
+        events.append({"schema": 1, "wall_ns": wall_ns, "event": "note", **who, "step": step, "values": values})
+    return events
+
+
+def _by_step(slots: NDArray[Any], kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    rows = _rows(slots, kind, dtype)
+    _, first = np.unique(rows["step"], return_index=True)
+    rows = rows[first]
+    for name in _RING_ONLY:
+        if name in (dtype.names or ()):
+            rows[name] = np.zeros((), dtype[name])
+    return rows
+
+
+def _rows(slots: NDArray[Any], kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    chosen = slots[_words(slots, _KIND_AT, "<u2") == kind]  # a copy, and contiguous
+    rows: NDArray[Any] = chosen.view(dtype).reshape(-1)
+    return rows
+
+
+def _words(slots: NDArray[Any], at: int, dtype: str) -> NDArray[Any]:
+    width = np.dtype(dtype).itemsize
+    return np.ascontiguousarray(slots[:, at : at + width]).view(dtype).reshape(-1)
+
+
+def _number(rings: Sequence[RingRecords], notices: list[str]) -> list[tuple[RingRecords, int]]:
+    """Give every process its rank; of two that claim the same one in the same attempt the second gets a free number.
+
+    A process without a step that claims a taken rank is a helper of that rank (it inherited its environment) and is
+    left out.
+    """
+    claims = sorted(rings, key=lambda ring: (not _has_steps(ring), ring.about.anchor_wall_ns, ring.about.pid))
+    taken: set[tuple[int, int]] = set()
+    claimed = {(ring.about.identity.attempt, ring.about.identity.rank) for ring in rings}
+    numbered = []
+    for ring in claims:
+        attempt, rank = ring.about.identity.attempt, ring.about.identity.rank
+        if (attempt, rank) in taken:
+            if not _has_steps(ring):
+                continue
+            wanted, rank = rank, rank + 1
+            while (attempt, rank) in taken or (attempt, rank) in claimed:
+                rank += 1
+            notices.append(f"Process {ring.about.pid} also said it was rank {wanted}; it is shown as rank {rank}.")
+        taken.add((attempt, rank))
+        numbered.append((ring, rank))
+    return numbered
+
+
+def _has_steps(ring: RingRecords) -> bool:
+    return bool((_words(ring.slots, _KIND_AT, "<u2") == STEP).any())

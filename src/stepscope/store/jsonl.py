@@ -1,0 +1,64 @@
+"""Append-only files of one JSON object a line: writer and reader side by side.
+
+A writer may be killed, or run out of disk, in the middle of a line.  The next one to write first ends that line, so
+that one line is lost and no more; the reader passes lines that are not JSON objects and counts them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["append_jsonl", "read_jsonl", "write_all"]
+
+
+def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Append all records or, when the disk refuses (OSError), none."""
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+    if not text:
+        return
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            text = b"\n" + text
+        try:
+            write_all(fd, text, size)
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes, offset: int) -> None:
+    """``pwrite`` until everything is written: a short write is not an error to the system, but it is to us."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view = view[written:]
+        offset += written
+
+
+def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records, and how many lines were none; a missing file is an empty one."""
+    records: list[dict[str, Any]] = []
+    bad = 0
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return records, bad
+    with file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict):
+                records.append(record)
+            elif line.strip():
+                bad += 1
+    return records, bad

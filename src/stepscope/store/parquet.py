@@ -1,0 +1,149 @@
+"""The sealed form of a run's steps and samples: ``steps.parquet``, ``ranks.json``, ``samples.parquet``.
+
+Written and read back by DuckDB; version 2 of Parquet has the delta encodings that noisy times need.  A column that is
+zero in every row is left out, which matters for short runs: a column costs about 100 bytes whatever it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from stepscope.errors import NotARun
+from stepscope.records.series import RankSeries
+from stepscope.store import atomic
+from stepscope.store.columns import PLAIN, phase_columns, steps_of_columns, to_columns
+from stepscope.store.paths import RANKS, SAMPLES_PARQUET, STEPS_PARQUET
+from stepscope.store.sidecar import RingSidecar
+from stepscope.store.tables import sample_rows, sample_table
+
+__all__ = ["read_ranks", "read_samples", "write_ranks", "write_samples"]
+
+SCHEMA = 1
+_COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
+_ALWAYS = ("rank", "attempt", *PLAIN[:3], "device_wall_ns")
+
+
+def write_ranks(folder: Path, ranks: Sequence[RankSeries], notices: Sequence[str]) -> None:
+    """``steps.parquet`` and ``ranks.json`` into ``folder``, on disk when this returns."""
+    phases = phase_columns(ranks)
+    columns = {name: values for name, values in to_columns(ranks, phases).items() if _worth_keeping(name, values)}
+    with duckdb.connect() as con:
+        con.register("columns", columns)
+        con.execute(f"COPY (SELECT * FROM columns) TO {_literal(folder / STEPS_PARQUET)} {_COPY}")
+    atomic.fsync_file(folder / STEPS_PARQUET)
+    about = [_about(series, chosen) for series, chosen in zip(ranks, phases, strict=True)]
+    atomic.write_json(folder / RANKS, {"schema": SCHEMA, "ranks": about, "notices": list(notices)}, durable=True)
+
+
+def read_ranks(folder: Path) -> tuple[list[RankSeries], list[str]]:
+    """What ``write_ranks`` wrote; NotARun when it is damaged, FileNotFoundError when it is not there."""
+    columns = _fetch(folder / STEPS_PARQUET)
+    path = folder / RANKS
+    ranks: list[RankSeries] = []
+    at = 0
+    try:
+        raw = json.loads(path.read_bytes())
+        for about in raw["ranks"]:
+            count = about["steps"]
+            if not 0 <= count <= len(columns["step"]) - at:
+                raise ValueError("steps")
+            ranks.append(_series(about, columns, slice(at, at + count)))
+            at += count
+        notices = [str(notice) for notice in raw["notices"]]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise NotARun(f"{path} is damaged") from error
+    if at != len(columns["step"]):
+        raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} speaks of")
+    return ranks, notices
+
+
+def write_samples(folder: Path, samples: Sequence[Mapping[str, Any]]) -> None:
+    path = folder / SAMPLES_PARQUET
+    with duckdb.connect() as con:
+        sample_table(con, samples)
+        con.execute(f"COPY samples TO {_literal(path)} {_COPY}")
+    atomic.fsync_file(path)
+
+
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    path = folder / SAMPLES_PARQUET
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with duckdb.connect() as con:
+            result = con.execute(f"SELECT * FROM read_parquet({_literal(path)})")
+            return sample_rows([column[0] for column in result.description], result.fetchall())
+    except duckdb.Error as error:
+        raise NotARun(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def _fetch(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with duckdb.connect() as con:
+            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({_literal(path)})").fetchnumpy()
+    except duckdb.Error as error:
+        raise NotARun(f"{path} is damaged: {_first_line(error)}") from error
+    if "step" not in columns:
+        raise NotARun(f"{path} holds no steps of ours")
+    return columns
+
+
+def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
+    values = asdict(series.identity)
+    names = ("rank", "state", "anchor_mono_ns", "anchor_wall_ns", "live_phase", "live_since_ns")
+    counts = ("lost", "torn", "hook_failures", "ended_wall_ns")
+    return {
+        **{name: getattr(series, name) for name in (*names, *counts)},
+        "identity": values,
+        "phase_names": list(series.phase_names),
+        "columns": list(chosen),
+        "steps": len(series.steps),
+    }
+
+
+def _series(about: dict[str, Any], columns: Mapping[str, Any], rows: slice) -> RankSeries:
+    """Check the values as a sidecar's are: they are the same ones."""
+    checked = RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
+    steps, device_steps = steps_of_columns(columns, rows, about["columns"])
+    return RankSeries(
+        identity=checked.identity,
+        rank=int(about["rank"]),
+        state=checked.state,
+        phase_names=checked.phase_names,
+        steps=steps,
+        device_steps=device_steps,
+        anchor_mono_ns=checked.anchor_mono_ns,
+        anchor_wall_ns=checked.anchor_wall_ns,
+        live_phase=checked.live_phase,
+        live_since_ns=checked.live_since_ns,
+        lost=int(about["lost"]),
+        torn=int(about["torn"]),
+        hook_failures=checked.hook_failures,
+        ended_wall_ns=checked.ended_wall_ns,
+    )
+
+
+_NOT_KEPT = {"schema": SCHEMA, "start_ticks": 0, "live_step": 0, "heard_wall_ns": 0}
+
+
+def _worth_keeping(name: str, values: Any) -> bool:
+    if name.startswith("device_") and np.ma.getmaskarray(values).all():
+        return False
+    return name in _ALWAYS or bool(np.ma.getdata(values).any())
+
+
+def _literal(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,57 @@
+"""Names of the files that the store itself keeps in a run directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = [
+    "EVENTS",
+    "FINDINGS",
+    "META",
+    "RANKS",
+    "SAMPLES",
+    "SAMPLES_PARQUET",
+    "SEGMENT_SUFFIX",
+    "SIDECAR_SUFFIX",
+    "STEPS",
+    "STEPS_PARQUET",
+    "SUMMARY",
+    "SUMMARY_TEXT",
+    "ring_key",
+    "segment_path",
+    "sidecar_path",
+]
+
+META = "run.json"
+EVENTS = "events.jsonl"
+SAMPLES = "samples.jsonl"
+STEPS = "steps"
+SEGMENT_SUFFIX = ".seg"
+SIDECAR_SUFFIX = ".json"
+STEPS_PARQUET = "steps.parquet"
+SAMPLES_PARQUET = "samples.parquet"
+RANKS = "ranks.json"
+SUMMARY = "summary.json"
+SUMMARY_TEXT = "summary.txt"
+FINDINGS = "findings.json"
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._]+")
+_HOST_CHARS = 64
+
+
+def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
+    """What the files of one ring are called.
+
+    The instant of the ring's creation tells apart the two rings of a process that replaced itself by ``exec`` (same
+    pid, same start time) and those of two processes that had the same pid one after the other.
+    """
+    return f"{_UNSAFE.sub('_', host)[:_HOST_CHARS] or 'host'}-{pid}-{anchor_wall_ns:x}"
+
+
+def segment_path(run_dir: Path, key: str) -> Path:
+    return run_dir / STEPS / f"{key}{SEGMENT_SUFFIX}"
+
+
+def sidecar_path(run_dir: Path, key: str) -> Path:
+    return run_dir / STEPS / f"{key}{SIDECAR_SUFFIX}"

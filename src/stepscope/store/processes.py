@@ -1,0 +1,137 @@
+"""Whether the processes of a run are still there.
+
+A process is known by its pid and its start time, since pids are used again.  Of processes on other machines all that
+is known is when they were last heard of.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import RingError
+from stepscope.records.places import RING_SUFFIX
+from stepscope.ring import RingReader
+from stepscope.ring.writer import process_start_ticks
+from stepscope.store.jsonl import read_jsonl
+from stepscope.store.meta import read_meta
+from stepscope.store.paths import EVENTS
+from stepscope.store.sidecar import read_sidecars
+
+__all__ = ["agent_alive", "launcher_alive", "process_alive", "processes_alive", "remove_session", "ring_files"]
+
+SESSION_LOCK = "agent.lock"
+"""Made by the rank that starts the agent of ``stepscope.init()``."""
+REMOTE_SILENCE_S = 60
+"""A process on another machine that was not heard of for so long counts as gone."""
+
+
+def process_alive(pid: int, start_ticks: int) -> bool:
+    """Whether that very process still runs; a zombie does not.  ``start_ticks`` 0 = unknown."""
+    if pid <= 0:
+        return False
+    proc = Path("/proc/self/stat")
+    if not proc.exists():
+        return _signal_reaches(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    if stat.rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+        return False
+    return not start_ticks or process_start_ticks(pid) == start_ticks
+
+
+def processes_alive(run_dir: Path) -> bool:
+    """Whether a rank, the agent or a launcher that has yet to say how it ended still runs.
+
+    The caller's own process does not count.
+    """
+    meta = read_meta(run_dir)
+    here = platform.node()
+    if meta.get("end") is None and _launcher_pid(meta) != os.getpid() and launcher_alive(meta):
+        return True
+    for sidecar in read_sidecars(run_dir)[0].values():
+        if sidecar.ended_wall_ns is not None:
+            continue
+        if sidecar.identity.host == here:
+            if _other_alive(sidecar.pid, sidecar.start_ticks):
+                return True
+        elif meta.get("end") is None and time.time() - sidecar.heard_wall_ns / 1e9 < REMOTE_SILENCE_S:
+            return True
+    for path in ring_files(run_dir, meta):
+        try:
+            reader = RingReader(path)
+        except (RingError, OSError):
+            continue
+        header = reader.header()
+        reader.close()
+        if _other_alive(header.pid, header.start_ticks):
+            return True
+    return agent_alive(read_jsonl(run_dir / EVENTS)[0]) is True
+
+
+def agent_alive(events: list[dict[str, Any]]) -> bool | None:
+    """Of the agent that started last: True it runs, False it died, None it ended in order (or never started)."""
+    last = next((e for e in reversed(events) if e.get("event") in ("agent_start", "agent_end")), None)
+    if last is None or last["event"] == "agent_end":
+        return None
+    if last.get("host") != platform.node():
+        return False
+    return _other_alive(_integer(last.get("pid")), _integer(last.get("start_ticks")))
+
+
+def launcher_alive(meta: dict[str, Any]) -> bool:
+    launcher = meta.get("launcher")
+    if not isinstance(launcher, dict) or meta.get("host") != platform.node():
+        return False
+    return process_alive(_launcher_pid(meta), _integer(launcher.get("start_ticks")))
+
+
+def _launcher_pid(meta: dict[str, Any]) -> int:
+    launcher = meta.get("launcher")
+    return _integer(launcher.get("pid")) if isinstance(launcher, dict) else 0
+
+
+def remove_session(session: Path) -> None:
+    """Remove a session's folder if no ring is left in it."""
+    with suppress(OSError, ValueError):
+        if not any(path.suffix == RING_SUFFIX for path in session.iterdir()):
+            (session / SESSION_LOCK).unlink(missing_ok=True)
+            session.rmdir()
+
+
+def ring_files(run_dir: Path, meta: dict[str, Any]) -> list[Path]:
+    """All ring files of the run on this machine, in memory or not."""
+    folders = {run_dir / "rings"}
+    if isinstance(meta.get("session"), str) and meta["session"]:
+        folders.add(Path(meta["session"]))
+    found: list[Path] = []
+    for folder in sorted(folders):
+        try:
+            found += sorted(path for path in folder.iterdir() if path.suffix == RING_SUFFIX)
+        except (OSError, ValueError):
+            continue  # gone, as after a reboot, or a path that is none
+    return found
+
+
+def _other_alive(pid: int, start_ticks: int) -> bool:
+    return pid != os.getpid() and process_alive(pid, start_ticks)
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _signal_reaches(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

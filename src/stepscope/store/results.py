@@ -1,0 +1,36 @@
+"""What was concluded from a run: ``summary.json``, ``summary.txt``, ``findings.json``, each written as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import RunUnwritable
+from stepscope.store import atomic
+from stepscope.store.paths import FINDINGS, SUMMARY, SUMMARY_TEXT
+
+__all__ = ["load_summary", "save_summary"]
+
+SCHEMA = 1
+
+
+def save_summary(run_dir: Path, summary: Mapping[str, Any], text: str) -> None:
+    """The summary in both its forms, and its findings once more on their own."""
+    findings = {"schema": SCHEMA, "findings": summary.get("findings", [])}
+    try:
+        atomic.write_json(run_dir / FINDINGS, findings)
+        atomic.write_bytes(run_dir / SUMMARY_TEXT, (text.rstrip("\n") + "\n").encode(errors="replace"))
+        atomic.write_json(run_dir / SUMMARY, dict(summary))
+    except OSError as error:
+        raise RunUnwritable(f"cannot write the summary to {run_dir}: {error.strerror}") from error
+
+
+def load_summary(run_dir: Path) -> dict[str, Any] | None:
+    """``summary.json``; None when there is none yet or it cannot be read (it can be made again)."""
+    try:
+        summary = json.loads((run_dir / SUMMARY).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return summary if isinstance(summary, dict) else None

@@ -1,0 +1,124 @@
+"""SQL over one run, sealed or not: tables ``steps``, ``samples``, ``events``, ``findings`` and ``ranks`` in memory.
+
+The database sees nothing but these tables: it can neither read nor write files, load extensions or undo that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import UsageError
+from stepscope.records.series import RankSeries, RunData
+from stepscope.store.load import open_run
+from stepscope.store.results import load_summary
+
+__all__ = ["QueryResult", "query"]
+
+EVENT_COLUMNS = {
+    "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
+}  # fmt: skip
+FINDING_COLUMNS = {
+    "kind": "VARCHAR",
+    "severity": "VARCHAR",
+    "title": "VARCHAR",
+    "phase": "VARCHAR",
+    "confidence": "DOUBLE",
+    "ranks": "VARCHAR",
+    "steps": "VARCHAR",
+    "cost": "VARCHAR",
+    "evidence": "VARCHAR",
+    "advice": "VARCHAR",
+}
+RANK_COLUMNS = {
+    "rank": "BIGINT", "attempt": "BIGINT", "local_rank": "BIGINT", "world_size": "BIGINT", "host": "VARCHAR",
+    "pid": "BIGINT", "state": "VARCHAR", "steps": "BIGINT", "device": "VARCHAR", "device_name": "VARCHAR",
+    "device_index": "BIGINT", "device_uuid": "VARCHAR", "device_timed": "BOOLEAN", "backend": "VARCHAR",
+    "torch": "VARCHAR", "python": "VARCHAR", "script": "VARCHAR", "lost": "BIGINT", "torn": "BIGINT",
+    "hook_failures": "BIGINT", "anchor_mono_ns": "BIGINT", "anchor_wall_ns": "BIGINT", "ended_wall_ns": "BIGINT",
+}  # fmt: skip
+
+_LARGEST = (1 << 63) - 1
+_SHUT = (
+    "SET temp_directory = ''",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryResult:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def query(run_dir: Path, sql: str) -> QueryResult:
+    """Run one query; UsageError, in one line, when it is wrong."""
+    import duckdb
+
+    data = open_run(run_dir)
+    findings = (load_summary(run_dir) or {}).get("findings", [])
+    with duckdb.connect(config={"threads": 2}) as con:
+        _make_tables(con, data, findings)
+        for statement in _SHUT:
+            con.execute(statement)
+        try:
+            result: Any = con.execute(sql)  # None when there is no statement in it
+            columns = tuple(column[0] for column in (result.description if result else None) or ())
+            rows = tuple(result.fetchall()) if columns else ()
+        except duckdb.Error as error:
+            raise UsageError(f"SQL: {_one_line(error)}") from error
+    return QueryResult(columns=columns, rows=rows)
+
+
+def _make_tables(con: Any, data: RunData, findings: Sequence[Any]) -> None:
+    from stepscope.store.columns import phase_columns, to_columns
+    from stepscope.store.tables import make_table, sample_table
+
+    columns = to_columns(data.ranks, phase_columns(data.ranks))
+    con.register("columns_of_steps", columns)
+    con.execute("CREATE TABLE steps AS SELECT * FROM columns_of_steps")
+    con.unregister("columns_of_steps")
+    sample_table(con, data.samples)
+    make_table(con, "events", EVENT_COLUMNS, [_event(event) for event in data.events])
+    rows = [_fields(FINDING_COLUMNS, finding) for finding in findings if isinstance(finding, dict)]
+    make_table(con, "findings", FINDING_COLUMNS, rows)
+    make_table(con, "ranks", RANK_COLUMNS, [_rank(series) for series in data.ranks])
+
+
+def _rank(series: RankSeries) -> dict[str, Any]:
+    own = {name: getattr(series, name, None) for name in RANK_COLUMNS}
+    values = {name: getattr(series.identity, name, own[name]) for name in RANK_COLUMNS}
+    return _fields(RANK_COLUMNS, {**values, "rank": series.rank, "steps": len(series.steps)})
+
+
+def _event(event: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in event.items() if name not in EVENT_COLUMNS and name != "schema"}
+    return {**_fields(EVENT_COLUMNS, event), "data": json.dumps(rest)}
+
+
+def _fields(types: dict[str, str], raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(kind, raw.get(name)) for name, kind in types.items()}
+
+
+def _value(kind: str, value: Any) -> Any:
+    """The value if its column can hold it; lists and objects as JSON text."""
+    if kind == "VARCHAR":
+        return value if value is None or (isinstance(value, str) and value.isprintable()) else json.dumps(value)
+    if kind == "BOOLEAN":
+        return value if isinstance(value, bool) else None
+    if not isinstance(value, int if kind == "BIGINT" else (int, float)) or isinstance(value, bool):
+        return None
+    return value if abs(value) <= _LARGEST else None
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    hints = [line for line in lines[1:] if line.startswith(("Did you mean", "Candidate bindings"))]
+    return " ".join([lines[0], *hints])

@@ -1,0 +1,134 @@
+"""``stepscope report``: any run directory becomes a summary, on the terminal and beside the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.finalise import finalise
+from stepscope.cli.main import run_command
+from stepscope.errors import NotARun
+from stepscope.records.identity import RankIdentity
+from stepscope.ring import RingState, RingWriter
+from stepscope.store.create import create_run
+from stepscope.store.meta import end_run, read_meta
+from stepscope.testing.cluster import Cluster, slow_at
+
+NOBODY = 2**22 + 1
+"""Above every pid that Linux gives out."""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run of three ranks whose launcher is gone and whose rings nobody has read."""
+    paths = create_run(tmp_path / "runs", "night", ["train.py"], sessions=tmp_path / "sessions")
+    for series in Cluster(ranks=3, steps=60, faults=(slow_at(1, "optimizer", 20.0),)).series():
+        pid = NOBODY + series.rank
+        identity = RankIdentity(host=os.uname().nodename, pid=pid, rank=series.rank, world_size=3, backend="gloo")
+        ring = RingWriter(paths.session / f"{pid}.ring", identity, slots=64)
+        for row in series.steps:
+            ring.append(row.tobytes()[4:])
+        ring.set_state(RingState.EXITED)
+        ring.close()
+    (paths.run_dir / "logs" / "rank-10.log").write_text("x")
+    (paths.run_dir / "logs" / "rank-2.log").write_text("x")
+    end_run(paths.run_dir, exit_code=0, status="finished")
+    return paths.run_dir
+
+
+def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["report", str(run_dir)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("✖ Rank 1 is 20 ms slower than the peers in optimizer every step; all other ranks\n")
+    assert "3 ranks" in printed
+    assert "\x1b" not in printed
+
+
+def test_the_run_is_sealed_and_its_results_saved(run_dir: Path) -> None:
+    assert run_command(["report", str(run_dir), "--quiet"]) == 0
+    assert read_meta(run_dir)["sealed"] is True
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["exit_code"], summary["steps"]["total"]) == ("finished", 0, 60)
+    assert summary["logs"] == ["logs/rank-2.log", "logs/rank-10.log"]
+    assert json.loads((run_dir / "findings.json").read_text())["findings"] == summary["findings"]
+    text = (run_dir / "summary.txt").read_text()
+    assert text.startswith("✖ Rank 1 ")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["report", str(run_dir), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((run_dir / "summary.json").read_text())
+
+
+def test_quiet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["report", str(run_dir), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_twice_gives_the_same(run_dir: Path) -> None:
+    assert finalise(run_dir) == finalise(run_dir)
+
+
+def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(run_dir.parents[1])
+        assert run_command(["report", "night"]) == 0
+    assert "Rank 1" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_be_written_is_shown_all_the_same(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Permissions do not bind the superuser, so the refusal is injected where files are made.
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("stepscope.store.atomic.write_bytes", refuse)
+    monkeypatch.setattr("stepscope.store.atomic.write_json", refuse)
+    before = sorted(run_dir.rglob("*"))
+    assert run_command(["report", str(run_dir)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("✖ Rank 1 is 20 ms slower")
+    assert "Not saved: cannot write the summary to" in printed
+    assert "Read-only file system" in printed
+    assert not (run_dir / "summary.json").exists()
+    assert {path.name for path in before} >= {"run.json", "logs"}
+    assert read_meta(run_dir)["sealed"] is False
+
+
+def test_a_run_that_still_goes_on_is_left_alone(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.cli.finalise.processes_alive", lambda _: True)
+    summary, text = finalise(run_dir)
+    assert summary["steps"]["total"] == 60
+    assert "Rank 1" in text
+    assert read_meta(run_dir)["sealed"] is False
+    assert not (run_dir / "summary.json").exists()
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "foreign"])
+def test_what_is_no_run_is_told(tmp_path: Path, what: str) -> None:
+    path = tmp_path / what
+    if what != "missing":
+        path.mkdir()
+    if what == "foreign":
+        (path / "run.json").write_text("[]")
+    with pytest.raises(NotARun, match=what):
+        run_command(["report", str(path)])
+
+
+def test_colour_only_on_a_terminal_and_on_request_not_at_all(run_dir: Path) -> None:
+    assert "\x1b[" in finalise(run_dir, color=True)[1]
+    assert "\x1b[" not in finalise(run_dir, color=False)[1]
+    assert "\x1b[" not in (run_dir / "summary.txt").read_text()
+
+
+def test_the_command_alone_loads_nothing_heavy(run_python: Callable[..., object]) -> None:
+    code = "import sys, stepscope.cli.report; print(sorted({'numpy', 'duckdb', 'torch'} & set(sys.modules)))"
+    done = run_python("-c", code)
+    assert done.stdout == "[]\n"  # type: ignore[attr-defined]

@@ -1,0 +1,93 @@
+"""``stepscope sql``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.main import run_command
+from stepscope.cli.table import format_table
+from stepscope.errors import NotARun, UsageError
+from stepscope.records.identity import RankIdentity
+from stepscope.ring import RingWriter
+from stepscope.store.create import create_run
+from stepscope.testing.rings import write_steps
+
+QUERY = "select step, step / 2 as half, null as nothing, 'a,b' as text from steps order by step limit 2"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    paths = create_run(tmp_path / "runs", "mine", ["x"], sessions=tmp_path / "s")
+    who = RankIdentity(host=platform.node(), pid=os.getpid())
+    ring = RingWriter(paths.session / f"{os.getpid()}.ring", who, slots=16)
+    write_steps(ring, 3)
+    ring.close()
+    return paths.run_dir
+
+
+def test_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sql", str(run_dir), QUERY]) == 0
+    assert capsys.readouterr().out == (
+        "step  half  nothing  text\n"
+        "────  ────  ───────  ────\n"
+        "   0     0           a,b\n"
+        "   1   0.5           a,b\n"
+        "(2 rows)\n"
+    )  # fmt: skip
+
+
+def test_csv(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sql", "--csv", str(run_dir), QUERY]) == 0
+    assert capsys.readouterr().out == 'step,half,nothing,text\n0,0.0,,"a,b"\n1,0.5,,"a,b"\n'
+
+
+def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sql", "--json", str(run_dir), QUERY + " offset 1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == [
+        {"step": 1, "half": 0.5, "nothing": None, "text": "a,b"},
+        {"step": 2, "half": 1.0, "nothing": None, "text": "a,b"},
+    ]
+
+
+def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(run_dir.parent.parent)
+    assert run_command(["sql", "mine", "select count(*) as n from steps"]) == 0
+    assert capsys.readouterr().out == "n\n─\n3\n(1 row)\n"
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("select nope from steps", r'SQL: Binder Error: Referenced column "nope" not found'),
+        ("select * from nope", "SQL: Catalog Error: Table with name nope does not exist!"),
+        ("this is no sql", "SQL: Parser Error"),
+        ("copy steps to '/tmp/x.csv'", "SQL: Permission Error"),
+    ],
+)
+def test_a_wrong_query_is_one_clear_line(run_dir: Path, sql: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        run_command(["sql", str(run_dir), sql])
+    assert "\n" not in str(caught.value)
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(NotARun, match="is no run"):
+        run_command(["sql", str(tmp_path), "select 1"])
+
+
+def test_table_cells_line_up_whatever_they_hold() -> None:
+    rows = [["日本", "1"], ["a\nb\x1b[31m", "22"], ["é", ""]]
+    assert format_table(["name", "n"], rows, numeric=[1]) == (
+        "name           n\n"
+        "────────────  ──\n"
+        "日本           1\n"
+        "a\\nb\\x1b[31m  22\n"
+        "é"
+    )  # fmt: skip

@@ -1,0 +1,351 @@
+"""What every test stands on: leak checks that run by themselves, and a way to run the command line as a user would.
+
+A test that leaves a thread, a child process, a changed environment, a signal handler or a hook in torch behind fails
+here, by name, instead of making a later test fail at random.  ``@pytest.mark.leaks_allowed`` switches the checks off.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKEN = "STEPSCOPE_TEST_TOKEN"
+GRACE_S = 5.0
+"""How long a thread or process that is on its way out may take."""
+
+# Many ranks share two cores: one thread each, here and in everything started from here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No example fails for being slow on a busy machine, and a run that gates a change finds the same things each time.
+hypothesis.settings.register_profile("here", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("here")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing with them")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Captured traces, dumps and series that are too large for the repository."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("the captured data (shared/data beside the checkout) is not here")
+    return path
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compare a text with a file kept in the repository; ``--update-golden`` writes it instead."""
+
+    def check(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert path.is_file(), f"{path} is missing; write it with --update-golden"
+        assert text == path.read_text(), f"{path} no longer holds; if that is meant, rewrite it with --update-golden"
+
+    return check
+
+
+# ── leaks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("leaks_allowed"):
+        yield
+        return
+    threads, children = _threads(), _children()
+    environment, folder, hooks = dict(os.environ), Path.cwd(), _hooks()
+    yield
+    found = [*_changed_environment(environment), *_changed_hooks(hooks)]
+    if Path.cwd() != folder:
+        os.chdir(folder)
+        found.append("the working directory was changed")
+    _wait_until(lambda: _threads() <= threads)
+    found += [f"thread {thread.name!r} still runs" for thread in _threads() - threads]
+    _wait_until(lambda: _children() <= children)
+    for process in _children() - children:
+        found.append(f"process {process.pid} still runs: {_command(process)}")
+        _kill(process)
+    if found:
+        pytest.fail("this test left something behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+def _threads() -> set[threading.Thread]:
+    # Autograd's own threads show up as dummies once a hook in Python ran on them; they are torch's and stay.
+    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
+def _children() -> set[psutil.Process]:
+    """Live descendants, without multiprocessing's own helpers, which live as long as this process."""
+    alive = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if any("multiprocessing.resource_tracker" in part for part in process.cmdline()):
+                continue
+        except psutil.NoSuchProcess:
+            continue
+        alive.add(process)
+    return alive
+
+
+_NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KMP_")
+"""Set by pytest and, on first use, by torch for itself."""
+
+
+def _changed_environment(before: dict[str, str]) -> list[str]:
+    found = []
+    for name in sorted(before.keys() | os.environ.keys()):
+        old, new = before.get(name), os.environ.get(name)
+        if old == new or name.startswith(_NOT_OURS):
+            continue
+        found.append(f"environment: {name} was {old!r} and is {new!r}")
+        if old is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = old
+    return found
+
+
+def _hooks() -> dict[str, Any]:
+    """Everything global that a recorder could hang itself on, by name."""
+    places: dict[str, Any] = {
+        "sys.excepthook": sys.excepthook,
+        "threading.excepthook": threading.excepthook,
+        **{f"handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
+        **{f"sys.meta_path: {finder!r}": finder for finder in sys.meta_path if _is_ours(finder)},
+    }
+    for module_name, path in _TORCH_PLACES:
+        if module_name in sys.modules:
+            value: Any = sys.modules[module_name]
+            for part in path.split("."):
+                value = getattr(value, part, None)
+            name = f"{module_name}.{path}"
+            places[name] = tuple(value.values()) if isinstance(value, dict) else value
+    return places
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+_TORCH_PLACES = (
+    ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
+    ("torch.optim.optimizer", "_global_optimizer_post_hooks"),
+    ("torch.optim.optimizer", "Optimizer.step"),
+    ("torch.nn.modules.module", "_global_forward_pre_hooks"),
+    ("torch.nn.modules.module", "_global_forward_hooks"),
+    ("torch.nn.modules.module", "_global_backward_pre_hooks"),
+    ("torch.nn.modules.module", "_global_backward_hooks"),
+    ("torch.nn.modules.module", "Module.__call__"),
+    ("torch.nn.modules.module", "Module._call_impl"),
+    ("torch.nn.modules.module", "Module.to"),
+    ("torch.autograd", "backward"),
+    ("torch.autograd", "grad"),
+    ("torch", "save"),
+    ("torch", "load"),
+    ("torch", "compile"),
+    ("torch", "Tensor.backward"),
+    ("torch", "Tensor.to"),
+    ("torch", "Tensor.cuda"),
+    ("torch", "Tensor.copy_"),
+    ("torch.amp.grad_scaler", "GradScaler.step"),
+    ("torch.utils.data.dataloader", "DataLoader.__iter__"),
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__"),
+    ("torch.utils.data.dataloader", "_SingleProcessDataLoaderIter.__next__"),
+    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__next__"),
+    ("torch.distributed.distributed_c10d", "init_process_group"),
+    ("torch.distributed.distributed_c10d", "destroy_process_group"),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__"),
+)
+
+
+def _is_ours(value: Any) -> bool:
+    candidates = value if isinstance(value, tuple) else (value,)
+    modules = (getattr(each, "__module__", None) or type(each).__module__ for each in candidates)
+    return any(str(module).startswith("stepscope") for module in modules)
+
+
+def _changed_hooks(before: dict[str, Any]) -> list[str]:
+    """What differs; a place first seen now (torch was imported by the test) is judged by whose code stands in it."""
+    after = _hooks()
+    return [
+        f"{name} is {value!r}"
+        for name, value in after.items()
+        if (value != before[name] if name in before else _is_ours(value))
+    ]
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + GRACE_S
+    while not done() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "(gone)"
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+        process.wait(GRACE_S)
+    except psutil.Error:
+        pass
+
+
+# ── the command line ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Completed(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    run_dir: Path | None
+    """The newest run under the working directory, if there is one."""
+
+
+class Commands:
+    """Starts commands in one temporary folder and sees to it that none of their processes outlives the test.
+
+    Everything started carries a token in its environment, by which it is found again even if it left its process group
+    (an agent does) and lost its parent (a killed launcher's ranks do).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._token = uuid.uuid4().hex
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """``python -m stepscope …`` in the background, in a process group of its own."""
+        return self.start_python("-m", "stepscope", *arguments, env=env, cwd=cwd)
+
+    def start_python(
+        self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """The same interpreter with any arguments; stepscope is importable in it."""
+        command = [sys.executable, *map(str, arguments)]
+        process = subprocess.Popen(
+            command,
+            cwd=cwd or self.folder,
+            env={**self.environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 120.0) -> Completed:
+        """Wait for a command; past the timeout it is killed and the test fails with what it had printed."""
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._kill_group(process)
+            stdout, stderr = process.communicate()
+            pytest.fail(f"no end after {timeout_s:g} s: {process.args}\n{stdout}\n{stderr}", pytrace=False)
+        return Completed(process.returncode, stdout, stderr, self.newest_run())
+
+    def environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE")}
+        path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
+        return {**inherited, "PYTHONPATH": path, TOKEN: self._token}
+
+    def newest_run(self) -> Path | None:
+        found = sorted(self.folder.rglob("run.json"), key=lambda path: path.stat().st_mtime_ns)
+        return found[-1].parent if found else None
+
+    def survivors(self) -> list[psutil.Process]:
+        """Processes that any of our commands started, wherever they are now."""
+        alive = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(TOKEN) == self._token and process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return alive
+
+    def close(self) -> list[str]:
+        """End everything; returns the commands of what had to be killed although its command was over."""
+        for process in self._started:
+            if process.poll() is None:
+                self._kill_group(process)
+        _wait_until(lambda: not self.survivors())
+        left = [(process.pid, _command(process)) for process in self.survivors()]
+        for process in self.survivors():
+            _kill(process)
+        for process in self._started:
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        return [f"{pid}: {command}" for pid, command in left]
+
+    @staticmethod
+    def _kill_group(process: subprocess.Popen[str]) -> None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """Start, look at, hurt and finish commands; nothing of them may be left when the test is over."""
+    commands = Commands(tmp_path)
+    yield commands
+    left = commands.close()
+    if left:
+        pytest.fail("these outlived the command that started them:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def run_stepscope(commands: Commands) -> Callable[..., Completed]:
+    """``run_stepscope("run", script, …)`` → (code, stdout, stderr, run_dir), run in ``tmp_path``."""
+
+    def run(
+        *arguments: str | Path, timeout_s: float = 120.0, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> Completed:
+        return commands.finish(commands.start(*arguments, env=env, cwd=cwd), timeout_s=timeout_s)
+
+    return run
+
+
+@pytest.fixture
+def run_python(commands: Commands) -> Callable[..., Completed]:
+    """The same for ``python …``: a bare script, or a launcher such as ``-m torch.distributed.run``."""
+
+    def run(*arguments: str | Path, timeout_s: float = 120.0, env: dict[str, str] | None = None) -> Completed:
+        return commands.finish(commands.start_python(*arguments, env=env), timeout_s=timeout_s)
+
+    return run

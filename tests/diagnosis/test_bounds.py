@@ -1,0 +1,122 @@
+"""input_bound: all ranks wait for data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.records.finding import Finding
+from stepscope.records.series import RunData
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
+
+
+def compute(input_ms: float) -> dict[str, float]:
+    return {"input": input_ms, "forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 1.0}
+
+
+def of(run: RunData) -> list[Finding]:
+    return diagnose(run, build_window(run.ranks))
+
+
+def kinds(cluster: Cluster) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.severity) for finding in of(cluster.run())]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("measured", [True, False])
+def test_input_that_all_ranks_wait_for(ranks: int, measured: bool) -> None:
+    assert kinds(Cluster(ranks=ranks, steps=60, phases_ms=compute(40.0), comm_measured=measured)) == [
+        ("input_bound", "critical")
+    ]
+    assert kinds(Cluster(ranks=ranks, steps=60, phases_ms=compute(8.0), comm_measured=measured)) == [
+        ("input_bound", "warning")
+    ]
+    assert kinds(Cluster(ranks=ranks, steps=60, phases_ms=compute(3.0), comm_measured=measured)) == [
+        ("healthy", "info")
+    ]
+
+
+def test_its_price_is_the_wait() -> None:
+    (found,) = of(Cluster(ranks=4, steps=101, noise=0.001, phases_ms=compute(20.0)).run())
+    assert found.title == "Training waits for input: 20 ms of every step, 35% of the time."
+    assert found.phase == "input"
+    assert found.ranks == ()
+    assert found.cost["share"] == pytest.approx(20 / 57, abs=0.01)
+    assert found.cost["if_fixed"]["step_ms"] == pytest.approx(37.0, abs=0.2)
+
+
+def test_a_tiny_quickstart_is_not_accused() -> None:
+    tiny = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
+    assert kinds(Cluster(ranks=1, steps=300, phases_ms=tiny, noise=0.2, tail=0.02)) == [("healthy", "info")]
+
+
+def test_long_epoch_starts_now_and_then_are_not_the_steady_state() -> None:
+    assert kinds(Cluster(ranks=2, steps=200, epoch_every=50, epoch_input_ms=2000.0)) == [("healthy", "info")]
+
+
+def test_short_epochs_that_start_slowly_are() -> None:
+    (found,) = of(Cluster(ranks=2, steps=200, epoch_every=5, epoch_input_ms=300.0).run())
+    assert found.kind == "input_bound"
+    assert found.evidence["epoch_starts_included"] is True
+    assert "persistent_workers" in found.advice[0]
+
+
+def test_one_long_wait_is_not() -> None:
+    faults = tuple(slow_at(rank, "input", 5000.0, range(40, 41)) for rank in range(2))
+    assert [kind for kind, _ in kinds(Cluster(ranks=2, steps=100, faults=faults))] == ["healthy"]
+
+
+def test_an_episode_is_not() -> None:
+    faults = tuple(slow_at(rank, "input", 60.0, range(40, 60)) for rank in range(2))
+    assert [kind for kind, _ in kinds(Cluster(ranks=2, steps=120, faults=faults))] == ["healthy"]
+
+
+def test_workers_that_fall_behind_every_fourth_step_are_seen_and_told_apart() -> None:
+    run = Cluster(ranks=1, steps=101).run()
+    steps = run.ranks[0].steps
+    steps["phase_ns"][::4, 1] += np.uint64(80_000_000)
+    steps["wall_ns"][::4] += np.uint64(80_000_000)
+    (found,) = of(run)
+    assert found.kind == "input_bound"
+    assert found.evidence["input_ms_per_step"] == pytest.approx(22.0, rel=0.1)
+    assert found.advice[0].startswith("Workers fall behind in bursts")
+
+
+def host_sample(cpu_percent: Any) -> dict[str, Any]:
+    return {"kind": "host", "node": "node0", "cpu_percent": cpu_percent, "wall_ns": ANCHOR_WALL_NS + 10**9}
+
+
+@pytest.mark.parametrize(
+    ("busy_main_thread", "cpu_percent", "expected"),
+    [
+        (True, 50.0, "The batch is made in the training process itself"),
+        (False, 50.0, "Every step waits: raise num_workers"),
+        (True, 98.0, "The CPUs are busy already"),
+        (True, "broken", "The batch is made in the training process itself"),
+    ],
+)
+def test_advice_fits_what_was_seen(busy_main_thread: bool, cpu_percent: Any, expected: str) -> None:
+    before_training = {**host_sample(100.0), "wall_ns": 1}
+    samples = (*(before_training,) * 9, *(host_sample(cpu_percent),) * 3)
+    cluster = Cluster(ranks=1, steps=60, phases_ms=compute(40.0), samples=samples)
+    run = cluster.run()
+    if not busy_main_thread:
+        run.ranks[0].steps["cpu_ns"] //= 3
+    (found,) = of(run)
+    assert found.advice[0].startswith(expected)
+
+
+def test_on_a_device_input_counts_only_where_the_device_waited() -> None:
+    """Host input that is hidden behind device work takes none of the device's time."""
+    run = Cluster(ranks=1, steps=60, device_timed=True, phases_ms=compute(2.0)).run()
+    steps = run.ranks[0].steps
+    steps["phase_ns"][:, 1] += np.uint64(25_000_000)
+    steps["phase_ns"][:, 0] -= np.uint64(25_000_000)
+    (found,) = of(run)
+    assert found.kind == "healthy"
+    (bound,) = of(Cluster(ranks=1, steps=60, device_timed=True, phases_ms=compute(30.0)).run())
+    assert (bound.kind, bound.evidence["clock"]) == ("input_bound", "device")
+    assert "pin_memory" in bound.advice[1]

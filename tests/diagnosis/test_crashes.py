@@ -1,0 +1,187 @@
+"""Who died first, of what; and who was only taken along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.crashes import failures_of
+from stepscope.records.finding import Finding
+from stepscope.records.series import RankError
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+
+GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312. This is typically caused by a remote worker crashing."
+
+
+def crash_of(cluster: Cluster) -> Finding:
+    run = cluster.run()
+    found, *rest = diagnose(run, build_window(run.ranks))
+    assert found.kind == "rank_crashed"
+    assert found.severity == "critical"
+    assert all(finding.kind != "rank_crashed" for finding in rest)
+    return found
+
+
+def raised(rank: int | None, type_name: str, message: str, *, at_s: float = 1.0, **more: Any) -> RankError:
+    pid = 1000 + rank if rank is not None else 99
+    wall_ns = ANCHOR_WALL_NS + int(at_s * 1e9)
+    return RankError(rank=rank, pid=pid, type=type_name, message=message, wall_ns=wall_ns, **more)
+
+
+def test_a_rank_that_was_killed_leads_though_its_peers_speak_first() -> None:
+    found = crash_of(
+        Cluster(
+            ranks=3,
+            steps=50,
+            deaths=(
+                Death(rank=1, step=40, phase="forward"),
+                Death(rank=0, step=41, state="exception"),
+                Death(rank=2, step=41, state="exception"),
+            ),
+            errors=(
+                raised(0, "RuntimeError", GLOO, at_s=0.5),
+                raised(
+                    2, "DistBackendError", "NCCL error: remote process exited or there was a network error", at_s=0.6
+                ),
+                raised(None, "ChildFailedError", "train.py FAILED", exit_codes={0: 1, 1: -9, 2: -15}),
+            ),
+        )
+    )
+    assert found.title == "Rank 1 was killed by SIGKILL (in step 40, in forward)."
+    assert (found.ranks, found.phase, found.steps) == ((1,), "forward", (39, 39))
+    assert found.evidence["signal"] == "SIGKILL"
+    assert found.evidence["last_step"] == 39
+    assert [victim["rank"] for victim in found.evidence["followed_by"]] == [0, 2]
+
+
+def test_an_exception_leads_and_the_ranks_that_the_launcher_stopped_follow() -> None:
+    found = crash_of(
+        Cluster(
+            ranks=4,
+            steps=50,
+            deaths=(Death(rank=3, step=30, state="exception"), Death(rank=0, step=31), Death(rank=1, step=31)),
+            errors=(
+                raised(3, "ValueError", "expected 3 channels\n  got 4", step=30),
+                raised(None, "ChildFailedError", "", exit_codes={3: 1, 0: -15}),
+            ),
+        )
+    )
+    assert found.title == "Rank 3 raised ValueError: expected 3 channels got 4 (in step 30, in backward)."
+    assert found.ranks == (3,)
+    assert found.evidence["followers"] == 2
+    assert found.confidence == 0.97
+
+
+def test_a_launcher_that_claims_a_rank_is_not_believed() -> None:
+    found = crash_of(
+        Cluster(
+            ranks=2,
+            steps=30,
+            deaths=(Death(rank=1, step=20), Death(rank=0, step=21)),
+            errors=(raised(0, "ChildFailedError", "FAILED", exit_codes={1: -11}),),
+        )
+    )
+    assert found.title == "Rank 1 was killed by SIGSEGV (in step 20, in backward)."
+    assert found.advice[0].startswith("A crash in native code")
+
+
+def test_the_earliest_of_two_exceptions_leads() -> None:
+    errors = (raised(0, "KeyError", "'x'", at_s=2.0), raised(2, "ValueError", "bad", at_s=1.0))
+    found = crash_of(Cluster(ranks=3, steps=30, errors=errors))
+    assert (found.ranks, found.evidence["exception"]) == ((2,), "ValueError")
+
+
+def test_a_bug_that_hits_all_ranks_alike_is_one_finding() -> None:
+    errors = tuple(raised(rank, "ImportError", "no module named x", at_s=rank) for rank in range(3))
+    found = crash_of(Cluster(ranks=3, steps=0, errors=errors))
+    assert found.title == "All 3 ranks raised ImportError: no module named x before the first step was complete."
+    assert found.ranks == (0, 1, 2)
+
+
+def test_a_script_that_never_trained() -> None:
+    found = crash_of(Cluster(ranks=0, steps=0, errors=(raised(0, "SyntaxError", "invalid syntax"),)))
+    assert (found.ranks, found.steps, found.phase) == ((0,), None, None)
+
+
+def test_a_network_failure_with_nobody_to_blame_leads_itself() -> None:
+    found = crash_of(Cluster(ranks=2, steps=30, errors=(raised(0, "RuntimeError", GLOO),)))
+    assert found.ranks == (0,)
+
+
+def test_a_rank_that_vanished_without_a_word() -> None:
+    found = crash_of(Cluster(ranks=2, steps=50, deaths=(Death(rank=1, step=40, phase="input"),)))
+    assert found.title == "Rank 1 vanished without a word (in step 40, in input)."
+    assert found.confidence == 0.7
+
+
+@pytest.mark.parametrize(("code", "said"), [(137, "was killed by SIGKILL"), (3, "exited with code 3")])
+def test_the_exit_code_of_a_single_process_is_its_ranks(code: int, said: str) -> None:
+    end = {"exit_code": code, "status": "crashed", "wall_ns": 1}
+    found = crash_of(Cluster(ranks=1, steps=20, deaths=(Death(rank=0, step=12),), meta={"end": end}))
+    assert found.title == f"Rank 0 {said} (in step 12, in backward)."
+
+
+def test_preemption_of_the_whole_job_is_told_as_such() -> None:
+    error = raised(None, "ChildFailedError", "", exit_codes={0: -15, 1: -15})
+    deaths = (Death(rank=0, step=20), Death(rank=1, step=20))
+    found = crash_of(Cluster(ranks=2, steps=30, deaths=deaths, errors=(error,)))
+    assert found.title == "All 2 ranks were killed by SIGTERM (in step 20, in backward)."
+    assert "preemption" in found.advice[0]
+
+
+def test_ctrl_c_is_no_crash() -> None:
+    end = {"exit_code": 130, "status": "interrupted", "wall_ns": 1}
+    run = Cluster(
+        ranks=2,
+        steps=30,
+        deaths=(Death(rank=0, step=20, state="exception"), Death(rank=1, step=20)),
+        errors=(raised(0, "KeyboardInterrupt", ""),),
+        meta={"end": end},
+    ).run()
+    assert failures_of(run) == []
+    assert {finding.kind for finding in diagnose(run, build_window(run.ranks))} == {"healthy"}
+
+
+def test_an_exception_during_an_interruption_is_still_one() -> None:
+    end = {"exit_code": 130, "status": "interrupted", "wall_ns": 1}
+    found = crash_of(Cluster(ranks=1, steps=30, errors=(raised(0, "ValueError", "bad"),), meta={"end": end}))
+    assert found.evidence["exception"] == "ValueError"
+
+
+def test_a_rank_that_finished_is_no_failure() -> None:
+    assert failures_of(Cluster(ranks=2, steps=30).run()) == []
+    assert failures_of(Cluster(ranks=2, steps=30, unfinished={0: 20}).run()) == []
+
+
+def test_what_is_lost_is_what_came_after_the_last_checkpoint() -> None:
+    deaths = (Death(rank=1, step=50),)
+    nothing_saved = crash_of(Cluster(ranks=2, steps=50, noise=0.0, warmup_steps=0, deaths=deaths))
+    assert nothing_saved.cost["share"] == 1.0
+    assert nothing_saved.evidence["checkpoint_step"] is None
+    saving = (slow_at(0, "checkpoint", 5.0, range(29, 30)),)
+    saved = crash_of(Cluster(ranks=2, steps=50, noise=0.0, warmup_steps=0, deaths=deaths, faults=saving))
+    assert saved.evidence["checkpoint_step"] == 29
+    assert saved.cost["seconds"] == pytest.approx(20 * 0.039, abs=0.01)
+    assert saved.cost["if_fixed"] is None
+
+
+def test_little_memory_before_a_sigkill_points_at_the_kernel() -> None:
+    low = {"kind": "host", "node": "node0", "wall_ns": ANCHOR_WALL_NS, "mem_available": 1, "mem_total": 100}
+    end = {"exit_code": 137, "status": "crashed", "wall_ns": 1}
+    cluster = Cluster(ranks=1, steps=20, deaths=(Death(rank=0, step=12),), samples=(low,), meta={"end": end})
+    assert "out-of-memory killer is the likely sender" in crash_of(cluster).advice[0]
+
+
+def test_device_out_of_memory_has_its_own_advice() -> None:
+    error = raised(0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20 MiB")
+    assert crash_of(Cluster(ranks=1, steps=20, errors=(error,))).advice[0].startswith("The device ran out of memory")
+
+
+def test_failures_of_an_earlier_attempt_are_over() -> None:
+    first = Cluster(ranks=2, steps=30, deaths=(Death(rank=1, step=20),))
+    second = Cluster(ranks=2, steps=30, attempt=1, errors=(raised(1, "ValueError", "bad"),)).run()
+    run = Cluster(ranks=0, steps=0).run()
+    both = type(run)(**{**vars(second), "ranks": (*first.series(), *second.ranks)})
+    assert failures_of(both) == []

@@ -1,0 +1,150 @@
+"""What ``diagnose`` promises of any run: an answer, in order, that JSON can hold."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.records.finding import SEVERITIES, Finding
+from stepscope.records.series import RankError
+from stepscope.testing.cluster import Cluster, Death, slow_at
+
+KINDS = {"input_bound", "straggler", "rank_crashed", "healthy", "insufficient_data"}
+TOO_FEW = (
+    "Only 4 steady steps to judge by (1 of 5 set apart as warm-up): "
+    "bottlenecks and stragglers cannot be told from chance."
+)
+PHASES = ("input", "h2d", "forward", "backward", "optimizer", "other", "eval", "checkpoint", "mine")
+
+
+def of(cluster: Cluster) -> list[Finding]:
+    run = cluster.run()
+    return diagnose(run, build_window(run.ranks))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    ranks, steps = draw(st.integers(0, 6)), draw(st.integers(0, 40))
+    rank = st.integers(0, max(ranks - 1, 0))
+    phases = draw(st.dictionaries(st.sampled_from(PHASES), st.floats(0, 50), max_size=6))
+    faults = st.builds(slow_at, rank, st.sampled_from(PHASES), st.floats(0, 100))
+    deaths = st.builds(
+        lambda rank, step, state: Death(rank=rank, step=step, state=state),
+        rank,
+        st.integers(0, steps),
+        st.sampled_from(("vanished", "exception", "exited")),
+    )
+    errors = st.builds(
+        lambda rank, kind, codes: RankError(rank=rank, pid=1000, type=kind, message=kind, exit_codes=codes),
+        st.none() | rank,
+        st.sampled_from(("ValueError", "ChildFailedError", "KeyboardInterrupt", "")),
+        st.dictionaries(rank, st.integers(-70, 300), max_size=2),
+    )
+    several = ranks > 0
+    running = draw(st.booleans())
+    return Cluster(
+        ranks=ranks,
+        steps=steps,
+        phases_ms=phases,
+        noise=draw(st.sampled_from((0.0, 0.05, 0.5))),
+        tail=draw(st.sampled_from((0.0, 0.1))),
+        seed=draw(st.integers(0, 99)),
+        comm_measured=draw(st.booleans()),
+        synchronised=draw(st.booleans()),
+        device_timed=draw(st.booleans()),
+        warmup_steps=draw(st.integers(0, 3)),
+        compile_steps=tuple(draw(st.lists(st.integers(0, max(steps - 1, 0)), max_size=3))) if steps else (),
+        epoch_every=draw(st.sampled_from((0, 5))),
+        faults=tuple(draw(st.lists(faults, max_size=2))) if several else (),
+        deaths=tuple(draw(st.lists(deaths, max_size=2, unique_by=lambda d: d.rank))) if several else (),
+        missing=draw(st.dictionaries(rank, st.lists(st.integers(0, 40), max_size=5), max_size=2)),
+        unfinished=draw(st.dictionaries(rank, st.integers(0, steps), max_size=3)) if running else {},
+        errors=tuple(draw(st.lists(errors, max_size=2))),
+    )
+
+
+@settings(max_examples=300)
+@given(clusters())
+def test_any_run_gets_an_answer(cluster: Cluster) -> None:
+    findings = of(cluster)
+    assert findings
+    assert {finding.kind for finding in findings} <= KINDS
+    for finding in findings:
+        json.dumps(finding.to_dict(), allow_nan=False)
+        assert finding.severity in SEVERITIES
+        assert finding.title.endswith(".")
+        assert 0 < finding.confidence <= 1
+        assert set(finding.cost) == {"share", "seconds", "rank_hours", "if_fixed"}
+        assert 0 <= finding.cost["share"] <= 1
+        assert set(finding.ranks) <= set(range(max(cluster.ranks, 1) + 1))
+    if any(finding.kind in ("healthy", "insufficient_data") for finding in findings):
+        assert all(finding.kind in ("healthy", "insufficient_data", "rank_crashed") for finding in findings)
+
+
+def test_the_most_severe_then_the_most_costly_comes_first() -> None:
+    phases = {"input": 9.0, "forward": 10.0, "backward": 20.0, "optimizer": 5.0}
+    findings = of(
+        Cluster(
+            ranks=4, steps=80, phases_ms=phases, faults=(slow_at(1, "forward", 40.0),), deaths=(Death(rank=3, step=70),)
+        )
+    )
+    assert [(finding.kind, finding.severity) for finding in findings] == [
+        ("rank_crashed", "critical"),
+        ("straggler", "critical"),
+        ("input_bound", "warning"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "title"),
+    [
+        (Cluster(ranks=0, steps=0), "No training step was recorded, so nothing can be said about speed."),
+        (
+            Cluster(ranks=2, steps=5),
+            TOO_FEW,
+        ),
+        (
+            Cluster(ranks=2, steps=30, unfinished={0: 30}, missing={0: range(0, 30, 2), 1: range(1, 30, 2)}),
+            "No step is complete on all ranks yet, so ranks cannot be compared.",
+        ),
+    ],
+)
+def test_too_little_is_said_plainly(cluster: Cluster, title: str) -> None:
+    (found,) = of(cluster)
+    assert (found.kind, found.severity, found.title) == ("insufficient_data", "info", title)
+
+
+def test_compiling_all_the_time_is_named() -> None:
+    (found,) = of(Cluster(ranks=1, steps=20, compile_steps=tuple(range(20))))
+    assert found.kind == "insufficient_data"
+    assert "torch.compile" in found.advice[0]
+
+
+def test_a_healthy_run_names_its_largest_opportunity() -> None:
+    (found,) = of(Cluster(ranks=2, steps=60, noise=0.001, comm_ms=4.0))
+    assert found.title == "No bottleneck found. The largest opportunity left is communication: 4 of 42 ms per step."
+    assert found.evidence["opportunity"] == "communication"
+
+
+def test_a_run_that_only_computes_says_so() -> None:
+    (found,) = of(Cluster(ranks=1, steps=60, noise=0.001, phases_ms={"forward": 10.0, "backward": 20.0}))
+    assert found.title == "No bottleneck found; forward, backward and optimizer take nearly all of the step."
+
+
+def test_a_thousand_ranks_fit() -> None:
+    """The right answer, and no more memory than a few copies of one phase: time is measured in bench/."""
+    run = Cluster(ranks=1024, steps=200, faults=(slow_at(777, "forward", 3.0),)).run()
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (found,) = diagnose(run, build_window(run.ranks))
+    grown_kb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) // (
+        1024 if sys.platform == "darwin" else 1
+    )
+    assert (found.ranks, found.phase) == ((777,), "forward")
+    assert len(found.evidence["median_ms_by_rank"]) == 1
+    assert grown_kb < 100_000

@@ -1,0 +1,166 @@
+"""The right rank and the right phase, at the right price; and never a rank of a healthy job."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.records.finding import Finding
+from stepscope.testing.cluster import Cluster, Death, slow_at
+
+TINY_MS = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
+STEP_MS = 39.0
+"""Of the default cluster: 38 ms of work and the all-reduce."""
+
+
+def findings_of(cluster: Cluster) -> list[Finding]:
+    run = cluster.run()
+    return diagnose(run, build_window(run.ranks))
+
+
+def stragglers_of(cluster: Cluster) -> list[Finding]:
+    return [finding for finding in findings_of(cluster) if finding.kind == "straggler"]
+
+
+def named(findings: list[Finding]) -> list[tuple[tuple[int, ...], str | None]]:
+    return [(finding.ranks, finding.phase) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    "phase", ["input", "h2d", "forward", "backward", "optimizer", "other", "checkpoint", "augment"]
+)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ten_per_cent_in_any_phase_is_found_within_sixty_steps(phase: str, ranks: int, seed: int) -> None:
+    culprit = (seed * 7 + 1) % ranks
+    fault = slow_at(culprit, phase, 0.1 * STEP_MS)
+    (found,) = stragglers_of(Cluster(ranks=ranks, steps=60, noise=0.03, seed=seed, faults=(fault,)))
+    assert (found.ranks, found.phase, found.severity) == ((culprit,), phase, "warning")
+    assert found.evidence["excess_ms"] == pytest.approx(0.1 * STEP_MS, rel=0.3)
+
+
+@pytest.mark.parametrize("phase", ["input", "h2d", "forward", "optimizer", "other", "augment"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_where_waiting_hides_in_backward_the_culprit_is_found_all_the_same(phase: str, ranks: int) -> None:
+    fault = slow_at(ranks - 1, phase, 0.1 * STEP_MS)
+    (found,) = stragglers_of(Cluster(ranks=ranks, steps=60, noise=0.03, comm_measured=False, faults=(fault,)))
+    assert (found.ranks, found.phase) == ((ranks - 1,), phase)
+    assert found.confidence == (0.6 if ranks == 2 else 0.85)
+    assert found.evidence["wait_measured"] is False
+
+
+def test_where_others_are_often_late_too_it_is_found_and_priced_lower() -> None:
+    """Sixteen ranks with frequent hiccups: in half of the steps somebody else would be last without the culprit."""
+    (found,) = stragglers_of(Cluster(ranks=16, steps=60, noise=0.03, tail=0.01, faults=(slow_at(9, "forward", 3.9),)))
+    assert (found.ranks, found.phase, found.severity) == ((9,), "forward", "info")
+    assert 0.02 < found.cost["share"] < 0.05
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_a_slow_device_is_seen_on_the_device_clock(phase: str) -> None:
+    """The host of a GPU waits in the same place on all ranks; only the device knows."""
+    cluster = Cluster(ranks=4, steps=60, device_timed=True, faults=(slow_at(2, phase, 5.0),))
+    (found,) = stragglers_of(cluster)
+    assert (found.ranks, found.phase, found.evidence["clock"]) == ((2,), phase, "device")
+
+
+def test_three_per_cent_are_found_within_two_hundred_steps() -> None:
+    (found,) = stragglers_of(Cluster(ranks=4, steps=200, faults=(slow_at(3, "backward", 0.03 * STEP_MS),)))
+    assert (found.ranks, found.phase, found.severity) == ((3,), "backward", "info")
+
+
+def test_the_price_is_what_the_fault_costs() -> None:
+    (found,) = findings_of(Cluster(ranks=4, steps=101, noise=0.001, faults=(slow_at(2, "backward", 30.0),)))
+    assert found.severity == "critical"
+    assert found.title == "Rank 2 is 30 ms slower than the peers in backward every step; all other ranks wait."
+    assert found.cost["share"] == pytest.approx(30 / 69, abs=0.002)
+    assert found.cost["seconds"] == pytest.approx(3.0, abs=0.01)
+    assert found.cost["rank_hours"] == pytest.approx(4 * 3.0 / 3600, abs=1e-4)
+    assert found.cost["if_fixed"]["step_ms"] == pytest.approx(39.0, abs=0.1)
+    assert found.cost["if_fixed"]["speedup"] == pytest.approx(69 / 39, abs=0.01)
+    assert found.evidence["last_in_steps"] == found.evidence["steps_used"] == 100
+    assert found.evidence["median_ms_by_rank"]["2"] == pytest.approx(68.0, abs=0.1)
+    assert found.evidence["peers_median_ms"] == pytest.approx(38.0, abs=0.1)
+    assert found.steps == (1, 100)
+
+
+def test_two_ranks_with_the_same_trouble_are_one_finding() -> None:
+    faults = (slow_at(1, "input", 20.0), slow_at(5, "input", 20.0))
+    (found,) = stragglers_of(Cluster(ranks=8, steps=60, faults=faults))
+    assert (found.ranks, found.phase) == ((1, 5), "input")
+    assert found.cost["share"] == pytest.approx(20 / 59, abs=0.02)
+
+
+def test_two_ranks_with_different_trouble_are_two_findings_the_costlier_first() -> None:
+    faults = (slow_at(1, "input", 10.0), slow_at(5, "optimizer", 25.0))
+    assert named(stragglers_of(Cluster(ranks=8, steps=60, faults=faults))) == [((5,), "optimizer"), ((1,), "input")]
+
+
+def test_an_excess_spread_over_phases_names_no_phase() -> None:
+    faults = tuple(slow_at(1, phase, 4.0) for phase in ("input", "forward", "backward"))
+    (found,) = stragglers_of(Cluster(ranks=4, steps=60, faults=faults))
+    assert (found.ranks, found.phase) == ((1,), None)
+
+
+def test_ranks_that_never_wait_for_each_other_are_compared_by_their_steps() -> None:
+    cluster = Cluster(ranks=4, steps=60, synchronised=False, comm_measured=False, faults=(slow_at(0, "backward", 9.0),))
+    (found,) = stragglers_of(cluster)
+    assert (found.ranks, found.phase, found.evidence["lockstep"]) == ((0,), "backward", False)
+    assert found.cost["share"] == pytest.approx(9 / 47, abs=0.02)
+    assert "ranks do not wait for each other" in found.title
+
+
+def test_a_fault_that_began_in_the_first_half_is_found() -> None:
+    (found,) = stragglers_of(Cluster(ranks=4, steps=100, faults=(slow_at(1, "forward", 20.0, range(30, 100)),)))
+    assert (found.ranks, found.phase) == ((1,), "forward")
+
+
+def test_a_rank_that_died_can_have_been_the_straggler() -> None:
+    cluster = Cluster(ranks=4, steps=80, deaths=(Death(rank=2, step=50),), faults=(slow_at(2, "forward", 20.0),))
+    assert named(findings_of(cluster)) == [((2,), "backward"), ((2,), "forward")]
+
+
+def test_the_straggler_is_still_found_after_another_rank_died() -> None:
+    cluster = Cluster(ranks=4, steps=80, deaths=(Death(rank=0, step=30),), faults=(slow_at(2, "forward", 20.0),))
+    assert named(stragglers_of(cluster)) == [((2,), "forward")]
+
+
+@pytest.mark.parametrize("after_sync", ["other", "optimizer"])
+def test_one_long_stall_is_no_straggler(after_sync: str) -> None:
+    cluster = Cluster(ranks=4, steps=150, faults=(slow_at(1, after_sync, 5000.0, range(70, 71)),))
+    (found,) = findings_of(cluster)
+    assert found.kind == "healthy"
+    assert "a few slow steps" in found.title or "whichever rank is slowest" in found.title
+
+
+def test_an_input_wait_on_one_rank_is_a_straggler_not_input_bound() -> None:
+    for ranks in (2, 4):
+        findings = findings_of(Cluster(ranks=ranks, steps=60, faults=(slow_at(1, "input", 40.0),)))
+        assert [(finding.kind, finding.ranks, finding.phase) for finding in findings] == [("straggler", (1,), "input")]
+
+
+NOISES = [(0.02, 0.0, 0.0), (0.1, 0.02, 0.0), (0.3, 0.05, 0.0), (0.05, 0.01, 0.03), (0.1, 0.05, 0.1)]
+
+
+@pytest.mark.parametrize(("noise", "tail", "drift"), NOISES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("tiny", [True, False])
+def test_a_healthy_noisy_job_is_never_warned_of(
+    noise: float, tail: float, drift: float, ranks: int, tiny: bool
+) -> None:
+    for seed in range(4):
+        for steps in (15, 60, 200):
+            cluster = Cluster(
+                ranks=ranks,
+                steps=steps,
+                seed=seed,
+                noise=noise,
+                tail=tail,
+                drift=drift,
+                comm_measured=seed % 2 == 0,
+                comm_ms=0.05 if tiny else 1.0,
+                warmup_ms=3.0 if tiny else 200.0,
+                **({"phases_ms": TINY_MS} if tiny else {}),
+            )
+            loud = [finding.title for finding in findings_of(cluster) if finding.severity != "info"]
+            assert loud == []

@@ -1,0 +1,77 @@
+"""A recorder in this very process, with torch instrumented for the length of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.records.slot import NOTE, STEP, STEP_FIELDS
+from stepscope.recorder import guard
+from stepscope.recorder.imports import ImportWatch
+from stepscope.recorder.instrument import Instrumentation
+from stepscope.recorder.recorder import Recorder
+from stepscope.ring import RingReader
+
+
+class Recording:
+    """What was recorded so far, as a reader of the ring sees it."""
+
+    def __init__(self, recorder: Recorder, session: Path) -> None:
+        self.recorder = recorder
+        self._session = session
+
+    def slots(self) -> list[bytes]:
+        (path,) = self._session.glob("*.ring")
+        reader = RingReader(path)
+        batch = reader.read(0)
+        reader.close()
+        assert (batch.lost, batch.torn) == (0, 0)
+        return batch.slots
+
+    def steps(self) -> Any:
+        """All steps; each is checked to be accounted for to the nanosecond."""
+        whole = b"".join(slot for slot in self.slots() if slot[4] == STEP)
+        steps = np.frombuffer(whole, dtype=np.dtype(STEP_FIELDS))
+        assert (steps["phase_ns"].sum(axis=1) == steps["wall_ns"]).all()
+        assert (steps["start_ns"][1:] == steps["start_ns"][:-1] + steps["wall_ns"][:-1]).all()
+        assert list(steps["step"]) == list(range(len(steps)))
+        return steps
+
+    def notes(self) -> list[bytes]:
+        return [slot[26:].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
+
+    def phase(self, name: str) -> Any:
+        """Nanoseconds of one phase, by step."""
+        return self.steps()["phase_ns"][:, BUILTIN_PHASES.index(name)]
+
+
+@pytest.fixture
+def make_recorder(tmp_path: Path) -> Callable[..., Recorder]:
+    def make(**kwargs: Any) -> Recorder:
+        session, run_dir = tmp_path / "session", tmp_path / "run"
+        session.mkdir(exist_ok=True)
+        run_dir.mkdir(exist_ok=True)
+        return Recorder(session, run_dir, **kwargs)
+
+    return make
+
+
+@pytest.fixture
+def recording(make_recorder: Callable[..., Recorder], tmp_path: Path) -> Iterator[Recording]:
+    """Torch under the recorder; afterwards torch is as before and no hook of ours has failed."""
+    import torch
+
+    failures = guard.failures()
+    recorder = make_recorder()
+    watch = ImportWatch()
+    instrumentation = Instrumentation(recorder, torch, watch)
+    yield Recording(recorder, tmp_path / "session")
+    instrumentation.remove()
+    watch.remove()
+    guard.on_failure(None)
+    assert guard.failures() == failures, "a hook of ours failed"

@@ -1,0 +1,243 @@
+"""summary.json: its keys, its figures, and that any run has one."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.records.series import RankError, RunData
+from stepscope.reports import summarise
+from stepscope.reports.summary import status_of
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+
+KEYS = [
+    *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases", "memory", "host"),
+    *("verdict", "findings", "errors", "notices", "logs"),
+]
+BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
+"""Objects whose keys are names out of the run."""
+GIB = 1 << 30
+
+
+def host_sample(second: int, cpu_percent: Any = 50.0) -> dict[str, Any]:
+    return {
+        "wall_ns": ANCHOR_WALL_NS + second * 10**9,
+        "node": "node0",
+        "kind": "host",
+        "cpu_percent": cpu_percent,
+        "cpu_count": 8,
+        "load1": 1.5,
+        "mem_total": 64 * GIB,
+        "mem_available": (40 - second) * GIB,
+        "swap_used": 0,
+        "net_rx_bps": 100.0 * second,
+    }
+
+
+def process_sample(rank: int, rss: int) -> dict[str, Any]:
+    return {"wall_ns": 1, "node": "node0", "kind": "process", "pid": 1000 + rank, "rank": rank, "rss": rss}
+
+
+def gpu_sample(index: int, util: float, reasons: list[str]) -> dict[str, Any]:
+    return {
+        "wall_ns": 1,
+        "node": "node0",
+        "kind": "gpu",
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "name": "NVIDIA H200",
+        "util_percent": util,
+        "mem_used": 10 * GIB,
+        "mem_total": 141 * GIB,
+        "throttle_reasons": reasons,
+    }
+
+
+RUNS = {
+    "straggler": Cluster(faults=(slow_at(2, "forward", 30.0),)),
+    "input": Cluster(phases_ms={"input": 40.0, "forward": 10.0, "mine": 1.0}, samples=(host_sample(0),)),
+    "healthy": Cluster(ranks=1, device_timed=True, samples=(gpu_sample(0, 90.0, ["hw_thermal"]), process_sample(0, 5))),
+    "crash": Cluster(
+        deaths=(Death(rank=1, step=50), Death(rank=0, step=51, state="exception")),
+        errors=(RankError(rank=0, pid=1000, type="RuntimeError", message="Connection reset by peer"),),
+    ),
+    "short": Cluster(steps=4),
+    "empty": Cluster(ranks=0, steps=0),
+}
+
+
+def names_in(document: Any, inside: str = "") -> set[str]:
+    if isinstance(document, list):
+        return {name for item in document for name in names_in(item)}
+    if not isinstance(document, dict):
+        return set()
+    own = set() if inside in BY_NAME else set(document)
+    return own | {name for key, value in document.items() for name in names_in(value, key)}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run_has_the_whole_document(name: str) -> None:
+    summary = summarise(RUNS[name].run(), logs=["logs/rank-0.log"])
+    assert list(summary) == KEYS
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_every_key_is_in_the_docs(root: Path) -> None:
+    documented = set(re.findall(r"`([a-z0-9_]+)`", (root / "docs/schema.md").read_text()))
+    given = {key for cluster in RUNS.values() for key in names_in(summarise(cluster.run()))}
+    assert given - documented == set()
+
+
+def test_every_kind_is_in_the_docs(root: Path) -> None:
+    text = (root / "docs/schema.md").read_text()
+    for cluster in RUNS.values():
+        for finding in summarise(cluster.run())["findings"]:
+            assert f"**`{finding['kind']}`**" in text
+
+
+def test_figures_of_a_noiseless_run_are_exact() -> None:
+    meta = {"end": {"exit_code": 0, "status": "finished", "wall_ns": ANCHOR_WALL_NS + 9 * 10**9}}
+    summary = summarise(Cluster(ranks=4, steps=21, noise=0.0, faults=(slow_at(2, "forward", 30.0),), meta=meta).run())
+    assert (summary["status"], summary["exit_code"], summary["world_size"]) == ("finished", 0, 4)
+    assert summary["run"]["duration_s"] == 10.0
+    assert summary["run"]["hosts"] == ["node0"]
+    assert summary["steps"] == {
+        "total": 21,
+        "compared": 21,
+        "steady": 20,
+        "left_out": 0,
+        "first": 0,
+        "last": 20,
+        "per_second": pytest.approx(1000 / 69, abs=1e-3),
+        "seconds": pytest.approx(21 * 0.069 + 0.2, abs=1e-3),
+        "warmup": {"count": 1, "seconds": pytest.approx(0.269, abs=1e-3), "reasons": {"first": 1}, "steps": [0]},
+    }
+    time = summary["step_time"]
+    assert {time[key] for key in ("mean_ms", "min_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")} == {69.0}
+    assert list(summary["phases"]) == ["input", "forward", "backward", "comm", "optimizer", "other"]
+    assert summary["phases"]["forward"] == {
+        "share": pytest.approx(17.5 / 69, abs=1e-4),
+        "mean_ms": 17.5,
+        "median_ms": 10.0,
+        "worst_ms": 40.0,
+        "worst_rank": 2,
+        "device": None,
+    }
+    assert [row["step_ms"] for row in summary["ranks"]] == [69.0] * 4
+    assert [row["comm_ms"] for row in summary["ranks"]] == [31.0, 31.0, 1.0, 31.0]
+    assert summary["verdict"]["kind"] == "straggler"
+    assert summary["verdict"]["price"] == (
+        "43% of the time, 600 ms so far; without it a step takes 39.0 ms, 1.77× as fast."
+    )
+
+
+def test_device_times_stand_beside_host_times() -> None:
+    summary = summarise(Cluster(ranks=2, noise=0.0, device_timed=True, comm_measured=False).run())
+    forward = summary["phases"]["forward"]
+    assert (forward["median_ms"], forward["device"]["median_ms"]) == (1.0, 10.0)
+    assert sum(row["device"]["share"] for row in summary["phases"].values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_memory_by_rank() -> None:
+    run = Cluster(ranks=2, samples=tuple(process_sample(1, rss) for rss in (3, 9, 5))).run()
+    steps = run.ranks[0].steps
+    steps["allocated"][::10], steps["reserved"][::10], steps["peak_allocated"][::10] = 7, 8, np.arange(10)
+    memory = summarise(run)["memory"]
+    assert memory["device_peak"] == {"bytes": 9, "rank": 0}
+    assert memory["rss_peak"] == {"bytes": 9, "rank": 1}
+    empty = dict.fromkeys(("device_allocated", "device_reserved", "device_peak", "rss_first", "rss_last", "rss_peak"))
+    assert memory["ranks"] == [
+        {"rank": 0, **empty, "device_allocated": 7, "device_reserved": 8, "device_peak": 9},
+        {"rank": 1, **empty, "rss_first": 3, "rss_last": 5, "rss_peak": 9},
+    ]
+
+
+def test_hosts_and_gpus() -> None:
+    hosts = tuple(host_sample(second, 10.0 * second) for second in range(3))
+    gpus = (gpu_sample(10, 50.0, []), gpu_sample(2, 80.0, ["hw_thermal"]), gpu_sample(2, 90.0, []))
+    host = summarise(Cluster(samples=hosts + gpus).run())["host"]
+    (node,) = host["nodes"]
+    assert node["cpu_percent"] == {"median": 10.0, "max": 20.0}
+    assert node["mem_available_min"] == 38 * GIB
+    assert node["disk_read_bps"] is None
+    assert [gpu["index"] for gpu in host["gpus"]] == [2, 10]
+    assert host["gpus"][0]["util_percent"] == {"median": 85.0, "max": 90.0}
+    assert host["gpus"][0]["throttle_reasons"] == ["hw_thermal"]
+    assert host["gpus"][0]["throttled_share"] == 0.5
+    assert host["samples"] == 6
+
+
+@pytest.mark.parametrize("junk", [None, "x", float("nan"), float("inf"), True, [], {}])
+def test_junk_in_samples_is_no_number(junk: Any) -> None:
+    lines = ({"kind": "host", "cpu_percent": junk, "mem_total": junk}, {"kind": junk}, {"kind": "gpu", "name": None})
+    json.dumps(summarise(Cluster(samples=lines).run()), allow_nan=False)
+
+
+def ended(status: str | None, code: int | None = None) -> dict[str, Any]:
+    return {"end": {"exit_code": code, "status": status, "wall_ns": ANCHOR_WALL_NS}}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "alive", "status"),
+    [
+        (Cluster(meta=ended("finished", 0)), False, "finished"),
+        (Cluster(meta=ended("interrupted", 130)), False, "interrupted"),
+        (Cluster(meta=ended("failed", 1)), False, "failed"),
+        (Cluster(meta=ended("failed", 1), deaths=(Death(rank=1, step=5),)), False, "crashed"),
+        (
+            Cluster(meta=ended("failed", 1), errors=(RankError(rank=1, pid=1001, type="ValueError", message=""),)),
+            False,
+            "failed",
+        ),
+        (Cluster(), False, "finished"),
+        (Cluster(deaths=(Death(rank=1, step=5),)), False, "crashed"),
+        (Cluster(deaths=(Death(rank=1, step=5, state="exception"),)), False, "failed"),
+        (Cluster(unfinished={0: 10}), True, "running"),
+        (Cluster(ranks=0, steps=0), True, "running"),
+        (Cluster(ranks=0, steps=0), False, "crashed"),
+    ],
+)
+def test_status(cluster: Cluster, alive: bool, status: str) -> None:
+    assert status_of(cluster.run(), alive=alive) == status
+
+
+def test_the_first_failure_leads_the_errors_and_launchers_come_last() -> None:
+    errors = (
+        RankError(rank=None, pid=9, type="ChildFailedError", message="", wall_ns=1, exit_codes={2: 1}),
+        RankError(rank=0, pid=1000, type="RuntimeError", message="Connection closed by peer", wall_ns=2),
+        RankError(rank=2, pid=1002, type="ValueError", message="bad", wall_ns=3, traceback="Traceback …", step=7),
+    )
+    rows = summarise(Cluster(errors=errors).run())["errors"]
+    assert [(row["rank"], row["type"], row["victim"]) for row in rows] == [
+        (2, "ValueError", False),
+        (0, "RuntimeError", True),
+        (None, "ChildFailedError", False),
+    ]
+
+
+def test_notices_say_what_is_missing() -> None:
+    first = Cluster(ranks=2, steps=30).series()
+    second = Cluster(ranks=3, steps=20, attempt=1, missing={1: (5,)}).series()
+    second = (replace(second[0], hook_failures=2), second[1], replace(second[2], steps=second[2].steps[:0]))
+    run = RunData(
+        name="x",
+        path="runs/x",
+        meta={},
+        ranks=(*first, *second[:2], second[2]),
+        notices=("The agent died.",),
+        events=({"event": "warning", "message": "disk full"}, {"event": "warning", "message": "disk full"}),
+    )
+    assert summarise(run)["notices"] == [
+        "The agent died.",
+        "disk full",
+        "Attempt 0 ended after 30 steps; all figures are of attempt 1.",
+        "Rank 2 recorded no step and is not compared.",
+        "1 step was not complete on every live rank: left out of comparisons.",
+        "2 times a hook of ours failed and was passed over; times may be missing.",
+    ]

@@ -1,0 +1,183 @@
+"""The terminal summary: whole pages against golden files, and what holds for any of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.records.series import RankError
+from stepscope.reports import render_text, summarise
+from stepscope.reports.units import bytes_text, count_text, duration_text, ms_text, share_text
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+
+GIB = 1 << 30
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 41, in <module>
+    main()
+  File "train.py", line 30, in main
+    loss = model(batch)
+ValueError: expected 3 channels, got 4
+"""
+LOGS = [f"logs/rank-{rank}.log" for rank in range(4)]
+
+
+def ended(status: str, code: int) -> dict[str, Any]:
+    return {"end": {"exit_code": code, "status": status, "wall_ns": ANCHOR_WALL_NS + 8 * 10**9}}
+
+
+def machine(gpus: int) -> tuple[dict[str, Any], ...]:
+    common = {"wall_ns": 1, "mono_ns": 1, "node": "node0"}
+    host = {
+        "cpu_percent": 46.0,
+        "cpu_count": 64,
+        "mem_total": 256 * GIB,
+        "mem_available": 200 * GIB,
+        "net_tx_bps": 3e8,
+        "disk_read_bps": 10.0,
+    }
+    gpu = {
+        "name": "NVIDIA H200",
+        "mem_used": 12 * GIB,
+        "mem_total": 141 * GIB,
+        "temperature_c": 61,
+        "power_w": 512.0,
+    }
+    return (
+        {**common, "kind": "host", **host},
+        *({**common, "kind": "process", "pid": 1000 + rank, "rss": (500 + rank) << 20} for rank in range(4)),
+        *(
+            {**common, "kind": "gpu", "index": index, "util_percent": 80 + index, **gpu, "throttle_reasons": []}
+            for index in range(gpus)
+        ),
+    )
+
+
+PAGES = {
+    "straggler": Cluster(
+        steps=61, faults=(slow_at(2, "forward", 30.0),), samples=machine(0), meta=ended("finished", 0), name="demo"
+    ),
+    "healthy": Cluster(
+        ranks=1,
+        phases_ms={"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05},
+        warmup_ms=3.0,
+        meta=ended("finished", 0),
+    ),
+    "exception": Cluster(
+        steps=60,
+        deaths=(
+            Death(rank=1, step=40, state="exception", phase="forward"),
+            Death(rank=0, step=41, state="exception"),
+            Death(rank=2, step=41),
+        ),
+        errors=(
+            RankError(
+                rank=1,
+                pid=1001,
+                type="ValueError",
+                message="expected 3 channels, got 4",
+                traceback=TRACEBACK,
+                wall_ns=ANCHOR_WALL_NS,
+                step=40,
+            ),
+            RankError(
+                rank=0, pid=1000, type="RuntimeError", message="Connection closed by peer", wall_ns=ANCHOR_WALL_NS + 5
+            ),
+        ),
+        meta=ended("failed", 1),
+    ),
+    "empty": Cluster(ranks=0, steps=0, meta=ended("finished", 0)),
+    "many": Cluster(
+        ranks=64,
+        hosts=8,
+        steps=60,
+        device_timed=True,
+        comm_measured=False,
+        faults=(slow_at(37, "input", 9.0),),
+        samples=machine(2),
+        name="a-very-long-run-name-that-somebody-chose-to-give-it-2026",
+        meta={**ended("finished", 0), "command": ["/usr/bin/torchrun", "train.py", "--config", "c" * 200]},
+    ),
+    "user_phases": Cluster(
+        phases_ms={"input": 20.0, "forward": 10.0, "backward": 20.0, "augment": 4.0, "a_phase_with_a_long_name": 2.0},
+        faults=(slow_at(3, "augment", 9.0), slow_at(0, "checkpoint", 400.0, range(50, 51))),
+        epoch_every=20,
+        compile_steps=(1, 40),
+        missing={0: (77,)},
+        meta=ended("finished", 0),
+    ),
+    "two_ranks_unmeasured": Cluster(
+        ranks=2, comm_measured=False, faults=(slow_at(1, "forward", 12.0),), meta=ended("finished", 0)
+    ),
+    "running": Cluster(ranks=2, unfinished={0: 40, 1: 41}),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
+    text = render_text(summarise(PAGES[name].run(), alive=name == "running", logs=LOGS if name == "straggler" else ()))
+    golden(Path(__file__).parent / "golden" / f"{name}.txt", text)
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_page_fits_and_is_plain(name: str, width: int) -> None:
+    text = render_text(summarise(PAGES[name].run()), width=width)
+    assert [line for line in text.splitlines() if len(line) > width] == []
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
+    assert "\x1b" not in text
+    assert "nan" not in text.lower().split()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_colour_changes_nothing_but_colour(name: str) -> None:
+    summary = summarise(PAGES[name].run())
+    painted = render_text(summary, color=True)
+    assert "\x1b[" in painted
+    plain = "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", painted).splitlines()) + "\n"
+    assert plain == render_text(summary)
+
+
+def test_a_long_traceback_is_cut_in_the_middle() -> None:
+    lines = [f"line {number}" for number in range(100)]
+    error = RankError(rank=0, pid=1000, type="ValueError", message="", traceback="\n".join(lines))
+    text = render_text(summarise(Cluster(ranks=1, errors=(error,)).run()))
+    assert "  line 5\n    … 60 lines …\n  line 66\n" in text
+    assert "  line 99\n" in text
+
+
+def test_many_findings_and_files_are_counted_not_listed() -> None:
+    summary = summarise(Cluster().run(), logs=[f"logs/rank-{rank}.log" for rank in range(20)])
+    summary["findings"] *= 12
+    text = render_text(summary)
+    assert "… and 3 more in summary.json" in text
+    assert "14 more logs" in text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (0.0832, "83 µs"),
+        (1.004, "1.00 ms"),
+        (9.996, "10.0 ms"),
+        (99.96, "100 ms"),
+        (12345.6, "12.3 s"),
+    ],
+)
+def test_ms(ms: float | None, text: str) -> None:
+    assert ms_text(ms) == text
+
+
+def test_other_units() -> None:
+    assert [duration_text(s) for s in (0.42, 8.24, 185, 7620)] == ["420 ms", "8.2 s", "3 min 05 s", "2 h 07 min"]
+    assert [bytes_text(b) for b in (None, 0, 512, 1536, 512 << 20, 1.6 * GIB)] == [
+        "–", "0 B", "512 B", "1.5 KiB", "512 MiB", "1.6 GiB"
+    ]  # fmt: skip
+    assert [share_text(s) for s in (None, 0.0, 0.004, 0.434)] == ["–", "0%", "<1%", "43%"]
+    assert [count_text(n, "rank") for n in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]

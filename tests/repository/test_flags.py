@@ -1,0 +1,46 @@
+"""The command line's surface is frozen: it changes on purpose (``--update-golden``) or not at all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stepscope.cli.main import build_parser
+
+
+def describe(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """One line per command and, below it, one per flag or argument, in the order of ``--help``."""
+    yield parser.prog
+    commands: list[argparse.ArgumentParser] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            commands += action.choices.values()
+        elif not isinstance(action, argparse._HelpAction):
+            yield "  " + " ".join(_parts(action))
+    for command in commands:
+        yield from describe(command)
+
+
+def _parts(action: argparse.Action) -> Iterator[str]:
+    yield ", ".join(action.option_strings) or action.dest
+    if action.choices is not None:
+        yield "{" + ",".join(str(choice) for choice in action.choices) + "}"
+    elif action.nargs != 0 and action.option_strings:
+        yield str(action.metavar or action.dest.upper())
+    if action.nargs not in (None, 0):
+        yield f"nargs={action.nargs}"
+    if action.required and action.option_strings:
+        yield "required"
+    if action.default not in (None, False, argparse.SUPPRESS) and isinstance(action.default, int | float | str | Path):
+        yield f"default={action.default}"
+
+
+def test_flags_are_frozen(golden: Callable[[Path, str], None]) -> None:
+    golden(Path(__file__).with_name("flags.txt"), "\n".join(describe(build_parser())) + "\n")
+
+
+def test_every_command_explains_itself() -> None:
+    for action in build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            assert {choice.dest for choice in action._choices_actions if choice.help} == set(action.choices)

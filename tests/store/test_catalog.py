@@ -1,0 +1,73 @@
+"""The list of runs, and what was concluded from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import RunUnwritable
+from stepscope.ring.layout import LIVE_STEP_WORD
+from stepscope.store.catalog import list_runs
+from stepscope.store.create import RunPaths, create_run
+from stepscope.store.meta import end_run, read_meta, write_meta
+from stepscope.store.results import load_summary, save_summary
+from stepscope.testing.rings import write_steps
+
+
+def test_a_summary_is_kept_in_all_its_forms(paths: RunPaths) -> None:
+    summary = {"schema": 1, "run": "test", "findings": [{"kind": "input_bound"}]}
+    assert load_summary(paths.run_dir) is None
+    save_summary(paths.run_dir, summary, "All is well\n\n")
+    assert load_summary(paths.run_dir) == summary
+    assert (paths.run_dir / "summary.txt").read_text() == "All is well\n"
+    assert '"kind": "input_bound"' in (paths.run_dir / "findings.json").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])
+def test_a_summary_that_cannot_be_read_is_none(paths: RunPaths, text: str) -> None:
+    (paths.run_dir / "summary.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert load_summary(paths.run_dir) is None
+
+
+def test_a_summary_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(RunUnwritable, match="cannot write the summary to"):
+        save_summary(tmp_path / "none", {}, "")
+
+
+def test_runs_newest_first(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        create_run(tmp_path, name, ["x"], sessions=tmp_path / "s")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    entries, problems = list_runs(tmp_path)
+    assert [entry.name for entry in entries] == ["second", "first"]
+    assert problems == [f"{tmp_path}/broken/run.json is damaged or cut off: it is not JSON"]
+
+
+def test_no_folder_no_runs(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "none") == ([], [])
+
+
+def test_status(paths: RunPaths, rings: Any, drain: Any) -> None:
+    ring = rings(0)
+    ring.words[LIVE_STEP_WORD] = 7
+    write_steps(ring, 7)
+    drain(ring)
+
+    def status() -> str:
+        ((entry,), _) = list_runs(paths.run_dir.parent)
+        return entry.status
+
+    assert status() == "running"
+    meta = read_meta(paths.run_dir)
+    write_meta(paths.run_dir, {**meta, "launcher": {"pid": 1 << 30, "start_ticks": 1}})
+    ((entry,), _) = list_runs(paths.run_dir.parent)
+    assert (entry.status, entry.ranks, entry.steps, entry.verdict) == ("unfinished", 1, 7, "")
+    end_run(paths.run_dir, exit_code=1, status="failed")
+    assert status() == "failed"
+    save_summary(paths.run_dir, {"status": "crashed"}, "")
+    assert status() == "crashed"

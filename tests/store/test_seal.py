@@ -1,0 +1,297 @@
+"""Sealing: the same run afterwards, small, and never half of one."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.errors import NotARun, RunError, RunUnwritable
+from stepscope.records.series import RunData
+from stepscope.records.slot import STEP, STEP_BODY
+from stepscope.ring import RingState, RingWriter
+from stepscope.store import atomic, parquet, seal
+from stepscope.store.create import RunPaths
+from stepscope.store.jsonl import append_jsonl
+from stepscope.store.load import open_run
+from stepscope.store.meta import end_run, read_meta, write_meta
+from stepscope.testing.rings import write_device_step, write_step, write_steps
+
+SAMPLES = [
+    {
+        "wall_ns": 1,
+        "mono_ns": 2,
+        "node": "a",
+        "kind": "host",
+        "cpu_percent": 12.5,
+        "cpu_count": 2,
+        "mem_total": 1 << 40,
+    },
+    {"wall_ns": 3, "node": "a", "kind": "process", "pid": 4, "rank": 0, "rss": 5, "threads": 6, "io_read_bps": 0.0},
+    {
+        "wall_ns": 5,
+        "kind": "gpu",
+        "index": 0,
+        "uuid": "GPU-1",
+        "name": "H",
+        "throttle_reasons": ["sw_power_cap", "hw_slowdown"],
+    },
+    {"wall_ns": 5, "kind": "gpu", "index": 1, "throttle_reasons": [], "util_percent": 100, "power_w": 1 << 60},
+    {"wall_ns": 7, "kind": 3, "rss": 1.5, "index": 1 << 70, "new": {"a": [1]}, "extra": "x", "name": "a\x00b\ud800"},
+]
+
+
+@pytest.fixture
+def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
+    """A run with something of everything; sealed, it must read the same."""
+    first = rings(0, device="cuda", device_timed=True)
+    first.set_phase_name(9, "augment")
+    first.set_phase_name(10, "Loss")
+    for step in range(20):
+        write_step(first, step, flags=step % 4)
+        if step % 3 == 0:
+            write_device_step(first, step)
+    first.append_note(3, b'{"lr":0.1}')
+    second = rings(1, slots=8)
+    second.set_phase_name(9, "loss")
+    second.set_phase_name(11, "augment")
+    write_steps(second, 30)
+    user = [0] * 16
+    user[9], user[11], user[12] = 5, 6, (1 << 64) - 1
+    second.append(STEP_BODY.pack(STEP, 0, second.head + 1, 30, 1, 2, 3, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0))
+    write_steps(rings(0, attempt=1), 2)
+    rings(5)
+    first.set_state(RingState.EXITED)
+    drain(first, limit=7)
+    drain(second)
+    append_jsonl(paths.run_dir / "samples.jsonl", SAMPLES)
+    append_jsonl(paths.run_dir / "events.jsonl", [{"schema": 1, "wall_ns": 1, "event": "rank_start", "rank": 0}])
+    (paths.run_dir / "errors" / "1.json").write_text(json.dumps({"pid": 1, "rank": 1, "type": "E", "message": "m"}))
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    return paths.run_dir
+
+
+def plain(data: RunData) -> dict[str, Any]:
+    """A run as values that can be compared."""
+    values = {**vars(data), "meta": {**data.meta, "sealed": None}}
+    values["ranks"] = [
+        {**vars(one), "steps": one.steps.tobytes(), "device_steps": one.device_steps.tobytes()} for one in data.ranks
+    ]
+    return values
+
+
+def test_a_sealed_run_reads_exactly_the_same(run: Path) -> None:
+    before = open_run(run)
+    seal.seal(run)
+    after = open_run(run)
+    assert plain(after) == plain(before)
+    assert after.meta["sealed"] is True
+    assert len(before.ranks) == 4
+    assert before.samples == tuple(SAMPLES)
+    assert sorted(path.name for path in run.iterdir()) == [
+        *["errors", "events.jsonl", "logs", "ranks.json", "rings", "run.json", "samples.parquet", "steps.parquet"]
+    ]
+    assert list((run / "rings").iterdir()) == []
+
+
+def test_sealing_frees_the_session(run: Path, paths: RunPaths) -> None:
+    (paths.session / "agent.lock").write_text("")
+    seal.seal(run)
+    assert not paths.session.exists()
+    assert paths.session.parent.exists()
+
+
+def test_sealing_again_changes_nothing(run: Path) -> None:
+    seal.seal(run)
+    before = {path: (path.read_bytes(), path.stat().st_ino) for path in run.iterdir() if path.is_file()}
+    seal.seal(run)
+    assert {path: (path.read_bytes(), path.stat().st_ino) for path in run.iterdir() if path.is_file()} == before
+
+
+def test_an_empty_run_can_be_sealed(paths: RunPaths) -> None:
+    end_run(paths.run_dir, exit_code=1, status="failed", wall_ns=9)
+    before = open_run(paths.run_dir)
+    seal.seal(paths.run_dir)
+    assert plain(open_run(paths.run_dir)) == plain(before)
+    assert before.ranks == ()
+
+
+def test_a_ring_we_cannot_read_stays(run: Path, paths: RunPaths) -> None:
+    (paths.session / "9.ring").write_bytes(b"STEPRING" + b"\x63" + bytes(4000))
+    seal.seal(run)
+    assert [path.name for path in paths.session.iterdir()] == ["9.ring"]
+    assert any("ring layout 99" in notice for notice in open_run(run).notices)
+
+
+def test_a_run_whose_processes_run_is_left_alone(paths: RunPaths, rings: Any, bystander: int) -> None:
+    write_steps(rings(0, pid=bystander), 2)
+    with pytest.raises(RunError, match="its processes still run"):
+        seal.seal(paths.run_dir)
+    assert not (paths.run_dir / "steps.parquet").exists()
+
+
+def test_what_is_no_run_is_not_sealed(tmp_path: Path) -> None:
+    with pytest.raises(NotARun):
+        seal.seal(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Killed(BaseException):
+    """What a SIGKILL is to the code: no except clause of ours sees it."""
+
+
+KILL_AT = [
+    (parquet, "write_samples", 1),
+    (atomic, "fsync_file", 1),
+    (atomic, "fsync_file", 2),
+    (atomic, "write_bytes", 1),
+    (atomic, "write_bytes", 2),
+    *[(Path, "replace", times) for times in range(1, 7)],
+    (atomic, "fsync_folder", 3),
+    (seal, "write_meta", 1),
+    (seal.shutil, "rmtree", 2),
+    (seal.shutil, "rmtree", 3),
+    *[(Path, "unlink", times) for times in range(1, 5)],
+    (Path, "rmdir", 1),
+]
+"""Who, what and at which call: everything that a seal does to the disk."""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "name", "times"), KILL_AT, ids=[f"{name}-{times}" for _, name, times in KILL_AT])
+def test_killed_at_any_point_nothing_is_lost(
+    run: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int, before: bool
+) -> None:
+    """Stop before or after the n-th call of each thing that touches the disk; the run opens the same, and seals."""
+    expected = plain(open_run(run))
+    real = getattr(owner, name)
+    calls = []
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if before and len(calls) == times:
+            raise Killed
+        result = real(*args, **kwargs)
+        if len(calls) == times:
+            raise Killed
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dies)
+        with pytest.raises(Killed):
+            seal.seal(run)
+    assert plain(open_run(run)) == expected
+    seal.seal(run)
+    assert plain(open_run(run)) == expected
+    assert not (run / "steps").exists()
+    assert not (run / "samples.jsonl").exists()
+
+
+@pytest.mark.faults
+def test_what_does_not_read_back_the_same_is_not_sealed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(open_run(run))
+    real = parquet.to_columns
+
+    def flips(*args: Any) -> Any:
+        columns = real(*args)
+        columns["wall_ns"][3] ^= 1
+        return columns
+
+    with monkeypatch.context() as patch, pytest.raises(RunUnwritable, match="does not read back the same"):
+        patch.setattr(parquet, "to_columns", flips)
+        seal.seal(run)
+    assert plain(open_run(run)) == expected
+
+
+@pytest.mark.faults
+def test_a_folder_that_cannot_be_written_is_one_clear_line(run: Path) -> None:
+    (run / ".sealing").write_text("in the way")
+    with pytest.raises(RunUnwritable, match=r"cannot seal .*: File exists"):
+        seal.seal(run)
+
+
+def noisy_steps(ring: RingWriter, count: int, rng: random.Random) -> None:
+    start_ns = 10**14
+    for step in range(count):
+        phases = [0] * 16
+        for slot, mean in ((0, 60e3), (1, 200e3), (2, 30e3), (3, 400e3), (4, 700e3), (5, 90e3), (6, 150e3)):
+            phases[slot] = int(mean * rng.lognormvariate(0, 0.15) * (8 if rng.random() < 0.01 else 1))
+        wall_ns = sum(phases)
+        cpu_ns = int(wall_ns * rng.uniform(0.9, 1))
+        times = (step, start_ns, wall_ns, cpu_ns, *phases)
+        ring.append(STEP_BODY.pack(STEP, 0, ring.head + 1, *times, 0, 0, 0, 1, 1, 0, 0, 1, 0))
+        start_ns += wall_ns
+
+
+def test_a_noisy_run_takes_little_room(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> None:
+    """Heavy-tailed noise in every phase of a CPU run, four ranks: at most 40 bytes a rank and step."""
+    rng = random.Random(7)
+    for rank in range(4):
+        ring = rings(rank, slots=2048)
+        noisy_steps(ring, 1500, rng)
+        drain(ring)
+    running = sum(path.stat().st_size for path in (paths.run_dir / "steps").iterdir()) / 6000
+    end_run(paths.run_dir, exit_code=0, status="finished")
+    seal.seal(paths.run_dir)
+    sealed = sum((paths.run_dir / name).stat().st_size for name in ("steps.parquet", "ranks.json")) / 6000
+    assert running < 40
+    assert sealed < 30
+
+
+@pytest.fixture
+def sealed(run: Path) -> Path:
+    seal.seal(run)
+    return run
+
+
+@pytest.mark.parametrize("name", ["steps.parquet", "samples.parquet", "ranks.json"])
+def test_a_sealed_run_that_lost_a_file_says_so(sealed: Path, name: str) -> None:
+    (sealed / name).unlink()
+    with pytest.raises(NotARun, match="is damaged: a part of it is missing"):
+        open_run(sealed)
+
+
+@pytest.mark.parametrize("name", ["steps.parquet", "samples.parquet", "ranks.json"])
+@pytest.mark.parametrize("size", [0, 10, 200])
+def test_a_sealed_run_that_was_cut_says_so(sealed: Path, name: str, size: int) -> None:
+    (sealed / name).write_bytes((sealed / name).read_bytes()[:size])
+    with pytest.raises(NotARun, match="damaged") as caught:
+        open_run(sealed)
+    assert "\n" not in str(caught.value)
+
+
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FUZZ
+@given(at=st.integers(0, 1 << 16), change=st.binary(min_size=1, max_size=6))
+def test_fuzz_ranks_json(sealed: Path, at: int, change: bytes) -> None:
+    path = sealed / "ranks.json"
+    good = path.read_bytes()
+    at %= len(good)
+    path.write_bytes(good[:at] + change + good[at + len(change) :])
+    try:
+        open_run(sealed)
+    except NotARun:
+        pass
+    path.write_bytes(good)
+
+
+def test_another_machines_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied elsewhere, a run is what its files say: no process of this machine is one of its."""
+    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
+    data = open_run(run)
+    assert [series.state for series in data.ranks[:2]] == ["exited", "running"]
+
+
+def test_sealed_is_not_believed_without_a_reason(run: Path) -> None:
+    write_meta(run, {**read_meta(run), "sealed": "yes"})
+    assert len(open_run(run).ranks) == 4
