@@ -37,12 +37,14 @@ def finalise(run_dir: Path, *, color: bool = False, width: int = FILE_WIDTH) -> 
             problems.append(f"Not sealed: {error}.")
     summary = summarise(open_run(run_dir), alive=alive, logs=_logs(run_dir))
     summary["notices"] += problems
-    if not alive:
+    saved = not alive
+    if saved:
         try:
-            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH))
+            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True))
         except RunUnwritable as error:
+            saved = False
             summary["notices"].append(f"Not saved: {error}.")
-    return summary, render_text(summary, width=width, color=color)
+    return summary, render_text(summary, width=width, color=color, saved=saved)
 
 
 def _logs(run_dir: Path) -> list[str]:

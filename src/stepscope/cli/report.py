@@ -9,11 +9,14 @@ import shutil
 import sys
 from pathlib import Path
 
+from stepscope.cli.located import RUN_HELP, located
+
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "show the summary of a run: finished, killed or still running"
 EPILOG = """\
 examples:
+  stepscope report                      of the newest run in runs/
   stepscope report runs/NAME            the summary, as at the end of `stepscope run`
   stepscope report runs/NAME --json     the document of summary.json (docs/schema.md)
 
@@ -23,7 +26,7 @@ WIDEST = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", type=Path, help="a run directory, or the name of one in runs/")
+    parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
     parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
@@ -35,14 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
     color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
-    summary, text = finalise(_located(args.path), color=color, width=width)
+    summary, text = finalise(located(args.path), color=color, width=width)
     if args.quiet:
         return 0
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
     return 0
-
-
-def _located(path: Path) -> Path:
-    """The path itself, or a run of that name in the usual folder."""
-    named = Path("runs") / path
-    return named if not path.exists() and named.is_dir() else path

@@ -20,8 +20,8 @@ def diagnose(run: RunData, window: Window) -> list[Finding]:
     crashes = find_crashes(run)
     slow = [*find_stragglers(view), *find_input_bound(run, view)]
     slow.sort(key=_weight, reverse=True)
-    # A death is never a matter of its price.
-    findings = [*crashes, *slow, *find_insufficient(window, view)]
+    # A death is never a matter of its price, and after one nobody asks for more steps.
+    findings = [*crashes, *slow, *([] if crashes else find_insufficient(run, window, view))]
     return findings or find_healthy(view)
 
 

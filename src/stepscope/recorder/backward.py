@@ -10,10 +10,9 @@ from typing import Any
 from stepscope.records.phases import BACKWARD
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
 
 __all__ = ["install"]
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
-    patches.set(torch.autograd, "backward", timed(recorder, torch.autograd.backward, BACKWARD))
+    patches.set(torch.autograd, "backward", recorder.ledger.timed(torch.autograd.backward, BACKWARD))
