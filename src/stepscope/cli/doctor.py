@@ -108,7 +108,7 @@ def _runs(runs: Path) -> Check:
 
 
 def _gpu() -> Check:
-    import pynvml  # noqa: PLC0415 - loads the driver's library
+    import pynvml
 
     try:
         pynvml.nvmlInit()

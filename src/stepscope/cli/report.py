@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from stepscope.cli.located import located
+
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "show the summary of a run: finished, killed or still running"
@@ -35,14 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
     color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
-    summary, text = finalise(_located(args.path), color=color, width=width)
+    summary, text = finalise(located(args.path), color=color, width=width)
     if args.quiet:
         return 0
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
     return 0
-
-
-def _located(path: Path) -> Path:
-    """The path itself, or a run of that name in the usual folder."""
-    named = Path("runs") / path
-    return named if not path.exists() and named.is_dir() else path

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 from stepscope import __version__
-from stepscope.cli.finalise import finalise
-from stepscope.cli.supervise import supervise
+from stepscope.cli.supervise import JobEnd, signals_held, supervise
 from stepscope.cli.words import job_command
-from stepscope.errors import RunError
+from stepscope.errors import RunError, UsageError
 from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH
-from stepscope.store.create import RunPaths, create_run
+from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.meta import end_run
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "record", "run"]
@@ -62,15 +61,33 @@ def record(command: list[str], *, root: Path, name: str | None, quiet: bool = Fa
         _say(notice)
     if not quiet:
         _say(f"recording to {_short(paths.run_dir)}")
-    end = supervise(command, _environment(paths), paths.run_dir, paths.session)
+    with signals_held() as mask:
+        try:
+            end = supervise(command, _environment(paths), paths.run_dir, paths.session, mask=mask)
+        except UsageError:
+            discard_run(paths)
+            raise
+        _conclude(paths.run_dir, end, quiet=quiet)
+    return end.exit_code
+
+
+def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
+    """Write and show the summary; where it cannot be written it is still shown."""
+    # numpy and the store's engine are loaded only now, when the job's own memory is free again.
+    from stepscope.cli.finalise import finalise
+
     try:
-        end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)
-        _, text = finalise(paths.run_dir, color=sys.stderr.isatty())
-        if not quiet:
-            print(text, file=sys.stderr)
+        end_run(run_dir, exit_code=end.exit_code, status=end.status)
+    except RunError as error:
+        _say(str(error))
+    try:
+        said = {"exit_code": end.exit_code, "status": end.status}
+        _, text = finalise(run_dir, end=said, color=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
     except RunError as error:
         _say(f"no summary: {error}")
-    return end.exit_code
+        return
+    if not quiet:
+        print(text, file=sys.stderr)
 
 
 def _environment(paths: RunPaths) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Keep a copy of what a process prints, without standing between it and its terminal.
 
-``sys.stdout`` and ``sys.stderr`` are rebuilt over a raw stream that writes to the same descriptor as before and then
-to the log.  Descriptors, buffering, encoding and ``isatty`` stay what they were; if the log cannot be written the copy
-stops and the script never knows.  (What native code prints past Python goes to the terminal only.)
+Below ``sys.stdout`` and ``sys.stderr`` goes a raw stream that writes to the same descriptor as before and then to the
+log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``, whoever holds them;
+if the log cannot be written the copy stops and the script never knows.  (What native code prints past Python goes to
+the terminal only.)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 __all__ = ["keep_output"]
 
@@ -52,23 +53,24 @@ class _TeeRaw(io.RawIOBase):
         return self._raw.isatty()
 
 
-def _teed(stream: TextIO | None, copy: int) -> Any:
-    """The same text stream with its copy; one that is no plain file stream (a notebook's, a test's) is left alone."""
+def _teed(stream: Any, copy: int) -> Any:
+    """The stream with its copy; one that is no plain file stream (a notebook's, a test's) is left alone."""
     if type(stream) is not io.TextIOWrapper:
         return stream
     buffer = stream.buffer
-    raw = buffer if isinstance(buffer, io.FileIO) else getattr(buffer, "raw", None)
-    if not isinstance(raw, io.FileIO):
+    if type(buffer) is io.BufferedWriter and isinstance(buffer.raw, io.FileIO):
+        stream.flush()
+        # In place: a logging handler that was made before has the same stream as ``print`` and shares its buffer.
+        raw = buffer.raw
+        buffer.__init__(_TeeRaw(raw, copy), getattr(raw, "_blksize", io.DEFAULT_BUFFER_SIZE))  # type: ignore[misc]
         return stream
-    stream.flush()
-    tee = _TeeRaw(raw, copy)
-    # ``python -u`` gives a stream whose buffer is the raw file itself.
-    binary = tee if buffer is raw else io.BufferedWriter(tee)
-    return io.TextIOWrapper(
-        binary,  # type: ignore[arg-type]
-        encoding=stream.encoding,
-        errors=stream.errors,
-        newline="\n",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    if isinstance(buffer, io.FileIO):  # ``python -u``: no buffer in which two streams could get out of order
+        return io.TextIOWrapper(
+            _TeeRaw(buffer, copy),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=stream.line_buffering,
+            write_through=True,
+        )
+    return stream
