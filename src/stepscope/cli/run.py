@@ -15,7 +15,7 @@ from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SW
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.meta import end_run
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "record", "run"]
+__all__ = ["EPILOG", "HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "record", "run"]
 
 HELP = "run a training script or launcher and record every step"
 EPILOG = """\
@@ -30,6 +30,7 @@ Options of ours stand before the script; everything from the script on is the jo
 The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were not there.
 """
 
+OPTIONS_BEFORE_JOB = ("--name", "--dir", "--nproc-per-node", "--nproc_per_node")
 INJECTED = Path(__file__).parents[1] / "recorder" / "inject"
 
 
@@ -38,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the run (default: the script and the time)")
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument(
-        "--nproc-per-node", metavar="N", help="start N ranks with torchrun (a number, cpu, gpu or auto)"
+        "--nproc-per-node",
+        "--nproc_per_node",
+        metavar="N",
+        help="start N ranks with torchrun (a number, cpu, gpu or auto)",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
-    parser.add_argument("job", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
