@@ -56,7 +56,9 @@ def main():
                 continue
             optimizer.step()
             optimizer.zero_grad()
-            print(f"rank {rank} step {step} loss {loss.item().hex()}", flush=True)
+            # One write, which the lines of other ranks cannot come between.
+            sys.stdout.write(f"rank {rank} step {step} loss {loss.item().hex()}\n")
+            sys.stdout.flush()
             time.sleep(args.pause_ms / 1000)
             if args.fault.startswith(f"{rank}:{step}:"):
                 suffer(args.fault.split(":")[2])
