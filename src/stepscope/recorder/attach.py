@@ -36,7 +36,8 @@ def attach(name: str | None, runs: Path) -> None:
     try:
         session, run_dir = _meet(name, runs)
     except (StepscopeError, OSError) as error:
-        warn(f"this process is not recorded: {error}")
+        reason = f"cannot create a run in {runs}: {error.strerror}" if isinstance(error, OSError) else error
+        warn(f"this process is not recorded: {reason}")
         return
     os.environ[ENV_SESSION] = str(session)
     os.environ[ENV_RUN_DIR] = str(run_dir)
