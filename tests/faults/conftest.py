@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -77,7 +76,7 @@ class Patient:
         self.until(lambda: not self._commands.survivors())
         meta = json.loads((self.run_dir() / "run.json").read_text())
         assert meta["sealed"] is True
-        assert not os.path.exists(meta["session"])
+        assert not Path(meta["session"]).exists()
         assert not (self.run_dir() / "steps").exists()
 
 

@@ -63,7 +63,7 @@ def test_the_launcher(
     os.kill(patient.process.pid, signal.SIGKILL)
     assert patient.finish().code == -signal.SIGKILL
     # The job goes on, the agent with it; together they bring it to its end.
-    patient.until(lambda: (patient.run_dir() / "summary.json").exists())
+    patient.until((patient.run_dir() / "summary.json").exists)
     assert not alive(pid)
     summary = patient.summary()
     assert (summary["status"], summary["exit_code"], summary["steps"]["total"]) == ("finished", None, 100)

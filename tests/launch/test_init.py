@@ -162,7 +162,7 @@ def test_a_stale_lock_and_an_agent_that_was_killed(
     run_dir = only_run(tmp_path)
     session = json.loads((run_dir / "run.json").read_text())["session"]
     assert not (run_dir / "summary.json").exists()
-    assert os.listdir(session) != []
+    assert list(Path(session).glob("*.ring")) != []
     shown = run_stepscope("report", run_dir)
     assert shown.code == 0
     summary = ended(run_dir)
@@ -206,8 +206,13 @@ def test_workers_that_call_it_again_are_no_ranks(run_python: Run, script: Callab
 def test_where_nothing_can_be_written_the_script_runs_unrecorded(
     run_python: Run, script: Callable[..., Path], tmp_path: Path
 ) -> None:
-    script("import stepscope\nstepscope.init(dir='taken')\nstepscope.note(a=1)\nprint(stepscope.summary())\n")
+    script(
+        "import stepscope\nstepscope.init(dir='taken')\nstepscope.note(a=1)\nprint(stepscope.summary())\n"
+        "import os; print(os.getpid())\n"
+    )
     (tmp_path / "taken").touch()
     done = run_python("script.py")
-    assert (done.code, done.stdout) == (0, "{}\n")
+    summary, pid = done.stdout.splitlines()
+    assert (done.code, summary) == (0, "{}")
+    assert list(Path(f"/dev/shm/stepscope-{os.getuid()}").glob(f"{pid}-*")) == []
     assert done.stderr == "stepscope: this process is not recorded: cannot create a run in taken: File exists\n"

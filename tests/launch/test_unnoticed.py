@@ -42,7 +42,7 @@ raise SystemExit("bye")
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-u"], ["-X", "utf8"]], ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("options", [[], ["-u"], ["-X", "utf8"]], ids=" ".join)
 def test_output_is_the_same_to_the_byte(commands: Any, script: Callable[..., Path], options: list[str]) -> None:
     script(OUTPUT)
     python = [sys.executable, *options, "script.py"]
@@ -153,11 +153,12 @@ import os, sys, threading
 sys.argv = ["job.py", "--steps", "12", *sys.argv[2:]]
 import job
 job.main()
-fds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+sockets = sum(os.readlink(fd).startswith("socket:") for fd in fds if os.path.lexists(fd))
 names = sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task"))
 rank = os.environ.get("RANK", "0")
 sys.stdout.write(f"rank {rank} threads {names} {[thread.name for thread in threading.enumerate()]}\\n")
-sys.stdout.write(f"rank {rank} sockets {sum(fd.startswith('socket:') for fd in fds)}\\n")
+sys.stdout.write(f"rank {rank} sockets {sockets}\\n")
 """
 
 

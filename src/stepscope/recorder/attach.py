@@ -61,7 +61,12 @@ def _meet(name: str | None, runs: Path) -> tuple[Path, Path]:
                 continue
             run_dir = _said(lock)
             if first:
-                run_dir = _begin(lock, run_dir, session, name, runs)
+                try:
+                    run_dir = _begin(lock, run_dir, session, name, runs)
+                except (StepscopeError, OSError):
+                    path.unlink()
+                    session.rmdir()
+                    raise
             if run_dir is not None:
                 return session, run_dir
         finally:

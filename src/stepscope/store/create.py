@@ -69,8 +69,13 @@ def create_run(
     if problem:
         notices.append(f"{problem}; the rings are kept in {session}")
     launcher = {"pid": os.getpid(), "start_ticks": process_start_ticks(os.getpid())}
-    _begin(run_dir, session, command, version, os.environ if environ is None else environ, launcher)
-    return RunPaths(name=run_dir.name, wanted=wanted, run_dir=run_dir, session=session, notices=tuple(notices))
+    paths = RunPaths(name=run_dir.name, wanted=wanted, run_dir=run_dir, session=session, notices=tuple(notices))
+    try:
+        _begin(run_dir, session, command, version, os.environ if environ is None else environ, launcher)
+    except RunUnwritable:
+        discard_run(paths)
+        raise
+    return paths
 
 
 def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, version: str = "") -> RunPaths:
@@ -86,7 +91,7 @@ def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, versi
 
 
 def discard_run(paths: RunPaths) -> None:
-    """Remove a run that never began: its job could not be started."""
+    """Remove a run that never began: its files could not be written, or its job not be started."""
     shutil.rmtree(paths.run_dir, ignore_errors=True)
     shutil.rmtree(paths.session, ignore_errors=True)
 
