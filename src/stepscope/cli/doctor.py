@@ -100,8 +100,9 @@ def _in_use(session: Path) -> bool:
 
 def _runs(runs: Path) -> Check:
     folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.exists())
-    if not os.access(folder, os.W_OK):
-        return Check(state="bad", what=f"{folder} is not writable", advice="choose another folder with --dir")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        what = f"{folder} is not writable" if folder.is_dir() else f"{folder} is not a folder"
+        return Check(state="bad", what=what, advice="choose another folder with --dir")
     return Check(
         state="good", what=f"runs go to {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)"
     )

@@ -183,8 +183,9 @@ def _errors_table(run: RunData, failures: Sequence[Failure]) -> list[dict[str, A
 
 def _notices(run: RunData, window: Window, current: Sequence[RankSeries]) -> list[str]:
     """What is missing or worth knowing beside the findings."""
+    notices = list(run.notices)
     said = [str(event["message"]) for event in run.events if event.get("event") == "warning" and event.get("message")]
-    notices = list(dict.fromkeys([*run.notices, *list(dict.fromkeys(said))[:WARNINGS_SHOWN]]))
+    notices += list(dict.fromkeys(said))[:WARNINGS_SHOWN]
     attempts = sorted({series.identity.attempt for series in run.ranks})
     for attempt in attempts[:-1]:
         of_it = [series for series in run.ranks if series.identity.attempt == attempt]
