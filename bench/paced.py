@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, ring_paths
-from stepscope.recorder.ledger import Ledger
 from stepscope.ring import RingState, RingWriter
 
 __all__: list[str] = []

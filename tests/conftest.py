@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import uuid
@@ -51,6 +52,25 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("the captured data (shared/data beside the checkout) is not here")
     return path
+
+
+@pytest.fixture(scope="session")
+def job() -> Path:
+    """A script that trains for a while and ends as it is told."""
+    return ROOT / "src" / "stepscope" / "testing" / "scripts" / "job.py"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., Path]:
+    """``script("a = 1", name="train.py")`` writes it into ``tmp_path``."""
+
+    def write(text: str, name: str = "script.py") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
 
 
 @pytest.fixture

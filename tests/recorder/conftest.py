@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.records.phases import BUILTIN_PHASES
-from stepscope.records.slot import NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.recorder import guard
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.instrument import Instrumentation
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.records.slot import NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.ring import RingReader
 
 

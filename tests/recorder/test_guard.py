@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.records.phases import BACKWARD
 from stepscope.recorder import guard
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import MAX_FAILURES, Recorder
+from stepscope.records.phases import BACKWARD
 
 
 def test_an_error_of_ours_becomes_a_count(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.slot import STEP, STEP_FIELDS
-from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.ring import RingReader, RingWriter
 from stepscope.ring.layout import MIN_CAPACITY
 from stepscope.ring.words import DDP_COMPUTE, data_word
@@ -188,7 +188,9 @@ Action = tuple[str, int, int]
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=st.lists(st.tuples(st.sampled_from(["enter", "leave", "end"]), st.integers(1, 15), st.integers(0, 1000))))
+@given(
+    actions=st.lists(st.tuples(st.sampled_from(["enter", "leave", "end"]), st.integers(1, 15), st.integers(0, 1000)))
+)
 def test_whatever_happens_every_nanosecond_is_booked_once(tmp_path: Path, actions: list[Action]) -> None:
     path = tmp_path / "fuzz.ring"
     path.unlink(missing_ok=True)

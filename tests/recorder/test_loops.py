@@ -162,7 +162,7 @@ def test_forward_called_by_name_can_still_be_scripted(recording: Recording) -> N
 
 def test_another_model_later_is_found_again(recording: Recording) -> None:
     first, second = Net(), nn.Bilinear(8, 8, 3)
-    for model, call in ((first, lambda x: first(x)), (second, lambda x: second(x, x))):
+    for model, call in ((first, first), (second, lambda x: second(x, x))):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for x, _ in batches(8):
             call(x).sum().backward()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
-from stepscope.cli.main import build_parser
+from stepscope.cli.main import COMMANDS, HIDDEN, build_parser
 
 
 def describe(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -43,4 +44,16 @@ def test_flags_are_frozen(golden: Callable[[Path, str], None]) -> None:
 def test_every_command_explains_itself() -> None:
     for action in build_parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
-            assert {choice.dest for choice in action._choices_actions if choice.help} == set(action.choices)
+            assert {choice.dest for choice in action._choices_actions if choice.help} == set(COMMANDS)
+            assert set(action.choices) == {*COMMANDS, *HIDDEN}
+            assert all(command.description for command in action.choices.values())
+
+
+def test_options_before_a_job_are_those_that_take_a_value() -> None:
+    """Otherwise their value would be taken for the script."""
+    for name in (*COMMANDS, *HIDDEN):
+        module = import_module(f"stepscope.cli.{name}")
+        parser = argparse.ArgumentParser()
+        module.add_arguments(parser)
+        valued = {option for action in parser._actions if action.nargs != 0 for option in action.option_strings}
+        assert set(getattr(module, "OPTIONS_BEFORE_JOB", valued)) == valued

@@ -23,7 +23,6 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, SLOT_HEAD, STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter, split
 from stepscope.ring.layout import (
-    HEAD_WORD,
     HEADER_BYTES,
     HOOK_FAILURES_WORD,
     IDENTITY_HEAD,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from stepscope.errors import NotARun, RunUnwritable, UsageError
-from stepscope.store.create import create_run, create_run_at, select_environment
+from stepscope.store import create
+from stepscope.store.create import create_run, create_run_at, discard_run, select_environment
 from stepscope.store.meta import end_run, read_meta
 
 
@@ -159,3 +160,17 @@ def test_the_launchers_and_the_agents_part_stays_light(run_python: Callable[...,
     code = f"import stepscope.store.{module}, sys; print(sorted({{'numpy', 'duckdb', 'torch'}} & set(sys.modules)))"
     done = run_python("-c", code)
     assert (done.code, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = create_run(tmp_path / "runs", "mine", ["x"], sessions=tmp_path / "s")
+    discard_run(paths)
+    assert list((tmp_path / "runs").iterdir()) == list((tmp_path / "s").iterdir()) == []
+
+    def refuse(*_: object) -> None:
+        raise RunUnwritable("no room")
+
+    monkeypatch.setattr(create, "write_meta", refuse)
+    with pytest.raises(RunUnwritable, match="no room"):
+        create_run(tmp_path / "runs", "mine", ["x"], sessions=tmp_path / "s")
+    assert list((tmp_path / "runs").iterdir()) == list((tmp_path / "s").iterdir()) == []

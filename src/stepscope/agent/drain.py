@@ -129,7 +129,7 @@ class Rings:
                 continue  # not yet a ring; or never one, which whoever opens the run will say
             except (RingVersion, OSError) as error:
                 self._unusable.add(mark)
-                self.problems.append(f"a ring could not be read: {error}")
+                self.problems.append(f"A ring could not be read: {error}.")
                 continue
             try:
                 self.known[path] = RingDrain(reader, self._run_dir)

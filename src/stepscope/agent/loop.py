@@ -47,7 +47,9 @@ LAST_TRIES_S = 2.0
 
 
 class Agent:
-    def __init__(self, run_dir: Path, session: Path, *, interval_s: float = 0.2, stdin: int = 0) -> None:
+    def __init__(
+        self, run_dir: Path, session: Path, *, owner: int | None = None, interval_s: float = 0.2, stdin: int = 0
+    ) -> None:
         """NotARun when ``run_dir`` is none."""
         meta = read_meta(run_dir)
         self._session = session
@@ -59,7 +61,8 @@ class Agent:
         self._host = HostSampler(self._node)
         self._gpu = GpuSampler(self._node)
         self._gpu_said = False
-        self._parents = Parents(meta)
+        self._owned = owner is not None
+        self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
         self._poll = select.poll()
         self._poll.register(stdin, select.POLLIN)
@@ -125,7 +128,7 @@ class Agent:
             return "terminated"
         if self._closed_s is None or self._busy() or self._parents.alive():
             return None
-        if self._seen_ranks or time.monotonic() - self._closed_s >= NO_RANKS_S:
+        if self._seen_ranks or self._owned or time.monotonic() - self._closed_s >= NO_RANKS_S:
             return "orphaned"
         return None
 

@@ -2,7 +2,7 @@
 
 Without a launcher to say that the job is over, the end of all ranks could be the pause between two attempts of an
 elastic job.  A parent that was started as part of the run (torchrun, a shell script) and still lives means just that;
-an older one is the user's own shell and means nothing.
+an older one is the user's own shell and means nothing.  Under ``stepscope.init()`` the ranks themselves say who it is.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ __all__ = ["Parents"]
 
 
 class Parents:
-    def __init__(self, meta: dict[str, Any]) -> None:
+    def __init__(self, meta: dict[str, Any], owner: int | None = None) -> None:
         launcher = meta.get("launcher")
         ticks = launcher.get("start_ticks") if isinstance(launcher, dict) else None
         self._since = ticks if isinstance(ticks, int) and ticks > 0 else None
         self._launcher = launcher.get("pid") if isinstance(launcher, dict) else None
         self._watched: dict[int, int] = {}
+        """Start time by pid."""
+        if owner is not None:
+            self._watched[owner] = process_start_ticks(owner)
 
     def watch(self, pid: int) -> None:
         """Remember the parent of a rank."""

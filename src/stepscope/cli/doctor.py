@@ -15,8 +15,7 @@ from typing import Literal
 
 from stepscope import __version__
 from stepscope.records.places import session_root
-from stepscope.records.slot import SLOT_BYTES
-from stepscope.ring.layout import DEFAULT_SLOTS, HEADER_BYTES
+from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
 from stepscope.store.processes import process_alive
 
 __all__ = ["HELP", "Check", "add_arguments", "checks", "run"]
@@ -70,7 +69,7 @@ def _torch() -> Check:
 
 def _shared_memory() -> Check:
     root = session_root().parent
-    needed = HEADER_BYTES + DEFAULT_SLOTS * SLOT_BYTES
+    needed = HEADER_BYTES + DEFAULT_CAPACITY * WORD_BYTES
     free = shutil.disk_usage(root).free
     what = f"{root}: {free / 2**20:,.0f} MiB free; a rank's ring takes {needed / 2**20:.0f} MiB"
     if free < 8 * needed:
@@ -100,15 +99,16 @@ def _in_use(session: Path) -> bool:
 
 def _runs(runs: Path) -> Check:
     folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.exists())
-    if not os.access(folder, os.W_OK):
-        return Check(state="bad", what=f"{folder} is not writable", advice="choose another folder with --dir")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        what = f"{folder} is not writable" if folder.is_dir() else f"{folder} is not a folder"
+        return Check(state="bad", what=what, advice="choose another folder with --dir")
     return Check(
         state="good", what=f"runs go to {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)"
     )
 
 
 def _gpu() -> Check:
-    import pynvml  # noqa: PLC0415 - loads the driver's library
+    import pynvml
 
     try:
         pynvml.nvmlInit()

@@ -5,6 +5,8 @@ Used at the end of ``stepscope run`` and by ``stepscope report``, which does the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ FILE_WIDTH = 80
 """Of ``summary.txt``, whatever the terminal."""
 
 
-def finalise(run_dir: Path, *, color: bool = False, width: int = FILE_WIDTH) -> tuple[dict[str, Any], str]:
-    """The summary as document and as text.
+def finalise(
+    run_dir: Path, *, end: Mapping[str, Any] | None = None, color: bool = False, width: int = FILE_WIDTH
+) -> tuple[dict[str, Any], str]:
+    """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be told.
 
     A run that is over is sealed and its results are saved; where the directory cannot be written they are only
     returned, and a notice says so.  A run that still goes on is left as it is.  NotARun when it is none.
@@ -35,7 +39,10 @@ def finalise(run_dir: Path, *, color: bool = False, width: int = FILE_WIDTH) -> 
             seal(run_dir)
         except RunError as error:
             problems.append(f"Not sealed: {error}.")
-    summary = summarise(open_run(run_dir), alive=alive, logs=_logs(run_dir))
+    run = open_run(run_dir)
+    if run.meta.get("end") is None and end is not None:
+        run = replace(run, meta={**run.meta, "end": dict(end)})
+    summary = summarise(run, alive=alive, logs=_logs(run_dir))
     summary["notices"] += problems
     saved = not alive
     if saved:

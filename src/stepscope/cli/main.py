@@ -1,6 +1,7 @@
 """``stepscope``: find the command, run it, turn its outcome into an exit code.
 
-A command's module is imported only when it is asked for: ``stepscope run`` must not pay for ``stepscope sql``.
+A command's module is imported only when it is asked for: ``stepscope run`` must not pay for ``stepscope sql``.  One
+that has ``OPTIONS_BEFORE_JOB`` gets the words of another program in ``args.job``, untouched by our parser.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from importlib import import_module
 from typing import NoReturn
 
 from stepscope import __version__
+from stepscope.cli.words import split_job
 from stepscope.errors import StepscopeError, UsageError
 
-__all__ = ["COMMANDS", "build_parser", "main", "run_command"]
+__all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
 
 COMMANDS = ("run", "demo", "report", "list", "sql", "doctor")
 """In the order in which a newcomer meets them."""
@@ -41,7 +43,7 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
     """The parser of the whole command line, or of some commands only."""
     parser = _Parser(
         prog="stepscope",
-        description="Which rank, which phase and which line holds your PyTorch run back.",
+        description="Which rank and which phase holds your PyTorch run back.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,6 +57,7 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
             description=module.HELP,
             epilog=getattr(module, "EPILOG", None),
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
             **about,
         )
         module.add_arguments(subparser)
@@ -64,9 +67,18 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
 
 def run_command(words: Sequence[str]) -> int:
     """Parse and run; raises StepscopeError for everything the user can put right."""
-    asked = [words[0]] if words and words[0] in (*COMMANDS, *HIDDEN) else None
-    parser = build_parser(asked) if asked else build_parser()
-    args = parser.parse_args(words)
+    asked = words[0] if words and words[0] in (*COMMANDS, *HIDDEN) else None
+    job: list[str] = []
+    if asked:
+        options = getattr(import_module(f"stepscope.cli.{asked}"), "OPTIONS_BEFORE_JOB", None)
+        if options is not None:
+            ours, job = split_job(words[1:], options)
+            words = [asked, *ours]
+    parser = build_parser([asked]) if asked else build_parser()
+    args, unknown = parser.parse_known_args(words, argparse.Namespace(job=job))
+    if unknown:
+        where = " ".join(filter(None, ("stepscope", args.command)))
+        raise UsageError(f"unknown argument: {' '.join(unknown)} (see `{where} --help`)")
     if args.command is None:
         parser.print_help()
         return 0

@@ -8,15 +8,14 @@ import sys
 from pathlib import Path
 
 from stepscope import __version__
-from stepscope.cli.finalise import finalise
-from stepscope.cli.supervise import supervise
+from stepscope.cli.supervise import JobEnd, signals_held, supervise
 from stepscope.cli.words import job_command
-from stepscope.errors import RunError
+from stepscope.errors import RunError, UsageError
 from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH
-from stepscope.store.create import RunPaths, create_run
+from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.meta import end_run
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "record", "run"]
+__all__ = ["EPILOG", "HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "record", "run"]
 
 HELP = "run a training script or launcher and record every step"
 EPILOG = """\
@@ -31,6 +30,7 @@ Options of ours stand before the script; everything from the script on is the jo
 The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were not there.
 """
 
+OPTIONS_BEFORE_JOB = ("--name", "--dir", "--nproc-per-node", "--nproc_per_node")
 INJECTED = Path(__file__).parents[1] / "recorder" / "inject"
 
 
@@ -39,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the run (default: the script and the time)")
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument(
-        "--nproc-per-node", metavar="N", help="start N ranks with torchrun (a number, cpu, gpu or auto)"
+        "--nproc-per-node",
+        "--nproc_per_node",
+        metavar="N",
+        help="start N ranks with torchrun (a number, cpu, gpu or auto)",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
-    parser.add_argument("job", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,15 +64,33 @@ def record(command: list[str], *, root: Path, name: str | None, quiet: bool = Fa
         _say(notice)
     if not quiet:
         _say(f"recording to {_short(paths.run_dir)}")
-    end = supervise(command, _environment(paths), paths.run_dir, paths.session)
+    with signals_held() as mask:
+        try:
+            end = supervise(command, _environment(paths), paths.run_dir, paths.session, mask=mask)
+        except UsageError:
+            discard_run(paths)
+            raise
+        _conclude(paths.run_dir, end, quiet=quiet)
+    return end.exit_code
+
+
+def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
+    """Write and show the summary; where it cannot be written it is still shown."""
+    # numpy and the store's engine are loaded only now, when the job's own memory is free again.
+    from stepscope.cli.finalise import finalise
+
     try:
-        end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)
-        _, text = finalise(paths.run_dir, color=sys.stderr.isatty())
-        if not quiet:
-            print(text, file=sys.stderr)
+        end_run(run_dir, exit_code=end.exit_code, status=end.status)
+    except RunError as error:
+        _say(str(error))
+    try:
+        said = {"exit_code": end.exit_code, "status": end.status}
+        _, text = finalise(run_dir, end=said, color=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
     except RunError as error:
         _say(f"no summary: {error}")
-    return end.exit_code
+        return
+    if not quiet:
+        print(text, file=sys.stderr)
 
 
 def _environment(paths: RunPaths) -> dict[str, str]:

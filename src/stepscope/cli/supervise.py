@@ -13,24 +13,28 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stepscope.records.places import RING_SUFFIX
+from stepscope.cli.orphans import end_orphans
+from stepscope.errors import UsageError
+from stepscope.records.places import helper_environment
 
-__all__ = ["JobEnd", "supervise"]
+__all__ = ["JobEnd", "signals_held", "supervise"]
 
 FROM_TERMINAL = 0x80
 """``si_code`` of a signal that the kernel sent, as for Ctrl-C."""
-WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGENT_STARTS = 5
 AGENT_END_S = 30.0
 """How long the agent may take for its last drain."""
-ORPHAN_GRACE_S = 5.0
 IMPATIENT = 3
 """This many Ctrl-C end a job that does not react."""
+
+Mask = set[int | signal.Signals]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +44,43 @@ class JobEnd:
     status: Literal["finished", "failed", "crashed", "interrupted"]
 
 
-def supervise(command: Sequence[str], environment: Mapping[str, str], run_dir: Path, session: Path) -> JobEnd:
-    """Run the job to its end with an agent beside it."""
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+@contextmanager
+def signals_held() -> Iterator[Mask]:
+    """Within, signals wait to be asked for, so that a second Ctrl-C cannot cost the summary; yields the earlier mask.
+
+    One that our parent told us to ignore stays ignored (``nohup``; a shell script's background job).
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    held = {number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {*held, signal.SIGCHLD})
     try:
-        agent = _Agent(run_dir, session, earlier)
-        job = _spawn(command, environment, earlier)
-        try:
-            end = _wait(job, agent)
-            if end.status == "interrupted":
-                _end_orphans(session)
-        finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        agent.finish(end)
+        yield earlier
     finally:
+        while signal.sigtimedwait(held, 0) is not None:
+            pass  # it came too late to end anything but the summary
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+def supervise(
+    command: Sequence[str], environment: Mapping[str, str], run_dir: Path, session: Path, *, mask: Mask
+) -> JobEnd:
+    """Run the job to its end with an agent beside it; to be called with ``signals_held``, whose mask the job gets.
+
+    UsageError when the job cannot be started.
+    """
+    try:
+        job = _spawn(command, environment, mask)
+    except OSError as error:
+        raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
+    agent = _Agent(run_dir, session, mask)
+    end = _wait(job, agent)
+    if end.status == "interrupted":
+        end_orphans(session)
+    agent.finish(end)
     return end
 
 
-def _spawn(
-    command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals], stdin: int | None = None
-) -> int:
+def _spawn(command: Sequence[str], environment: Mapping[str, str], mask: Mask, stdin: int | None = None) -> int:
     """Start a process with our own earlier signal mask; with ``stdin`` given, out of reach of our terminal."""
     actions = [] if stdin is None else [(os.POSIX_SPAWN_DUP2, stdin, 0)]
     return os.posix_spawn(
@@ -68,16 +88,17 @@ def _spawn(
         list(command),
         dict(environment),
         file_actions=actions,
-        setsigmask=list(mask),
+        setsigmask=[int(number) for number in mask],
         setsid=stdin is not None,
     )
 
 
 def _wait(job: int, agent: _Agent) -> JobEnd:
+    watched = [*(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN), signal.SIGCHLD]
     interrupted: int | None = None
     times = 0
     while True:
-        caught = signal.sigtimedwait(WATCHED, 1.0)
+        caught = signal.sigtimedwait(watched, 1.0)
         if caught is not None and caught.si_signo != signal.SIGCHLD:
             interrupted = caught.si_signo
             times += 1
@@ -92,12 +113,15 @@ def _wait(job: int, agent: _Agent) -> JobEnd:
 
 
 def _job_end(code: int, interrupted: int | None) -> JobEnd:
+    """What the exit code of the job means, given the signal that somebody sent to end it."""
     if code == 0:
         return JobEnd(exit_code=0, status="finished")
+    if interrupted is None and -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        interrupted = -code
     if interrupted is not None:
-        return JobEnd(exit_code=130 if interrupted == signal.SIGINT else 128 + interrupted, status="interrupted")
-    if code == -signal.SIGINT:
-        return JobEnd(exit_code=130, status="interrupted")
+        # 1 is how torchrun ends however it was ended; another code is one that the script chose for this case.
+        own = 1 < code <= 128
+        return JobEnd(exit_code=code if own else 128 + interrupted, status="interrupted")
     if code < 0:
         return JobEnd(exit_code=128 - code, status="crashed")
     return JobEnd(exit_code=code, status="failed")
@@ -106,7 +130,7 @@ def _job_end(code: int, interrupted: int | None) -> JobEnd:
 class _Agent:
     """The agent process; its standard input is a pipe that says how the job ended, or that we are gone."""
 
-    def __init__(self, run_dir: Path, session: Path, mask: set[signal.Signals]) -> None:
+    def __init__(self, run_dir: Path, session: Path, mask: Mask) -> None:
         places = ["--run-dir", str(run_dir), "--session", str(session)]
         self._command = [sys.executable, "-m", "stepscope.agent", *places]
         self._mask = mask
@@ -121,25 +145,25 @@ class _Agent:
             os.close(self._pipe)
             if self._starts < AGENT_STARTS:
                 self._start()
-            elif self._starts == AGENT_STARTS:
-                self._starts += 1
-                print("stepscope: the agent keeps dying; steps stay in their rings until the end", file=sys.stderr)
+            else:
+                _say("the agent keeps dying; steps stay in their rings until the end")
 
     def finish(self, end: JobEnd) -> None:
         """Tell it that the job is over and wait for its last drain."""
+        self.keep_alive()  # one that died this moment is started once more: it frees the rings that are left
         if not self._pid:
             return
         word = json.dumps({"end": {"exit_code": end.exit_code, "status": end.status}}) + "\n"
         try:
             os.write(self._pipe, word.encode())
         except BrokenPipeError:
-            pass  # it died this moment; whoever opens the run drains the rings
+            pass  # whoever opens the run drains the rings
         os.close(self._pipe)
         deadline = time.monotonic() + AGENT_END_S
         while not os.waitpid(self._pid, os.WNOHANG)[0]:
             left = deadline - time.monotonic()
             if left <= 0:
-                print("stepscope: the agent does not end; the summary may miss the last steps", file=sys.stderr)
+                _say("the agent does not end; the summary may miss the last steps")
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
                 break
@@ -149,27 +173,14 @@ class _Agent:
     def _start(self) -> None:
         self._starts += 1
         reading, self._pipe = os.pipe()
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("STEPSCOPE")}
-        self._pid = _spawn(self._command, environment, self._mask, stdin=reading)
-        os.close(reading)
+        try:
+            self._pid = _spawn(self._command, helper_environment(os.environ), self._mask, stdin=reading)
+        except OSError as error:
+            os.close(self._pipe)
+            _say(f"the agent cannot be started ({error.strerror}); steps stay in their rings until the end")
+        finally:
+            os.close(reading)
 
 
-def _end_orphans(session: Path) -> None:
-    """After a Ctrl-C no rank may stay behind: ask those that outlived their launcher, then make them."""
-    ranks = [int(ring.stem) for ring in session.glob(f"*{RING_SUFFIX}") if ring.stem.isdigit()]
-    deadline = time.monotonic() + ORPHAN_GRACE_S
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        while ranks and time.monotonic() < deadline:
-            ranks = [pid for pid in ranks if _alive(pid)]
-            time.sleep(0.05)
-        for pid in ranks:
-            os.kill(pid, number)
-        deadline = time.monotonic() + ORPHAN_GRACE_S
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _say(message: str) -> None:
+    print(f"stepscope: {message}", file=sys.stderr, flush=True)

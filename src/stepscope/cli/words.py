@@ -5,17 +5,27 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from stepscope.errors import UsageError
 
-__all__ = ["job_command"]
+__all__ = ["job_command", "split_job"]
+
+
+def split_job(words: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """Our own words and the job's, which begin at ``--``, ``-m`` or the first word that is no option of ours.
+
+    ``options`` are those of ours that take a value.
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--"):
+        at += 2 if words[at] in options else 1
+    return list(words[:at]), list(words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:])
 
 
 def job_command(words: Sequence[str], nproc_per_node: str | None = None) -> list[str]:
     """A script, ``-m module`` or any launcher with its own arguments; UsageError for what cannot be started."""
-    words = list(words[1:] if words[:1] == ["--"] else words)
     if not words:
         raise UsageError("nothing to run; try `stepscope run train.py`")
     first = words[0]

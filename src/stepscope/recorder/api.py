@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from stepscope.records.phases import OTHER
-from stepscope.records.places import ENV_RUN_DIR
-from stepscope.records.slot import FLAG_EXPLICIT, NOTE_BYTES
 from stepscope.recorder import attach, bootstrap
 from stepscope.recorder.guard import failsafe, warn
 from stepscope.recorder.ledger import NOT_NOW
+from stepscope.records.phases import OTHER
+from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, helper_environment
+from stepscope.records.slot import FLAG_EXPLICIT, NOTE_BYTES
 
 __all__ = ["init", "note", "phase", "step", "summary"]
 
@@ -34,7 +34,11 @@ def init(*, name: str | None = None, dir: str = "runs") -> None:  # noqa: A002 -
     All ranks of one launcher on one node meet in one run.  An agent process is started beside them; it ends with them
     and leaves the summary in ``dir/NAME``.
     """
-    if bootstrap.current() is None and not bootstrap.switched_off(os.environ):
+    if bootstrap.current() is not None or bootstrap.switched_off(os.environ):
+        return
+    if ENV_SESSION in os.environ:
+        bootstrap.start_from_environment()  # started by a process that is being recorded: its run is ours
+    else:
         attach.attach(name, Path(dir))
 
 
@@ -103,10 +107,10 @@ def summary() -> dict[str, Any]:
     if bootstrap.current() is None or not run_dir:
         return {}
     command = [sys.executable, "-m", "stepscope", "report", "--json", run_dir]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("STEPSCOPE")}
-    environment["PYTHONPATH"] = attach.python_path()
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=SUMMARY_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command, env=helper_environment(os.environ), capture_output=True, timeout=SUMMARY_TIMEOUT_S, check=True
+        )
         result: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         warn(f"no summary: {error}")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.phases import BACKWARD
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import BACKWARD
 
 __all__ = ["install"]
 

@@ -5,8 +5,8 @@
 library until the script itself imports torch; then the hooks go in.
 
 Which processes are ranks?  The one the launcher started, and each one that a launcher gave a rank of its own.  Their
-Python children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are left alone, unless
-they turn out to train themselves.
+Python children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are helpers: they leave
+nothing behind, unless they turn out to train themselves.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
 from stepscope.recorder.failure import watch_end
 from stepscope.recorder.guard import failsafe
-from stepscope.recorder.identity import attempt_from, rank_from
+from stepscope.recorder.identity import attempt_from, is_launcher, rank_from
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.instrument import Instrumentation
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
 
 __all__ = ["current", "start", "start_from_environment", "stop", "switched_off"]
 
@@ -48,13 +48,13 @@ def start_from_environment() -> None:
     if not session or not run_dir or switched_off(os.environ):
         return
     recorder = start(Path(session), Path(run_dir))
-    rank = rank_from(os.environ)
+    rank = None if is_launcher(sys.orig_argv) else rank_from(os.environ)
     claim = "main" if rank is None else f"rank {rank}"
-    if os.environ.get(ENV_CLAIM) == claim:
-        return
-    os.environ[ENV_CLAIM] = claim
-    keep_output(log_path(Path(run_dir), rank=rank, attempt=attempt_from(os.environ)))
-    watch_end(recorder, Path(run_dir))
+    claims = os.environ.get(ENV_CLAIM) != claim
+    if claims:
+        os.environ[ENV_CLAIM] = claim
+        keep_output(log_path(Path(run_dir), rank=rank, attempt=attempt_from(os.environ)))
+    watch_end(recorder, Path(run_dir), helper=not claims)
 
 
 def start(session: Path, run_dir: Path) -> Recorder:
@@ -80,7 +80,3 @@ def stop() -> None:
         _instrumentation.remove()
     _watch.remove()
     _recorder = _instrumentation = None
-
-
-if sys.version_info < (3, 10):  # pragma: no cover - a launcher may start any interpreter with our PYTHONPATH
-    raise ImportError("stepscope needs Python 3.10")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.phases import CHECKPOINT
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import CHECKPOINT
 
 __all__ = ["install"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from stepscope.records.phases import INPUT
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import INPUT
 
 __all__ = ["install"]
 

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, H2D, OPTIMIZER, PHASE_SLOTS
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import Ledger
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, H2D, OPTIMIZER, PHASE_SLOTS
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
 __all__ = ["DeviceTimer", "device_timer"]

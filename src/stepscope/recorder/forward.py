@@ -29,12 +29,12 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT
-from stepscope.records.slot import FLAG_DISCOVERY
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT
+from stepscope.records.slot import FLAG_DISCOVERY
 from stepscope.ring.words import ENTER, TIME_SHIFT
 
 __all__ = ["ForwardProbe"]
@@ -171,7 +171,12 @@ class ForwardProbe:
         return self._original if found is self._looker else found
 
     def _make_timer(self, original: Call) -> Call:
-        is_compiling, grad_enabled, roots, recorder = self._is_compiling, self._grad_enabled, self._roots, self._recorder
+        is_compiling, grad_enabled, roots, recorder = (
+            self._is_compiling,
+            self._grad_enabled,
+            self._roots,
+            self._recorder,
+        )
         ledger, now = recorder.ledger, recorder.ledger.now
 
         @functools.wraps(original)

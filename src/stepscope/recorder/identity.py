@@ -1,4 +1,4 @@
-"""Who am I: rank, world, device, versions — from the process group when there is one, else from the launcher's variables.
+"""Who am I: rank, world, device, versions; from the process group when there is one, else the launcher's variables.
 
 Nothing here initialises CUDA or the process group; it only looks at what the script has set up already.
 """
@@ -7,23 +7,44 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.identity import RankIdentity
+from stepscope.records.naming import LAUNCHER_MODULES
 
-__all__ = ["attempt_from", "of_this_process", "rank_from"]
+__all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from"]
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+"""Names of the same as commands."""
+_OPTION = re.compile(r"-(?:-.*|[bBdEhiIOPqRsSuvVx?]*(?:([cmWX])(.*))?)", re.DOTALL)
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def rank_from(environment: Mapping[str, str]) -> int | None:
     """The rank a launcher gave this process; None for a single process or the launcher itself."""
     return _first_int(environment, _RANK)
+
+
+def is_launcher(words: Sequence[str]) -> bool:
+    """Whether a command line of Python's (``sys.orig_argv``) starts ranks and does not train itself.
+
+    It may still have been given a rank: under Slurm each torchrun is a task with a number of its own.
+    """
+    words = words[1:]
+    while words and (option := _OPTION.fullmatch(words[0])):
+        kind, value = option.groups()
+        if kind == "c":
+            return False
+        if kind == "m":
+            return (value or "".join(words[1:2])) in LAUNCHER_MODULES
+        words = words[2 if kind and not value else 1 :]
+    return bool(words) and os.path.basename(words[0]) in LAUNCHERS  # noqa: PTH119 - a rank's start waits for this
 
 
 def attempt_from(environment: Mapping[str, str]) -> int:

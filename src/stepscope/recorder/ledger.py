@@ -47,9 +47,21 @@ class Ledger:
     between two looks at ``limit``; whoever finds ``at`` beyond it calls ``turn``.
     """
 
-    __slots__ = ("_capacity", "_header", "_on_refusal", "_rounds", "at", "body", "device", "limit", "now", "phase", "thread")
+    __slots__ = (
+        "_capacity",
+        "_header",
+        "_on_refusal",
+        "_rounds",
+        "at",
+        "body",
+        "device",
+        "limit",
+        "now",
+        "phase",
+        "thread",
+    )
 
-    def __init__(self, now: Callable[[], int], on_refusal: Callable[[int], bool]) -> None:
+    def __init__(self, now: Callable[[], int], on_refusal: Callable[[int], bool | None]) -> None:
         """``on_refusal(phase)`` is asked while nobody owns the ledger: whether recording has begun with that."""
         self.now = now
         self._on_refusal = on_refusal
@@ -76,9 +88,8 @@ class Ledger:
         ``NOT_NOW`` on a thread that does not train, and inside the same phase.  ``other`` is never entered.
         """
         outer = self.phase
-        if outer == phase or get_ident() != self.thread:
-            if outer == phase or not self._refused(phase):
-                return NOT_NOW
+        if outer == phase or (get_ident() != self.thread and not self._refused(phase)):
+            return NOT_NOW
         at = self.at
         self.body[at] = (self.now() << TIME_SHIFT) + phase + ENTER
         self.at = at + 1
@@ -105,9 +116,8 @@ class Ledger:
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             outer = ledger.phase
-            if outer == phase or get_ident() != ledger.thread:
-                if outer == phase or not ledger._refused(phase):
-                    return original(*args, **kwargs)
+            if outer == phase or (get_ident() != ledger.thread and not ledger._refused(phase)):
+                return original(*args, **kwargs)
             at = ledger.at
             ledger.body[at] = (now() << TIME_SHIFT) + code
             ledger.at = at + 1
@@ -167,4 +177,4 @@ class Ledger:
 
     def _refused(self, phase: int) -> bool:
         """Not the owner's thread: if there is no owner yet, this may be the beginning."""
-        return self.thread == NOBODY and self._on_refusal(phase)
+        return self.thread == NOBODY and bool(self._on_refusal(phase))

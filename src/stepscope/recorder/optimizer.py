@@ -12,11 +12,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from stepscope.records.phases import OPTIMIZER
-from stepscope.records.slot import FLAG_SKIPPED
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import OPTIMIZER
+from stepscope.records.slot import FLAG_SKIPPED
 
 __all__ = ["OptimizerHooks"]
 

@@ -15,14 +15,14 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from stepscope.errors import RingNoSpace
-from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FIRST_USER_SLOT, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
-from stepscope.records.places import ring_paths
-from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.recorder.steps import StepBoundaries
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FIRST_USER_SLOT, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
+from stepscope.records.places import ring_paths
+from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
 from stepscope.ring import RingState, RingWriter
 from stepscope.ring.layout import DEFAULT_CAPACITY, HOOK_FAILURES_WORD
 from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, data_word, note_words
@@ -43,7 +43,11 @@ class RootSearch(Protocol):
     """Looks for the modules that are the model."""
 
     def after_step(self, *, found: bool, due: bool) -> bool:
-        """A step has ended, with or without a call of a root; a new look may be due.  Whether to be asked again after the very next one."""
+        """A step has ended, with or without a call of a root, and a new look may be due.
+
+        Whether to be asked again after the very next one.
+        """
+        ...
 
 
 class BackwardFigures(Protocol):
@@ -59,7 +63,12 @@ class Recorder:
     """
 
     def __init__(
-        self, session: Path, run_dir: Path, *, now: Callable[[], int] = time.perf_counter_ns, capacity: int = DEFAULT_CAPACITY
+        self,
+        session: Path,
+        run_dir: Path,
+        *,
+        now: Callable[[], int] = time.perf_counter_ns,
+        capacity: int = DEFAULT_CAPACITY,
     ) -> None:
         self._session = session
         self._run_dir = run_dir
@@ -213,7 +222,7 @@ class Recorder:
         return ring
 
     def _take_over(self) -> bool:
-        """Steps are taken on another thread than the one that was seen first: before the first step, that one trains."""
+        """Steps are taken on another thread than the one seen first: before the first step, that one trains."""
         if self.step or self.ring is None or self._broken:
             return False
         self.ledger.thread = get_ident()

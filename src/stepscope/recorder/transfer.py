@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.records.phases import FIRST_USER_SLOT, H2D, OTHER
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import FIRST_USER_SLOT, H2D, OTHER
 
 __all__ = ["goes_to_device", "install"]
 

@@ -15,10 +15,10 @@ import functools
 import weakref
 from typing import Any
 
-from stepscope.records.phases import COMM
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import COMM
 
 __all__ = ["DdpFigures", "install"]
 

@@ -12,7 +12,9 @@ as the run.  The *run directory* is where the run stays.
 from __future__ import annotations
 
 import os
+import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = [
@@ -21,7 +23,9 @@ __all__ = [
     "ENV_SESSION",
     "ENV_SWITCH",
     "RING_SUFFIX",
+    "SESSION_LOCK",
     "error_path",
+    "helper_environment",
     "log_path",
     "ring_paths",
     "session_root",
@@ -34,6 +38,8 @@ ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
 """Set by a process that is a rank (or the script), for its children to see that they are not."""
 RING_SUFFIX = ".ring"
+SESSION_LOCK = "agent.lock"
+"""In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
 
 
 def session_root() -> Path:
@@ -56,3 +62,17 @@ def log_path(run_dir: Path, *, rank: int | None, attempt: int) -> Path:
     if attempt:
         name += f".attempt-{attempt}"
     return run_dir / "logs" / f"{name}.log"
+
+
+def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a Python process of ours that is no part of the job: it finds this very Stepscope.
+
+    A module of the user's in the working directory must not stand in for one of the standard library's.
+    """
+    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM)
+    environment = {name: value for name, value in environ.items() if name not in ours}
+    environment["PYTHONSAFEPATH"] = "1"
+    package = str(Path(__file__).parents[2])
+    if package not in sysconfig.get_paths().values():
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environ.get("PYTHONPATH"), package]))
+    return environment

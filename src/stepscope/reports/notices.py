@@ -31,7 +31,9 @@ def notices_of(run: RunData, window: Window, *, finished: bool) -> list[str]:
     attempts = attempts_of(run)
     notices += [_attempt(run, attempt, window.attempt, finished=finished) for attempt in attempts[:-1]]
     if current and attempts[-1].number > window.attempt:
-        notices.append(f"Nothing of attempt {attempts[-1].number} was recorded: the figures are of {window.attempt}.")
+        notices.append(
+            f"Nothing of attempt {attempts[-1].number} was recorded; all figures are of attempt {window.attempt}."
+        )
     notices += _missing(current, window)
     notices += _gaps(run)
     failures = sum(series.hook_failures for series in current)

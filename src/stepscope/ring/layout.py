@@ -17,7 +17,7 @@ All words are little endian and written by the one writer only.  The head is ann
 step, and now and then within a long step, but never between the end of a step and its data words.  Beyond the head
 there may be time words already: they show where the process is now.
 
-The file's space is reserved before it is mapped, so a full file system is an error at creation and never a SIGBUS later.
+The file's space is reserved before it is mapped: a full file system is an error at creation, never a SIGBUS later.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from stepscope.records.slot import SLOT_HEAD
 from stepscope.ring import words as w
 from stepscope.ring.decode import StreamDecoder
 from stepscope.ring.layout import (
-    RESERVE_WORDS,
-    TURN_WORDS,
     FIXED,
     HEAD_WORD,
     HEADER_BYTES,
@@ -28,7 +26,9 @@ from stepscope.ring.layout import (
     MIN_CAPACITY,
     NAME_BYTES,
     NAMES_OFFSET,
+    RESERVE_WORDS,
     STATE_WORD,
+    TURN_WORDS,
     VERSION,
     WORD_BYTES,
     RingState,
@@ -78,7 +78,7 @@ class RingBatch:
 
 
 def split(batch: RingBatch, size: int) -> Iterator[RingBatch]:
-    """The same in parts of at most ``size`` records, each of which can be gone on from; one part if there is nothing."""
+    """The same in parts of at most ``size`` records, each of which can be gone on from; never none."""
     starts = range(0, max(len(batch.slots), 1), size)
     for start in starts:
         slots = batch.slots[start : start + size]

@@ -51,8 +51,8 @@ def process_start_ticks(pid: int) -> int:
 class RingWriter:
     """A ring file and its header.
 
-    ``header`` and ``body`` are its two parts as 64-bit words.  What goes into ``body``, and the head that announces it, is
-    the recorder's ledger's business: it is the hottest code there is and writes straight into them.
+    ``header`` and ``body`` are its two parts as 64-bit words.  What goes into ``body``, and the head that announces it,
+    is the business of the recorder's ledger: it is the hottest code there is and writes straight into them.
     """
 
     def __init__(self, path: Path, identity: RankIdentity, *, capacity: int = DEFAULT_CAPACITY) -> None:

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import secrets
-import stat
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.errors import RunUnwritable, UsageError
+from stepscope.errors import RingNoSpace, RunUnwritable
+from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
 from stepscope.records.places import session_root
+from stepscope.ring.folders import make_session, take_folder
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.meta import SCHEMA, write_meta
 from stepscope.store.paths import META
 
-__all__ = ["RunPaths", "create_run", "create_run_at", "select_environment"]
+__all__ = ["RunPaths", "create_run", "create_run_at", "discard_run", "select_environment"]
 
 FOLDERS = ("steps", "errors", "logs", "rings")
 
 ENV_PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "GLOO_", "SLURM_", "OMP_", "MKL_", "PYTORCH_", "HIP_")
 ENV_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 ENV_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MAX_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +56,11 @@ def create_run(
 
     ``sessions`` is the folder of this user's sessions, in memory if not given.
     """
-    wanted = _checked(name) if name is not None else _default_name(command)
+    when = time.strftime(TIME_IN_NAME)
+    wanted = checked_name(name) if name is not None else default_name(command, when)
     notices: list[str] = []
     try:
-        run_dir = _take_folder(root, wanted)
+        run_dir = take_folder(root, wanted)
     except OSError as error:
         raise RunUnwritable(f"cannot create a run in {root}: {error.strerror}") from error
     if run_dir.name != wanted:
@@ -71,8 +69,13 @@ def create_run(
     if problem:
         notices.append(f"{problem}; the rings are kept in {session}")
     launcher = {"pid": os.getpid(), "start_ticks": process_start_ticks(os.getpid())}
-    _begin(run_dir, session, command, version, os.environ if environ is None else environ, launcher)
-    return RunPaths(name=run_dir.name, wanted=wanted, run_dir=run_dir, session=session, notices=tuple(notices))
+    paths = RunPaths(name=run_dir.name, wanted=wanted, run_dir=run_dir, session=session, notices=tuple(notices))
+    try:
+        _begin(run_dir, session, command, version, os.environ if environ is None else environ, launcher)
+    except RunUnwritable:
+        discard_run(paths)
+        raise
+    return paths
 
 
 def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, version: str = "") -> RunPaths:
@@ -85,6 +88,12 @@ def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, versi
         raise RunUnwritable(f"cannot create {run_dir}: {error.strerror}") from error
     _begin(run_dir, session, command, version, os.environ, None)
     return RunPaths(name=run_dir.name, wanted=run_dir.name, run_dir=run_dir, session=session)
+
+
+def discard_run(paths: RunPaths) -> None:
+    """Remove a run that never began: its files could not be written, or its job not be started."""
+    shutil.rmtree(paths.run_dir, ignore_errors=True)
+    shutil.rmtree(paths.session, ignore_errors=True)
 
 
 def _begin(
@@ -131,44 +140,9 @@ def select_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _checked(name: str) -> str:
-    if not name or name.startswith(".") or len(name) > _MAX_NAME or any(c == "/" or not c.isprintable() for c in name):
-        raise UsageError(f"{name!r} cannot name a run: it must be a plain folder name")
-    return name
-
-
-def _default_name(command: Sequence[str]) -> str:
-    """The script's stem and the local time; enough to find last night's run."""
-    script = next((Path(word).stem for word in command if word.endswith(".py")), "")
-    if not script and "-m" in command[:-1]:
-        script = command[list(command).index("-m") + 1].rpartition(".")[2]
-    stem = _UNSAFE.sub("-", script or Path(command[0] if command else "run").stem).strip("-.") or "run"
-    return f"{stem[:_MAX_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _take_folder(root: Path, wanted: str) -> Path:
-    """Make the first of NAME, NAME-2, NAME-3 … that is free; two launchers at once get two folders."""
-    root.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        run_dir = root.resolve() / (wanted if number == 1 else f"{wanted}-{number}")
-        try:
-            run_dir.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return run_dir
-
-
 def _make_session(run_dir: Path, base: Path) -> tuple[Path, str]:
     """A folder in memory that only we can enter, or ``<run>/rings`` and the reason for it."""
     try:
-        base.mkdir(mode=0o700, exist_ok=True)
-        found = base.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS_MAY_WRITE:
-            return run_dir / "rings", f"{base} is not a folder of ours alone"
-        session = base / secrets.token_hex(8)
-        session.mkdir(mode=0o700)
-    except OSError as error:
-        return run_dir / "rings", f"{base} cannot be used ({error.strerror})"
-    return session, ""
+        return make_session(base, secrets.token_hex(8)), ""
+    except RingNoSpace as error:
+        return run_dir / "rings", str(error)

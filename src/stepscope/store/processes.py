@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingError
-from stepscope.records.places import RING_SUFFIX
+from stepscope.records.places import RING_SUFFIX, SESSION_LOCK
 from stepscope.ring import RingReader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
@@ -24,8 +24,6 @@ from stepscope.store.sidecar import read_sidecars
 
 __all__ = ["agent_alive", "launcher_alive", "process_alive", "processes_alive", "remove_session", "ring_files"]
 
-SESSION_LOCK = "agent.lock"
-"""Made by the rank that starts the agent of ``stepscope.init()``."""
 REMOTE_SILENCE_S = 60
 """A process on another machine that was not heard of for so long counts as gone."""
 

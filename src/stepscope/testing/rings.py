@@ -1,22 +1,31 @@
 """Rings without a training script: steps whose every number follows from the step's own, so that a test can check all.
 
-    stream = RingStream(path, RankIdentity(host="node", pid=os.getpid()))
-    write_steps(stream, 100)
+stream = RingStream(path, RankIdentity(host="node", pid=os.getpid()))
+write_steps(stream, 100)
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, FORWARD, H2D, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
-from stepscope.recorder.ledger import Ledger
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import DEFAULT_CAPACITY
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, START, data_word
 from stepscope.testing.clock import FakeClock
 
-__all__ = ["START_NS", "STEP_NS", "RingStream", "device_phases", "step_phases", "write_device_step", "write_step", "write_steps"]
+__all__ = [
+    "START_NS",
+    "STEP_NS",
+    "RingStream",
+    "device_phases",
+    "step_phases",
+    "write_device_step",
+    "write_step",
+    "write_steps",
+]
 
 START_NS = 5_000_000_000
 STEP_NS = 10_000_000

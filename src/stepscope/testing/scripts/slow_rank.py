@@ -80,7 +80,7 @@ def main():
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    pause = {phase: 0.0 for phase in PHASES}
+    pause = dict.fromkeys(PHASES, 0.0)
     if rank == args.slow_rank:
         pause[args.slow_phase] = args.slow_ms / 1000
 

@@ -1,0 +1,30 @@
+"""``stepscope attach``: the agent of a run that ``stepscope.init()`` began.  Started by the ranks, not by people."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stepscope import __version__
+from stepscope.agent.process import tend
+from stepscope.store.create import create_run_at
+from stepscope.store.paths import META
+
+__all__ = ["HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "run"]
+
+HELP = "be the agent of a run that stepscope.init() began (started by its ranks)"
+OPTIONS_BEFORE_JOB = ("--session", "--run-dir", "--owner")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--session", type=Path, required=True, help="folder of the rings")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; made, or gone on with")
+    parser.add_argument(
+        "--owner", type=int, required=True, metavar="PID", help="while this process lives, so does the run"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if not (args.run_dir / META).exists():
+        create_run_at(args.run_dir, args.session, args.job, version=__version__)
+    return tend(args.run_dir, args.session, owner=args.owner)

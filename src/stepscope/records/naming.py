@@ -1,0 +1,48 @@
+"""What a run is called."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from stepscope.errors import UsageError
+
+__all__ = ["LAUNCHER_MODULES", "TIME_IN_NAME", "checked_name", "default_name", "numbered"]
+
+MAX_NAME = 200
+TIME_IN_NAME = "%Y%m%d-%H%M%S"
+LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+)
+"""Modules that start ranks and do not train themselves."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def checked_name(name: str) -> str:
+    """The name a user chose; UsageError when it cannot be that of a folder."""
+    if not name or name.startswith(".") or len(name) > MAX_NAME or any(c == "/" or not c.isprintable() for c in name):
+        raise UsageError(f"{name!r} cannot name a run: it must be a plain folder name")
+    return name
+
+
+def default_name(command: Sequence[str], when: str) -> str:
+    """The script's stem and the time; enough to find last night's run."""
+    script = next((PurePath(word).stem for word in command if word.endswith(".py")), "")
+    modules = [after for word, after in itertools.pairwise(command) if word == "-m" and after not in LAUNCHER_MODULES]
+    if not script and modules:
+        script = modules[0].rpartition(".")[2]
+    stem = _UNSAFE.sub("-", script or PurePath(command[0] if command else "run").stem).strip("-.") or "run"
+    return f"{stem[:MAX_NAME]}-{when}"
+
+
+def numbered(wanted: str) -> Iterator[str]:
+    """NAME, NAME-2, NAME-3 …: the first that is free is taken."""
+    yield wanted
+    for number in itertools.count(2):
+        yield f"{wanted}-{number}"

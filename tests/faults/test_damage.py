@@ -1,0 +1,110 @@
+"""Run directories that are cut off, foreign or not there, and rings of another version: one clear line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.faults
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_what_is_no_run_and_what_was_cut_off(
+    start: Callable[..., Any], job: Path, run_stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    patient = start("run", "--quiet", "--name", "good", job, "--steps", "15")
+    patient.wait_for("step 5 ")
+    # A ring that another version of Stepscope wrote, in the same session.
+    (ring,) = patient.session().glob("*.ring")
+    other = bytearray(ring.read_bytes()[:8192])
+    other[8:12] = struct.pack("<I", 99)
+    (patient.session() / "1.ring").write_bytes(other)
+    assert patient.finish().code == 0
+    good = patient.run_dir()
+    summary = json.loads((good / "summary.json").read_text())
+    assert (summary["steps"]["total"], summary["world_size"], summary["status"]) == (15, 1, "finished")
+    (notice,) = set(summary["notices"])
+    assert notice.startswith(f"A ring could not be read: {patient.session()}/1.ring has ring layout 99;")
+    shutil.rmtree(json.loads((good / "run.json").read_text())["session"])  # the foreign ring kept it
+
+    runs = good.parent
+    bad = {name: shutil.copytree(good, runs / name) for name in ("meta", "parquet", "ranks", "summary")}
+    cut(bad["meta"] / "run.json")
+    cut(bad["parquet"] / "steps.parquet")
+    cut(bad["ranks"] / "ranks.json")
+    cut(bad["summary"] / "summary.json")
+    (runs / "foreign").mkdir()
+    (runs / "foreign" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("no folder")
+    expected = {
+        bad["meta"]: "run.json is damaged or cut off: it is not JSON",
+        bad["parquet"]: "steps.parquet is damaged: ",
+        bad["ranks"]: "ranks.json is damaged",
+        runs / "foreign": "foreign is no run: it holds no run.json",
+        tmp_path / "nowhere": "nowhere does not exist",
+        tmp_path / "file": "file does not exist",
+    }
+    for path, said in expected.items():
+        for words in (["report", path], ["sql", path, "select 1"]):
+            done = run_stepscope(*words)
+            assert (done.code, done.stdout) == (3, ""), done.stderr
+            (line,) = done.stderr.splitlines()
+            assert line.startswith("stepscope: ")
+            assert said in line
+    again = run_stepscope("report", "--json", bad["summary"])
+    assert (again.code, json.loads(again.stdout)["steps"]["total"]) == (0, 15)
+    assert json.loads((bad["summary"] / "summary.json").read_text())["steps"]["total"] == 15
+    listed = run_stepscope("list", runs)
+    assert listed.code == 0
+    assert "run.json is damaged or cut off" in listed.stderr
+    assert listed.stdout.count("good") >= 1
+    assert not (runs / "foreign" / "summary.json").exists()
+
+
+def test_a_machine_that_went_down(
+    start: Callable[..., Any], job: Path, commands: Any, run_stepscope: Callable[..., Any]
+) -> None:
+    """Everything at once, the memory too, and the last frame half written."""
+    patient = start("run", "--quiet", job, "--steps", "10000", "--pause-ms", "5")
+    patient.wait_for("step 20 ")
+    patient.until(lambda: [path for path in (patient.run_dir() / "steps").glob("*.seg") if path.stat().st_size])
+    shutil.rmtree(patient.session())
+    everything = commands.survivors()
+    for process in everything:
+        process.suspend()  # or the agent would still be told of the rank's death
+    for process in everything:
+        os.kill(process.pid, signal.SIGKILL)
+    psutil.wait_procs(everything, timeout=10)
+    patient.finish()
+    (segment,) = (patient.run_dir() / "steps").glob("*.seg")
+    os.truncate(segment, segment.stat().st_size - 5)
+    with (patient.run_dir() / "events.jsonl").open("a") as events:
+        events.write('{"schema":1,"wall_ns":17')
+    done = run_stepscope("report", patient.run_dir())
+    assert done.code == 0, done.stderr
+    summary = patient.summary()
+    assert summary["status"] == "crashed"
+    notices = " ".join(summary["notices"])
+    for part in (
+        "was cut off or damaged",
+        "The rings of rank 0 are gone and were not read to their end",
+        "The agent died before the run ended",
+        "The launcher died before it could say how the run ended.",
+        "1 lines of events.jsonl could not be read.",
+    ):
+        assert part in notices
+    assert json.loads((patient.run_dir() / "run.json").read_text())["sealed"] is True
+    listed = run_stepscope("list", "--json", patient.run_dir().parent)
+    assert [row["status"] for row in json.loads(listed.stdout)] == ["crashed"]

@@ -1,0 +1,168 @@
+"""What can be typed after ``stepscope run``, and what comes of it: the exit code is always the job's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "missing.py"], "no such script: missing.py"),
+        (["run", "folder.py"], "folder.py is a folder, not a script"),
+        (["run"], "nothing to run; try `stepscope run train.py`"),
+        (["run", "-m"], "-m needs the name of a module"),
+        (["run", "--nope", "train.py"], "unknown argument: --nope (see `stepscope run --help`)"),
+        (["run", "no-such-launcher", "train.py"], "cannot start no-such-launcher: not found, or not executable"),
+        (
+            ["run", "notes.txt"],
+            (
+                "cannot start notes.txt: not found, or not executable; "
+                "a script must end in .py, or be started as `python notes.txt`"
+            ),
+        ),
+        (["run", "--nproc-per-node", "2", "bash", "x"], "--nproc-per-node starts torchrun for a script;"),
+        (["run", "--name", "a/b", "train.py"], "'a/b' cannot name a run: it must be a plain folder name"),
+        (["run", "./no-shebang"], "cannot start ./no-shebang: Exec format error"),
+        (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_run_gets_one_line_and_leaves_nothing(
+    run_stepscope: Run, tmp_path: Path, words: list[str], said: str
+) -> None:
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    (tmp_path / "notes.txt").write_text("not a script\n")
+    (tmp_path / "no-shebang").write_bytes(b"\x00\x01")
+    (tmp_path / "no-shebang").chmod(0o755)
+    done = run_stepscope(*words)
+    assert (done.code, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if "recording to" not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"stepscope: {said}")
+    assert done.run_dir is None
+
+
+def test_a_script_that_raises_at_import(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    script("import no_such_package\n", "broken.py")
+    done = run_stepscope("run", "--name", "one", "broken.py")
+    assert done.code == 1
+    bare = f'File "{tmp_path}/broken.py", line 1, in <module>'
+    assert bare in done.stderr
+    assert done.run_dir == tmp_path / "runs" / "one"
+    text = (done.run_dir / "summary.txt").read_text()
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert text.startswith("✖ Rank 0 raised ModuleNotFoundError: No module named 'no_such_package'")
+    assert "No module named 'no_such_package'" in text
+    assert (summary["status"], summary["exit_code"]) == ("failed", 1)
+    assert [(error["rank"], error["type"]) for error in summary["errors"]] == [(0, "ModuleNotFoundError")]
+    assert text in done.stderr
+    # What the script printed is kept, and is what it would have printed.
+    assert (done.run_dir / "logs" / "main.log").read_text().startswith("Traceback (most recent call last):\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "status"),
+    [
+        ("sys.exit(7)", 7, "failed"),
+        ("sys.exit()", 0, "finished"),
+        ("sys.exit('a word')", 1, "failed"),
+        ("os._exit(3)", 3, "failed"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "crashed"),
+        ("os.kill(os.getpid(), signal.SIGABRT)", 134, "crashed"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "interrupted"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+    ],
+)
+def test_the_exit_code_is_the_jobs_own(
+    run_stepscope: Run, script: Callable[..., Path], line: str, code: int, status: str
+) -> None:
+    script(f"import os, signal, sys\n{line}\n", "job.py")
+    done = run_stepscope("run", "--quiet", "job.py")
+    assert done.code == code
+    end = json.loads((done.run_dir / "run.json").read_text())["end"]
+    assert (end["exit_code"], end["status"]) == (code, status)
+    assert json.loads((done.run_dir / "summary.json").read_text())["status"] == status
+
+
+def test_a_module_a_python_and_a_shell(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    """Three ways to the same script; its arguments reach it, also those that look like ours."""
+    script("", "pkg/__init__.py")
+    script("import sys; print(__name__, sys.argv[1:])\n", "pkg/mod.py")
+    words = ["--name", "theirs", "--dir", "-m", "--", "x y"]
+    ways = {
+        "module": ["-m", "pkg.mod", *words],
+        "python": [sys.executable, "-m", "pkg.mod", *words],
+        "shell": ["bash", "-c", 'exec "$0" -m pkg.mod "$@"', sys.executable, *words],
+        "dashes": ["--", "-m", "pkg.mod", *words],
+    }
+    for name, way in ways.items():
+        done = run_stepscope("run", "--quiet", "--name", name, *way)
+        assert (done.code, done.stdout, done.stderr) == (0, f"__main__ {words}\n", "")
+        assert done.run_dir == tmp_path / "runs" / name
+        # It ran recorded: what it printed was kept.
+        assert (done.run_dir / "logs" / "main.log").read_text() == done.stdout
+        assert json.loads((done.run_dir / "run.json").read_text())["sealed"] is True
+
+
+def test_switched_off_it_is_not_there(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    script(
+        """
+        import os, sys
+        import stepscope
+        stepscope.init()
+        with stepscope.step(), stepscope.phase("a"):
+            stepscope.note(x=1)
+        print(stepscope.summary(), [name for name in sys.modules if name.startswith("stepscope.rec")] != [])
+        print([name for name in os.environ if name.startswith("STEPSCOPE") and "TEST" not in name])
+        print([path for path in sys.path if "inject" in path], "sitecustomize" in sys.modules)
+        sys.exit(5)
+        """
+    )
+    done = run_stepscope("run", "script.py", env={"STEPSCOPE": "0"})
+    assert (done.code, done.stderr, done.run_dir) == (5, "", None)
+    assert done.stdout.splitlines()[:3] == ["{} True", "['STEPSCOPE']", "[] False"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_is_taken(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    script("print('hello')\n")
+    first = run_stepscope("run", "--name", "same", "script.py")
+    second = run_stepscope("run", "--name", "same", "script.py")
+    assert (first.code, second.code) == (0, 0)
+    assert "stepscope: a run named same exists already; this one is same-2\n" in second.stderr
+    assert "stepscope: recording to runs/same-2\n" in second.stderr
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["same", "same-2"]
+
+
+def test_signals_that_our_parent_ignores_stay_ignored(commands: Any, script: Callable[..., Path]) -> None:
+    """``nohup stepscope run …``: the terminal goes, the job stays; and it knows that SIGHUP is ignored."""
+    script(
+        """
+        import signal, sys, time
+        print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
+        time.sleep(0.5)
+        sys.exit(3)
+        """
+    )
+    starter = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    )
+    words = [sys.executable, "-m", "stepscope", "run", "--quiet", "script.py"]
+    process = commands.start_python("-c", starter, *words)
+    assert process.stdout.readline() == "True\n"
+    os.kill(process.pid, signal.SIGHUP)
+    done = commands.finish(process)
+    assert done.code == 3
+    assert json.loads((done.run_dir / "run.json").read_text())["end"]["status"] == "failed"

@@ -1,0 +1,124 @@
+"""The examples, and the demo, as a user runs them: the steps are counted exactly and their time is where it belongs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STEPS = 24
+WORK = {"forward", "backward", "optimizer"}
+
+
+@pytest.fixture
+def record(run_stepscope: Callable[..., Any], root: Path) -> Callable[..., dict[str, Any]]:
+    def run(name: str, *options: str, steps: int = STEPS) -> dict[str, Any]:
+        done = run_stepscope("run", "--quiet", *options, root / "examples" / name, "--steps", str(STEPS))
+        assert done.code == 0, done.stderr
+        assert done.stdout.rstrip().splitlines()[-1].startswith(f"step {STEPS} ")
+        summary: dict[str, Any] = json.loads((done.run_dir / "summary.json").read_text())
+        assert (summary["status"], summary["exit_code"], summary["errors"]) == ("finished", 0, [])
+        assert summary["steps"]["total"] == summary["steps"]["compared"] == steps
+        assert [row["steps"] for row in summary["ranks"]] == [steps] * summary["world_size"]
+        assert {(row["state"], row["lost"], row["torn"], row["hook_failures"]) for row in summary["ranks"]} == {
+            ("exited", 0, 0, 0)
+        }
+        assert sum(phase["share"] for phase in summary["phases"].values()) == pytest.approx(1, abs=0.01)
+        assert summary["notices"] == []
+        summary["dir"] = done.run_dir
+        return summary
+
+    return run
+
+
+def phases(summary: dict[str, Any]) -> set[str]:
+    return {name for name, phase in summary["phases"].items() if phase["share"] > 0}
+
+
+def micro_batches(run_stepscope: Callable[..., Any], summary: dict[str, Any]) -> list[int]:
+    query = "select distinct micro_batches as n from steps where step > 0 order by n"
+    rows = run_stepscope("sql", "--json", summary["dir"], query)
+    assert rows.code == 0, rows.stderr
+    return [row["n"] for row in json.loads(rows.stdout)]
+
+
+def test_single(record: Callable[..., Any]) -> None:
+    summary = record("single.py")
+    assert summary["world_size"] == 1
+    assert phases(summary) == {*WORK, "input", "other"}
+
+
+def test_accumulation(record: Callable[..., Any], run_stepscope: Callable[..., Any]) -> None:
+    summary = record("accumulation.py")
+    assert phases(summary) == {*WORK, "input", "other"}
+    assert micro_batches(run_stepscope, summary) == [4]
+
+
+def test_gan(record: Callable[..., Any], run_stepscope: Callable[..., Any]) -> None:
+    """Two optimizers, one step; only the very first step of the critic cannot know that the generator will follow."""
+    summary = record("gan.py", steps=STEPS + 1)
+    assert phases(summary) == {*WORK, "input", "other"}
+    query = "select step, micro_batches as n from steps order by step"
+    rows = json.loads(run_stepscope("sql", "--json", summary["dir"], query).stdout)
+    assert [row["n"] for row in rows] == [1, 1, *[2] * (STEPS - 1)]
+
+
+def test_custom_loop(record: Callable[..., Any]) -> None:
+    summary = record("custom_loop.py")
+    assert phases(summary) == {"augment", "loss", "update", "other"} | (phases(summary) & {"backward"})
+    events = [json.loads(line) for line in (summary["dir"] / "events.jsonl").read_text().splitlines()]
+    notes = [event for event in events if event["event"] == "note"]
+    assert [note["step"] for note in notes] == list(range(STEPS))
+    losses = [note["values"]["loss"] for note in notes]
+    assert losses[-1] < losses[0] / 10
+
+
+@pytest.mark.ranks
+def test_ddp(record: Callable[..., Any]) -> None:
+    summary = record("ddp.py", "--nproc-per-node", "2")
+    assert (summary["world_size"], {row["backend"] for row in summary["ranks"]}) == (2, {"gloo"})
+    assert {*WORK, "comm", "input", "other"} == phases(summary)
+
+
+@pytest.mark.ranks
+def test_fsdp2(record: Callable[..., Any]) -> None:
+    summary = record("fsdp2.py", "--nproc-per-node", "2")
+    assert (summary["world_size"], {row["backend"] for row in summary["ranks"]}) == (2, {"gloo"})
+    assert phases(summary) >= {*WORK, "other"}
+
+
+@pytest.mark.ranks
+def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_stepscope("demo", "--steps", "40", "--phase", "backward", "--dir", tmp_path / "there")
+    assert done.code == 0, done.stderr
+    assert done.run_dir == tmp_path / "there" / "demo"
+    assert "rank 2 loses 30 ms in backward at each" in done.stderr
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 4, 40)
+    straggler = summary["findings"][0]
+    assert (straggler["kind"], straggler["ranks"], straggler["phase"]) == ("straggler", [2], "backward")
+    assert (done.run_dir / "summary.txt").read_text() in done.stderr + "\n"
+
+
+def test_the_doctor(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
+    healthy = run_stepscope("doctor")
+    assert (healthy.code, healthy.stderr) == (0, "")
+    lines = healthy.stdout.splitlines()
+    assert lines[0].startswith("✔ stepscope ")
+    assert any(line.startswith("✔ torch 2.") for line in lines)
+    assert any(f"runs go to {tmp_path}/runs (" in line for line in lines)
+    assert not (tmp_path / "runs").exists()
+
+    (tmp_path / "sitecustomize.py").write_text("")
+    (tmp_path / "file").touch()
+    odd = run_stepscope("doctor", "--dir", "file/runs", env={"PYTHONPATH": f"{tmp_path}:{root_path()}"})
+    assert odd.code == 1
+    assert "✖ " in odd.stdout
+    assert "a sitecustomize of yours exists" in odd.stdout
+
+
+def root_path() -> str:
+    return str(Path(__file__).parents[2] / "src")

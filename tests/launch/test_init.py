@@ -1,0 +1,218 @@
+"""``stepscope.init()`` in a script that nobody of ours launched: the same recording, by ranks that find each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+ALONE = """
+import os, stat, sys, threading, time
+import stepscope
+stepscope.init(name="mine")
+import torch
+
+@stepscope.phase("prepare")
+def prepare():
+    time.sleep(0.002)
+    return torch.ones(2, 4)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(12):
+    x = prepare()
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+    stepscope.note(step=step, word="ü")
+so_far = stepscope.summary()
+print(so_far["status"], so_far["steps"]["total"], so_far["phases"]["prepare"]["share"] > 0.1, flush=True)
+session = os.environ["STEPSCOPE_SESSION"]
+print(oct(stat.S_IMODE(os.stat(os.path.dirname(session)).st_mode)), oct(stat.S_IMODE(os.stat(session).st_mode)))
+print([thread.name for thread in threading.enumerate()])
+fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+print(sum(os.readlink(fd).startswith("socket:") for fd in fds if os.path.lexists(fd)))
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("no child")
+"""
+
+
+def ended(run_dir: Path) -> dict[str, Any]:
+    """The summary, which the agent writes when the ranks are gone."""
+    deadline = time.monotonic() + 30
+    while not (run_dir / "summary.json").exists():
+        assert time.monotonic() < deadline, f"no summary in {run_dir}"
+        time.sleep(0.05)
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def test_a_plain_python(run_python: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    script(ALONE, "train.py")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    done = run_python("train.py", "--lr", "1")
+    assert done.code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == ["running 12 True", "0o700 0o700", "['MainThread']", "0", "no child"]
+    run_dir = tmp_path / "runs" / "mine-2"
+    assert done.stderr == (
+        f"stepscope: a run named mine exists already; this one is mine-2\nstepscope: recording to {run_dir}\n"
+    )
+    summary = ended(run_dir)
+    assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 1, 12)
+    assert summary["run"]["command"][1:] == ["train.py", "--lr", "1"]
+    meta = json.loads((run_dir / "run.json").read_text())
+    assert (meta["sealed"], meta["launcher"], meta["end"]) == (True, None, None)
+    assert not Path(meta["session"]).exists()
+    assert (run_dir / "logs" / "main.log").read_text() == done.stdout
+    notes = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert [note["values"] for note in notes if note["event"] == "note"][-2:] == [{"step": 11}, {"word": "ü"}]
+    assert summary["notices"] == []
+
+
+RANKS = """
+import os
+import torch
+import stepscope
+stepscope.init()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1" and step == 3:
+        raise ArithmeticError("once")
+"""
+
+
+@pytest.mark.ranks
+def test_the_ranks_of_a_plain_torchrun_that_starts_them_twice(
+    run_python: Run, script: Callable[..., Path], tmp_path: Path
+) -> None:
+    script(RANKS, "train.py")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    done = run_python(*torchrun, "train.py")
+    assert done.code == 0, done.stderr
+    run_dir = only_run(tmp_path)
+    assert done.stderr.count(f"stepscope: recording to {run_dir}\n") == 1
+    summary = ended(run_dir)
+    assert (summary["status"], summary["world_size"]) == ("finished", 2)
+    assert [(row["rank"], row["steps"], row["state"]) for row in summary["ranks"]] == [
+        (0, 8, "exited"),
+        (1, 8, "exited"),
+    ]
+    assert (summary["run"]["attempt"], summary["run"]["attempts"]) == (1, 2)
+    assert json.loads((run_dir / "run.json").read_text())["sealed"] is True
+    assert "logs/rank-1.attempt-1.log" in summary["logs"]
+
+
+STALE = """
+import json, os, signal, sys, time
+from pathlib import Path
+from stepscope.ring.writer import process_start_ticks
+base = Path(f"/dev/shm/stepscope-{os.getuid()}")
+base.mkdir(mode=0o700, exist_ok=True)
+session = base / f"{os.getpid()}-{process_start_ticks(os.getpid())}"
+session.mkdir(mode=0o700)
+(session / "agent.lock").write_text("/nowhere/a run of long ago\\n")
+import stepscope
+stepscope.init()
+run_dir = Path(os.environ["STEPSCOPE_RUN_DIR"])
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(steps):
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+def agent():
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return [event["pid"] for event in events if event["event"] == "agent_start"][-1]
+train(5)
+while not (run_dir / "events.jsonl").exists():
+    time.sleep(0.01)
+os.kill(agent(), signal.SIGKILL)
+train(5)
+"""
+
+
+@pytest.mark.faults
+def test_a_stale_lock_and_an_agent_that_was_killed(
+    run_python: Run, run_stepscope: Run, script: Callable[..., Path], tmp_path: Path
+) -> None:
+    script(STALE, "train.py")
+    done = run_python("train.py")
+    assert done.code == 0, done.stderr
+    run_dir = only_run(tmp_path)
+    session = json.loads((run_dir / "run.json").read_text())["session"]
+    assert not (run_dir / "summary.json").exists()
+    assert list(Path(session).glob("*.ring")) != []
+    shown = run_stepscope("report", run_dir)
+    assert shown.code == 0
+    summary = ended(run_dir)
+    assert (summary["status"], summary["steps"]["total"]) == ("finished", 10)
+    assert [row["steps"] for row in summary["ranks"]] == [10]
+    died = "The agent died before the run ended; from then on there are no host and GPU samples."
+    assert died in summary["notices"]
+    assert died in " ".join(shown.stdout.split())
+    assert not Path(session).exists()
+
+
+UNGUARDED = """
+import sys
+import stepscope
+stepscope.init(dir=sys.argv[1] if len(sys.argv) > 1 else "runs")
+stepscope.init()
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.ones(12, 4))
+    for (x,) in DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="spawn"):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+    print("trained")
+"""
+
+
+def test_workers_that_call_it_again_are_no_ranks(run_python: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    script(UNGUARDED, "train.py")
+    done = run_python("train.py")
+    assert (done.code, done.stdout) == (0, "trained\n"), done.stderr
+    summary = ended(only_run(tmp_path))
+    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 6)]
+    assert summary["logs"] == ["logs/main.log"]
+
+
+@pytest.mark.faults
+def test_where_nothing_can_be_written_the_script_runs_unrecorded(
+    run_python: Run, script: Callable[..., Path], tmp_path: Path
+) -> None:
+    script(
+        "import stepscope\nstepscope.init(dir='taken')\nstepscope.note(a=1)\nprint(stepscope.summary())\n"
+        "import os; print(os.getpid())\n"
+    )
+    (tmp_path / "taken").touch()
+    done = run_python("script.py")
+    summary, pid = done.stdout.splitlines()
+    assert (done.code, summary) == (0, "{}")
+    assert list(Path(f"/dev/shm/stepscope-{os.getuid()}").glob(f"{pid}-*")) == []
+    assert done.stderr == "stepscope: this process is not recorded: cannot create a run in taken: File exists\n"

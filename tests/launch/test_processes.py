@@ -1,0 +1,172 @@
+"""Which of a job's processes are ranks: those that train, whoever started them, and no helper of theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+WORKERS = """
+import os
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Items(Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        if index == 0:
+            print("a worker speaks", flush=True)
+        # A worker that uses autograd for its augmentation does not train.
+        x = torch.ones(4, requires_grad=True)
+        return x.detach() * index
+
+def main():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for method in ("fork", "spawn"):
+        for x in DataLoader(Items(), batch_size=2, num_workers=1, multiprocessing_context=method):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            rings = os.listdir(os.environ["STEPSCOPE_SESSION"])
+            assert rings == [f"{os.getpid()}.ring"], rings
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_workers_are_no_ranks(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    script(WORKERS)
+    done = run_stepscope("run", "--quiet", "script.py")
+    assert (done.code, done.stderr, done.stdout) == (0, "", "a worker speaks\n" * 2)
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert [(row["rank"], row["steps"], row["state"]) for row in summary["ranks"]] == [(0, 12, "exited")]
+    assert (summary["status"], summary["errors"], summary["notices"]) == ("finished", [], [])
+    assert summary["logs"] == ["logs/main.log"]
+    assert summary["phases"]["input"]["share"] > 0
+
+
+SPAWN = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(rank, port_file):
+    dist.init_process_group("gloo", init_method=f"file://{port_file}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    if rank == 1 and "--raise" in sys.argv:
+        raise ArithmeticError("one is too many")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(os.path.abspath("meet"),), nprocs=2)
+"""
+
+
+@pytest.mark.ranks
+def test_spawned_ranks(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    script(SPAWN)
+    done = run_stepscope("run", "--quiet", "script.py")
+    assert (done.code, done.stdout) == (0, "")
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    rows = [(row["rank"], row["steps"], row["state"], row["backend"]) for row in summary["ranks"]]
+    assert rows == [(0, 6, "exited", "gloo"), (1, 6, "exited", "gloo")]
+    assert (summary["status"], summary["world_size"], summary["errors"]) == ("finished", 2, [])
+    assert [finding["kind"] for finding in summary["findings"] if finding["severity"] == "critical"] == []
+
+
+@pytest.mark.ranks
+def test_an_exception_in_a_spawned_rank(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    script(SPAWN)
+    done = run_stepscope("run", "--quiet", "script.py", "--raise")
+    assert done.code == 1
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["verdict"]["title"].startswith("Rank 1 raised ArithmeticError: one is too many")
+    assert (summary["errors"][0]["rank"], summary["errors"][0]["type"]) == (1, "ArithmeticError")
+    text = (done.run_dir / "summary.txt").read_text()
+    assert text.index("ArithmeticError: one is too many") < text.find("ProcessRaisedException") or "Process" not in text
+
+
+ENDS = """
+import os, sys
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train():
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+if os.fork() == 0:
+    train()  # a forked child that trains is a rank of its own
+    os._exit(0)
+os.wait()
+train()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_ends_that_run_no_exit_handlers(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    script(ENDS)
+    done = run_stepscope("run", "--quiet", "script.py")
+    assert (done.code, done.stderr) == (0, "")
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, "exited"), (4, "exited")]
+    assert summary["status"] == "finished"
+    assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
+
+
+def test_two_runs_at_once_do_not_meet(commands: Any, job: Path, tmp_path: Path) -> None:
+    started = [commands.start("run", "--quiet", "--name", "same", job, "--steps", str(20 + n)) for n in range(2)]
+    for process in started:
+        assert commands.finish(process).code == 0
+    summaries = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("same", "same-2")]
+    assert sorted(summary["steps"]["total"] for summary in summaries) == [20, 21]
+    assert {summary["world_size"] for summary in summaries} == {1}
+    assert {summary["status"] for summary in summaries} == {"finished"}
+
+
+@pytest.mark.ranks
+def test_torchrun_itself_restarts_and_each_attempt_is_kept(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    """``stepscope run torchrun --max-restarts 1 …``: the first attempt fails, the second does not."""
+    script(
+        """
+        import os
+        import torch
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            assert step < 3 or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+        """
+    )
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    done = run_stepscope("run", "--quiet", torchrun, *options, "script.py")
+    assert done.code == 0, done.stderr
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["run"]["attempt"], summary["run"]["attempts"]) == ("finished", 1, 2)
+    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 8), (1, 8)]
+    assert "Attempt 0 ended after 4 steps; all figures are of attempt 1." in summary["notices"]
+    logs = {"logs/main.log", *(f"logs/rank-{rank}{end}.log" for rank in (0, 1) for end in ("", ".attempt-1"))}
+    assert set(summary["logs"]) == logs
