@@ -50,11 +50,11 @@ def test_its_price_is_the_wait() -> None:
 
 def test_a_tiny_quickstart_is_not_accused() -> None:
     tiny = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
-    assert kinds(Cluster(ranks=1, steps=300, phases_ms=tiny, noise=0.2, tail=0.02)) == [("opportunity", "info")]
+    assert kinds(Cluster(ranks=1, steps=300, phases_ms=tiny, noise=0.2, tail=0.02)) == [("healthy", "info")]
 
 
 def test_long_epoch_starts_now_and_then_are_not_the_steady_state() -> None:
-    assert kinds(Cluster(ranks=2, steps=200, epoch_every=50, epoch_input_ms=2000.0)) == [("opportunity", "info")]
+    assert kinds(Cluster(ranks=2, steps=200, epoch_every=50, epoch_input_ms=2000.0)) == [("healthy", "info")]
 
 
 def test_short_epochs_that_start_slowly_are() -> None:
@@ -66,12 +66,12 @@ def test_short_epochs_that_start_slowly_are() -> None:
 
 def test_one_long_wait_is_not() -> None:
     faults = tuple(slow_at(rank, "input", 5000.0, range(40, 41)) for rank in range(2))
-    assert [kind for kind, _ in kinds(Cluster(ranks=2, steps=100, faults=faults))] == ["opportunity"]
+    assert [kind for kind, _ in kinds(Cluster(ranks=2, steps=100, faults=faults))] == ["healthy"]
 
 
 def test_an_episode_is_not() -> None:
     faults = tuple(slow_at(rank, "input", 60.0, range(40, 60)) for rank in range(2))
-    assert [kind for kind, _ in kinds(Cluster(ranks=2, steps=120, faults=faults))] == ["opportunity"]
+    assert [kind for kind, _ in kinds(Cluster(ranks=2, steps=120, faults=faults))] == ["healthy"]
 
 
 def test_workers_that_fall_behind_every_fourth_step_are_seen_and_told_apart() -> None:

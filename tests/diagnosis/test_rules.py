@@ -16,8 +16,8 @@ from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
 from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
 
-KINDS = {"input_bound", "straggler", "rank_crashed", "healthy", "opportunity", "insufficient_data"}
-AT_REST = {"healthy", "opportunity", "insufficient_data"}
+KINDS = {"input_bound", "straggler", "rank_crashed", "healthy", "insufficient_data"}
+AT_REST = {"healthy", "insufficient_data"}
 TOO_FEW = (
     "Only 4 steady steps to judge by (1 of 5 set apart as warm-up): "
     "bottlenecks and stragglers cannot be told from chance."
@@ -128,6 +128,12 @@ def test_too_little_is_said_plainly(cluster: Cluster, title: str) -> None:
     assert (found.kind, found.severity, found.title) == ("insufficient_data", "info", title)
 
 
+def test_a_job_that_was_reached_and_did_not_train() -> None:
+    run = Cluster(ranks=0, steps=0).run()
+    (found,) = diagnose(run, build_window(run.ranks), reached=True)
+    assert found.title == "Nothing was recorded: no process that the recorder got into trained a PyTorch model."
+
+
 def test_compiling_all_the_time_is_named() -> None:
     (found,) = of(Cluster(ranks=1, steps=20, compile_steps=tuple(range(20))))
     assert found.kind == "insufficient_data"
@@ -183,7 +189,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
 )
 def test_a_large_share_is_told_plainly_and_is_no_clean_bill(cluster: Cluster, phase: str | None, title: str) -> None:
     (found,) = of(replace(cluster, noise=0.0))
-    assert (found.kind, found.severity, found.phase, found.title) == ("opportunity", "info", phase, title)
+    assert (found.kind, found.severity, found.phase, found.title) == ("healthy", "info", phase, title)
     assert found.advice
 
 

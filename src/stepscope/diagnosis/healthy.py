@@ -1,7 +1,7 @@
 """When nothing is wrong, or nothing can be said: say so plainly, with the largest opportunity that remains.
 
-``healthy`` as long as that is small; a large one is an ``opportunity``: no fault that we can name, but no clean bill
-either.
+While that is small nothing needs to be done; a large one is no fault that we can name, but no clean bill either, and the
+sentence says what it is instead of "no bottleneck".
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ ADVICE = {
 }
 
 
-def find_insufficient(run: RunData, window: Window, view: View) -> list[Finding]:
-    """Too little to judge: what there is, and what therefore cannot be said."""
+def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool = False) -> list[Finding]:
+    """Too little to judge: what there is, and what therefore cannot be said.
+
+    ``reached``: the recorder got into some process, though none of them may have trained.
+    """
     if len(view.steps) >= thresholds.MIN_STEPS:
         return []
-    title, advice = _too_little(run, window, len(view.steps))
+    title, advice = _too_little(run, window, len(view.steps), reached=reached)
     return [
         Finding(
             kind="insufficient_data",
@@ -78,7 +81,15 @@ def find_insufficient(run: RunData, window: Window, view: View) -> list[Finding]
     ]
 
 
-def _too_little(run: RunData, window: Window, steady: int) -> tuple[str, tuple[str, ...]]:
+def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> tuple[str, tuple[str, ...]]:
+    if not run.ranks and reached:
+        return (
+            "Nothing was recorded: no process that the recorder got into trained a PyTorch model.",
+            (
+                "It begins with the first forward that needs gradients, backward or optimizer.step().",
+                "If the training runs in a process beyond a container, ssh or python -I, it cannot be seen from here.",
+            ),
+        )
     if not run.ranks:
         return (
             "Nothing was recorded: the recorder never got into a training process.",
@@ -112,7 +123,7 @@ def find_healthy(view: View) -> list[Finding]:
     opportunities = _opportunities(view)
     name, saved_ns = max(opportunities.items(), key=lambda item: float(item[1].sum()))
     cost = cost_of(view, saved_ns)
-    large = cost["share"] >= thresholds.LARGE_SHARE
+    large = bool(cost["share"] >= thresholds.LARGE_SHARE)
     if cost["share"] < thresholds.OPPORTUNITY_SHARE:
         name, cost = "", cost_of(view, np.zeros(len(view.steps)))
         title = "No bottleneck found; forward, backward and optimizer take nearly all of the step."
@@ -122,13 +133,13 @@ def find_healthy(view: View) -> list[Finding]:
         advice = ADVICE.get(name, ()) if large else ()
     return [
         Finding(
-            kind="opportunity" if large else "healthy",
+            kind="healthy",
             severity="info",
             title=title,
             phase=_phase_of(name) if large else None,
             steps=(int(view.steps[0]), int(view.steps[-1])),
             cost=cost,
-            evidence=_evidence(view, name, opportunities),
+            evidence={**_evidence(view, name, opportunities), "large": large},
             advice=advice,
             confidence=0.9,
         )

@@ -39,7 +39,8 @@ def summarise(
     """
     window = build_window(run.ranks)
     current = last_attempt(run.ranks)
-    findings = diagnose(run, window)
+    # A process that the recorder got into keeps what it prints.
+    findings = diagnose(run, window, reached=bool(logs))
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
     status = status or status_of(run, alive=alive)

@@ -103,12 +103,13 @@ class _Page:
 
 def _verdict(page: _Page, summary: Summary) -> None:
     verdict = summary["verdict"]
-    look = "healthy" if verdict["kind"] == "healthy" else verdict["severity"]
+    healthy = verdict["kind"] == "healthy"
+    small = healthy and not summary["findings"][0]["evidence"].get("large")
+    look = "healthy" if small else verdict["severity"]
     page.marked(look, verdict["title"], bold=True)
     if verdict["price"]:
-        to_gain = verdict["kind"] in ("healthy", "opportunity")
         page.labelled(
-            "to gain" if to_gain else "price", [f"at most {verdict['price']}" if to_gain else verdict["price"]]
+            "to gain" if healthy else "price", [f"at most {verdict['price']}" if healthy else verdict["price"]]
         )
     page.labelled("to do", verdict["advice"])
     followers = summary["findings"][0]["evidence"].get("followed_by")
