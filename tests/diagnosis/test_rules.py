@@ -85,7 +85,8 @@ def test_any_run_gets_an_answer(cluster: Cluster) -> None:
         assert set(finding.cost) == {"share", "seconds", "rank_hours", "if_fixed"}
         assert 0 <= finding.cost["share"] <= 1
         assert set(finding.ranks) <= set(range(max(cluster.ranks, 1) + 1))
-        assert finding.kind != "healthy" or finding.cost["share"] < thresholds.LARGE_SHARE
+        if finding.kind == "healthy":
+            assert finding.evidence["large"] == (finding.cost["share"] >= thresholds.LARGE_SHARE)
     if any(finding.kind in AT_REST for finding in findings):
         assert {finding.kind for finding in findings} <= {"insufficient_data"} or len(findings) == 1
 
