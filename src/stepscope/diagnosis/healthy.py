@@ -1,7 +1,7 @@
 """When nothing is wrong, or nothing can be said: say so plainly, with the largest opportunity that remains.
 
-While that is small nothing needs to be done; a large one is no fault that we can name, but no clean bill either, and the
-sentence says what it is instead of "no bottleneck".
+While that is small nothing needs to be done; a large one is no fault that we can name, but no clean bill either, and
+the sentence says what it is instead of "no bottleneck".
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Device time of the phases, by CUDA events that nobody ever waits for.
 
-At each change of phase that concerns the device one pooled event is recorded on the stream in use.  At later step ends
-the oldest pending step is asked (``query``) whether its last event has passed; if so its times are read and written as
-a DEVICE record.  The host never blocks, and a step killed before its events passed simply has no device times.
+In a step that is timed, one pooled event is recorded on the stream in use at each change of phase that concerns the
+device.  At later step ends the oldest pending step is asked (``query``) whether its last event has passed; if so its
+times are read and written.  The host never blocks, and a step killed before its events passed simply has no device
+times.
+
+Timing a step costs the host about 150 µs, so short steps are timed now and then only: one in ``every``, a power of two,
+so that the cost stays below a hundredth and all ranks time the same steps.
 
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock:
 when the host is the bottleneck it holds the gaps in which the device waited for work.
@@ -18,16 +22,21 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, H2D, OPTIMIZER, PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, H2D, OPTIMIZER, OTHER, PHASE_SLOTS
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
 __all__ = ["DeviceTimer", "device_timer"]
 
-MEMORY_INTERVAL_NS = 5_000_000
-"""The allocator's statistics cost 14 µs: read them at most this often."""
-MAX_PENDING = 256
+MEMORY_INTERVAL_NS = 100_000_000
+"""The allocator's statistics cost 47 µs in place: read them at most this often."""
+MAX_PENDING = 64
 """Steps whose events have not passed; beyond this the device is not timed until it caught up."""
-RESOLVE_PER_STEP = 2
+TIMED_STEP_COST_NS = 150_000
+COST_SHARE = 0.005
+"""What timing may cost of the steps' time, all in all."""
+MAX_EVERY = 64
+PACE_STEPS = 16
+"""How often, in steps, it is reckoned how many to time."""
 
 _ON_DEVICE = [slot in (H2D, FORWARD, BACKWARD, COMM, OPTIMIZER, EVAL) for slot in range(PHASE_SLOTS)]
 
@@ -42,12 +51,13 @@ def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer 
 class DeviceTimer:
     """Owned by the recorder; called on the training thread only.
 
-    A pending step is ``(step, marks)``; a mark is ``(phase that ended, event)``.  The first mark of a step is the
-    boundary event of the step before, shared between the two.
+    A pending step is ``(step, marks)``; a mark is ``(phase that ended, event)``.  The first mark of a step may be the
+    last one of the step before.
     """
 
     def __init__(self, torch: Any, index: int, now: Callable[[], int]) -> None:
         self._index = index
+        self._now = now
         self._event = torch.cuda.Event
         self._record = torch._C._CudaEventBase.record
         self._raw_stream = torch._C._cuda_getCurrentRawStream
@@ -57,44 +67,73 @@ class DeviceTimer:
         self._streams: dict[int, Any] = {}
         self._pool: list[Any] = []
         self._marks: list[tuple[int, Any]] = []
+        self._in_loss = False
         self._pending: deque[tuple[int, list[tuple[int, Any]]]] = deque()
-        self._memory: tuple[int, ...] = ()
         self._memory_at = now() - MEMORY_INTERVAL_NS
+        self._every = 4
+        self._pace_at = now()
+        self._pace_step = 0
 
     @failsafe
     def mark(self, ended: int, begun: int) -> None:
-        if self._marks and (_ON_DEVICE[ended] or _ON_DEVICE[begun]) and not self._capturing():
-            self._marks.append((ended, self._now_event()))
-
-    @failsafe
-    def end_step(self, step: int, ledger: Ledger) -> None:
-        """Close the step that just ended on the device's side too, and write what has become known."""
-        if self._capturing():  # not even a query may be made while a graph is captured
-            self._marks = []
+        if not (_ON_DEVICE[ended] or _ON_DEVICE[begun]) or not self._marks or self._capturing():
             return
-        border = (0, self._now_event())
-        if self._marks:
-            self._marks.append(border)
-            self._pending.append((step, self._marks))
-        self._marks = [border] if len(self._pending) < MAX_PENDING else []
-        for _ in range(RESOLVE_PER_STEP):
-            if not self._pending or not self._pending[0][1][-1][1].query():
-                break
-            self._resolve(*self._pending.popleft(), ledger)
+        if ended == FORWARD and begun == OTHER:
+            self._in_loss = True  # what follows up to the next phase is the loss, as on the host
+            return
+        if self._in_loss and ended == OTHER:
+            ended = FORWARD
+        self._in_loss = False
+        self._marks.append((ended, self._now_event()))
 
-    def memory(self, now: int) -> tuple[int, ...]:
-        """Bytes allocated, reserved and allocated at the most so far, as data words; read now or a moment ago."""
-        if now - self._memory_at >= MEMORY_INTERVAL_NS:
-            self._memory_at = now
-            statistics = self._statistics(self._index)
-            allocated = statistics["allocated_bytes"]["all"]
-            reserved = statistics["reserved_bytes"]["all"]["current"]
-            self._memory = (
-                data_word(ALLOCATED, allocated["current"]),
-                data_word(RESERVED, reserved),
-                data_word(PEAK_ALLOCATED, allocated["peak"]),
-            )
-        return self._memory
+    def end_step(self, step: int, ended: int, ledger: Ledger) -> int:
+        """A step ended on the host in the phase ``ended``: write what has become known, and begin with the next.
+
+        Returns the next step at whose end to be called: the one before a timed step, and the timed step itself.
+        """
+        timed = (step + 1) % self._every == 0 and len(self._pending) < MAX_PENDING
+        if self._capturing():
+            self._marks = []  # not even a query may be made while a graph is captured
+            ledger.device = None
+            return step + 1
+        if timed or self._marks:
+            border = (ended, self._now_event())
+            if self._marks:
+                self._marks.append(border)
+                self._pending.append((step, self._marks))
+            self._marks = [border] if timed else []
+            self._in_loss = False
+        ledger.device = self if timed else None
+        if self._pending and self._pending[0][1][-1][1].query():
+            self._resolve(*self._pending.popleft(), ledger)
+        if step - self._pace_step >= PACE_STEPS:
+            self._reckon(step)
+        return step + 1 if timed else step + self._every - (step + 1) % self._every
+
+    def memory(self) -> tuple[int, ...]:
+        """Bytes allocated, reserved and allocated at the most so far, as data words; none when asked again too soon."""
+        now = self._now()
+        if now - self._memory_at < MEMORY_INTERVAL_NS:
+            return ()
+        self._memory_at = now
+        statistics = self._statistics(self._index)
+        allocated = statistics["allocated_bytes"]["all"]
+        reserved = statistics["reserved_bytes"]["all"]["current"]
+        return (
+            data_word(ALLOCATED, allocated["current"]),
+            data_word(RESERVED, reserved),
+            data_word(PEAK_ALLOCATED, allocated["peak"]),
+        )
+
+    def _reckon(self, step: int) -> None:
+        """How many steps to time: the shorter they are, the fewer."""
+        now = self._now()
+        step_ns = max((now - self._pace_at) // (step - self._pace_step), 1)
+        self._pace_at, self._pace_step = now, step
+        wanted = TIMED_STEP_COST_NS / (COST_SHARE * step_ns)
+        self._every = 1
+        while self._every < min(wanted, MAX_EVERY):
+            self._every *= 2
 
     def _now_event(self) -> Any:
         raw = self._raw_stream(self._index)
@@ -110,8 +149,8 @@ class DeviceTimer:
         before = marks[0][1]
         for phase, event in marks[1:]:
             phases[phase] += max(int(before.elapsed_time(event) * 1e6), 0)
-            self._pool.append(before)
             before = event
-        # The last event is the next step's first one and goes back to the pool with it.
+        # The first or the last event may be shared with the step before or after: only those in between are free.
+        self._pool.extend(event for _, event in marks[1:-1])
         spent = (data_word(DEVICE_PHASE + slot, ns) for slot, ns in enumerate(phases) if ns)
         ledger.put(data_word(DEVICE_STEP, step), *spent)

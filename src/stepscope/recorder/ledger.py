@@ -143,8 +143,6 @@ class Ledger:
 
         ``more`` are data words of what else is known of the step.
         """
-        if self.device is not None:
-            self.device.mark(self.phase, outer)
         self.phase = outer
         at, body = self.at, self.body
         body[at] = (self.now() << TIME_SHIFT) + STEP_END

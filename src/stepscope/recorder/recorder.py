@@ -91,8 +91,8 @@ class Recorder:
         self.step = 0
         self.forward_seen = False
         """Set by a root that was called; a step without any is a reason to look for roots."""
-        self._plain = True
-        """Nothing has to be asked at the end of a step: no compiler, no DDP, no device."""
+        self._attend_at = 0
+        """Before this step nothing has to be asked at the end of one."""
         self._ddp: BackwardFigures | None = None
         self._device: DeviceTimer | None = None
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
@@ -136,7 +136,7 @@ class Recorder:
             outer = ledger.phase
         step = self.step
         self.step = step + 1
-        if self._plain and step < self._asked_at and self.forward_seen:
+        if step < self._attend_at and self.forward_seen:
             ledger.end_step(outer, step, flags | self.flags)
             self.flags = 0
         else:
@@ -146,12 +146,17 @@ class Recorder:
     @guard.failsafe
     def _end_step_with_figures(self, outer: int, step: int, flags: int) -> None:
         """The end of a step at which others are asked what they know of it, or at which we look around."""
-        self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
+        self._attend_at = step + 1
+        ended = self.ledger.phase
+        self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures())
         self.flags = 0
+        attend_at = self._asked_at
         if self._device is not None:
-            self._device.end_step(step, self.ledger)
+            attend_at = min(attend_at, self._device.end_step(step, ended, self.ledger))
         if step >= self._asked_at or not self.forward_seen:
-            self._look_around()
+            attend_at = min(attend_at, self._look_around())
+        if self._ddp is None and not self._compiled:
+            self._attend_at = attend_at
 
     def begin(self) -> None:
         """Make the ring now, if that has not happened: the script itself says that it trains."""
@@ -162,11 +167,11 @@ class Recorder:
     def ask_after_steps(self, search: RootSearch | None) -> None:
         """From now on ``search`` is asked after steps, as often as it wishes."""
         self._search = search
-        self._asked_at = 0
+        self._asked_at = self._attend_at = 0
 
     def watch_backward(self, figures: BackwardFigures) -> None:
         self._ddp = figures
-        self._plain = False
+        self._attend_at = 0
 
     def epoch_starts(self) -> None:
         self.flags |= FLAG_EPOCH_START
@@ -228,18 +233,20 @@ class Recorder:
         self.ledger.thread = get_ident()
         return True
 
-    def _look_around(self) -> None:
-        """Now and then, after a step: who are we, on which device, who compiles, and are the roots still the roots?"""
+    def _look_around(self) -> int:
+        """Now and then, after a step: who are we, on which device, and are the roots still the roots?
+
+        Returns the step at whose end to look again.
+        """
         step = self.step
         due = step & (step - 1) == 0 and step >= FIRST_NEW_LOOK  # ever more rarely: 1024, 2048, 4096 …
         asked_again = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
         if step in IDENTITY_CHECKS:
             self._look_at_identity()
-        self._plain = self._ddp is None and self._device is None and _compile_count() == 0
         later = [check for check in IDENTITY_CHECKS if check > step]
         self._asked_at = step if asked_again else min([*later, max(1 << step.bit_length(), FIRST_NEW_LOOK)]) - 1
+        return self._asked_at
 
-    @guard.failsafe
     def _figures(self) -> list[int]:
         """What others know of the step that ends, as data words."""
         words = []
@@ -247,14 +254,13 @@ class Recorder:
             compute, comm = self._ddp.read()
             words = [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
         if self._device is not None:
-            words += self._device.memory(self._now())
+            words += self._device.memory()
         return words
 
     def _look_at_identity(self) -> None:
         found = identity.of_this_process()
         if self._device is None:
             self._device = device_timer(found, self._now)
-            self.ledger.device = self._device
         if found != self.identity and self.ring is not None:
             self.identity = found
             self.ring.set_identity(found)

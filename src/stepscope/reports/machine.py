@@ -24,7 +24,7 @@ def memory_table(current: Sequence[RankSeries], samples: Lines) -> dict[str, Any
     by_pid: dict[tuple[Any, Any], list[float]] = {}
     for line in of_kind(samples, "process"):
         rss = number(line, "rss")
-        if rss is not None:
+        if rss:  # a process that is just ending has none
             by_pid.setdefault((line.get("node"), line.get("pid")), []).append(rss)
     rows = []
     for series in current:
