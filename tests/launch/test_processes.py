@@ -70,6 +70,7 @@ def train(rank, meet):
         optimizer.step()
     pids = [None, None]
     dist.all_gather_object(pids, os.getpid())
+    dist.destroy_process_group()
     if rank == 1:
         while os.path.exists(f"/proc/{pids[0]}/fd/0"):  # not those of a zombie
             time.sleep(0.01)
