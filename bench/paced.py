@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, ring_paths
-from stepscope.records.slot import STEP, STEP_BODY
 from stepscope.ring import RingState, RingWriter
 
 __all__: list[str] = []
@@ -33,17 +33,18 @@ def ring_steps() -> tuple[Callable[[], None], Callable[[], None]]:
     path, _ = ring_paths(session, run_dir, os.getpid())
     ring = RingWriter(path, RankIdentity(host=platform.node(), pid=os.getpid()))
     ring.set_state(RingState.RUNNING)
-    earlier = time.perf_counter_ns()
+    ledger = Ledger(time.perf_counter_ns, lambda _phase: False)
+    ledger.open(ring)
+    number = 0
 
     def step() -> None:
-        nonlocal earlier
-        now = time.perf_counter_ns()
-        wall, number = now - earlier, ring.head
-        phases = [0] * PHASE_SLOTS
-        phases[0] = wall
-        head = (STEP, 0, number + 1, number, earlier, wall, wall)
-        ring.append(STEP_BODY.pack(*head, *phases, 0, 0, 0, 1, 1, 0, 0, 1, 0))
-        earlier = now
+        """The words of an ordinary loop: input, forward, backward and optimizer."""
+        nonlocal number
+        for phase in (INPUT, FORWARD, BACKWARD):
+            ledger.leave(ledger.enter(phase))
+        ledger.enter(OPTIMIZER)
+        ledger.end_step(OTHER, number, 0)
+        number += 1
 
     def end() -> None:
         ring.set_state(RingState.EXITED)

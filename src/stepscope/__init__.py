@@ -1,6 +1,6 @@
-"""Stepscope: which rank, which phase and which line holds a PyTorch run back.
+"""Stepscope: which rank and which phase holds a PyTorch run back, and what that costs.
 
-Most people never import this: ``stepscope run train.py`` needs no change to the script.  For those who want to say more:
+Most people never import this: ``stepscope run train.py`` needs no change to the script.  For those who want more:
 
     import stepscope
 
@@ -28,7 +28,7 @@ __all__ = ["__version__", "init", "note", "phase", "step", "summary"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from stepscope.recorder import api  # noqa: PLC0415 - lazy, so that importing stepscope costs nothing
+        from stepscope.recorder import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'stepscope' has no attribute {name!r}")

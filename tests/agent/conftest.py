@@ -27,21 +27,20 @@ RANK = textwrap.dedent(
     import os, platform, sys
     from pathlib import Path
     from stepscope.records.identity import RankIdentity
-    from stepscope.ring import RingState, RingWriter
-    from stepscope.ring.layout import LIVE_STEP_WORD
-    from stepscope.testing.rings import write_steps
-    folder, rank, slots = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    from stepscope.ring import RingState
+    from stepscope.testing.rings import RingStream, write_steps
+    folder, rank, capacity = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     who = RankIdentity(host=platform.node(), pid=os.getpid(), rank=rank)
-    ring = RingWriter(folder / f"{os.getpid()}.ring", who, slots=slots)
+    stream = RingStream(folder / f"{os.getpid()}.ring", who, capacity=capacity)
+    ring = stream.ring
     ring.set_state(RingState.RUNNING)
     step = 0
     print("ready", flush=True)
     for line in sys.stdin:
         word, _, number = line.strip().partition(" ")
         if word == "steps":
-            write_steps(ring, int(number), first=step)
+            write_steps(stream, int(number), first=step)
             step += int(number)
-            ring.words[LIVE_STEP_WORD] = step
         elif word == "state":
             ring.set_state(RingState[number])
         print("ok", flush=True)
@@ -52,8 +51,8 @@ RANK = textwrap.dedent(
 class Rank:
     """A process with a ring, at our command."""
 
-    def __init__(self, folder: Path, rank: int, slots: int) -> None:
-        command = [sys.executable, "-c", RANK, str(folder), str(rank), str(slots)]
+    def __init__(self, folder: Path, rank: int, capacity: int) -> None:
+        command = [sys.executable, "-c", RANK, str(folder), str(rank), str(capacity)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process: subprocess.Popen[str] = subprocess.Popen(command, env=ENVIRONMENT, **pipes)
         self._hear("ready")
@@ -126,8 +125,8 @@ class Stage:
         self.run_dir = paths.run_dir
         self._started: list[Rank | RunningAgent] = []
 
-    def rank(self, rank: int = 0, *, slots: int = 8192, folder: Path | None = None) -> Rank:
-        started = Rank(folder or self.paths.session, rank, slots)
+    def rank(self, rank: int = 0, *, capacity: int = 1 << 18, folder: Path | None = None) -> Rank:
+        started = Rank(folder or self.paths.session, rank, capacity)
         self._started.append(started)
         return started
 

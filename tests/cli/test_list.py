@@ -76,9 +76,34 @@ def test_a_damaged_run_does_not_hide_the_others(runs: Path, capsys: pytest.Captu
 
 def test_nothing_to_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["list", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    assert capsys.readouterr().out == f"No runs in {tmp_path} yet.\n"
     assert run_command(["list", "--json", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "[]\n"
+
+
+def test_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert run_command(["list"]) == 0
+    assert capsys.readouterr().out == "No runs in runs yet.\n"
+
+
+def test_the_verdict_is_cut_to_the_terminal(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True)
+        patch.setenv("COLUMNS", "76")
+        assert run_command(["list", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 76
+    assert lines[-1].endswith("  Rank 2 is slow…")
+
+
+def test_a_run_is_listed_under_its_folders_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "old").rename(runs / "moved")
+    assert run_command(["list", str(runs)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("moved  ")
 
 
 def test_no_folder(tmp_path: Path) -> None:

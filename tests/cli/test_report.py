@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stepscope.cli.finalise import finalise
 from stepscope.cli.main import run_command
-from stepscope.errors import NotARun
+from stepscope.errors import NotARun, UsageError
 from stepscope.records.identity import RankIdentity
-from stepscope.ring import RingState, RingWriter
+from stepscope.ring import RingBatch, RingReader, RingState, RingWriter
 from stepscope.store.create import create_run
 from stepscope.store.meta import end_run, read_meta
+from stepscope.store.paths import segment_path
+from stepscope.store.segments import SegmentWriter
+from stepscope.store.sidecar import sidecar_of, write_sidecar
 from stepscope.testing.cluster import Cluster, slow_at
 
 NOBODY = 2**22 + 1
@@ -24,16 +28,22 @@ NOBODY = 2**22 + 1
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run of three ranks whose launcher is gone and whose rings nobody has read."""
+    """A run of three ranks whose launcher is gone and which nobody has sealed."""
     paths = create_run(tmp_path / "runs", "night", ["train.py"], sessions=tmp_path / "sessions")
     for series in Cluster(ranks=3, steps=60, faults=(slow_at(1, "optimizer", 20.0),)).series():
         pid = NOBODY + series.rank
         identity = RankIdentity(host=os.uname().nodename, pid=pid, rank=series.rank, world_size=3, backend="gloo")
-        ring = RingWriter(paths.session / f"{pid}.ring", identity, slots=64)
-        for row in series.steps:
-            ring.append(row.tobytes()[4:])
+        ring = RingWriter(paths.session / f"{pid}.ring", identity)
         ring.set_state(RingState.EXITED)
+        reader = RingReader(ring.path)
+        about = replace(sidecar_of(reader.header(), heard_wall_ns=1), ended_wall_ns=2)
+        write_sidecar(paths.run_dir, about)
+        slots = [row.tobytes() for row in series.steps]
+        segment = SegmentWriter(segment_path(paths.run_dir, about.key))
+        segment.append(RingBatch(slots=slots, last_seq=len(slots), lost=0, torn=0))
+        reader.close()
         ring.close()
+        ring.path.unlink()
     (paths.run_dir / "logs" / "rank-10.log").write_text("x")
     (paths.run_dir / "logs" / "rank-2.log").write_text("x")
     end_run(paths.run_dir, exit_code=0, status="finished")
@@ -43,7 +53,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(run_dir)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("✖ Rank 1 is 20 ms slower than the peers in optimizer every step; all other ranks\n")
+    assert printed.startswith("✖ Rank 1 is 20.0 ms slower than the peers in optimizer every step; all other\n")
     assert "3 ranks" in printed
     assert "\x1b" not in printed
 
@@ -82,6 +92,20 @@ def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "Rank 1" in capsys.readouterr().out
 
 
+def test_the_newest_run_without_a_name(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(run_dir.parents[1])
+        assert run_command(["report"]) == 0
+        shown = capsys.readouterr()
+        assert shown.err == "stepscope: runs/night, the newest run\n"
+        assert shown.out.startswith("✖ Rank 1 ")
+        patch.chdir(run_dir)
+        with pytest.raises(UsageError, match="no runs in runs yet"):
+            run_command(["report"])
+
+
 def test_a_run_that_cannot_be_written_is_shown_all_the_same(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,9 +118,10 @@ def test_a_run_that_cannot_be_written_is_shown_all_the_same(
     before = sorted(run_dir.rglob("*"))
     assert run_command(["report", str(run_dir)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith("✖ Rank 1 is 20 ms slower")
+    assert printed.startswith("✖ Rank 1 is 20.0 ms slower")
     assert "Not saved: cannot write the summary to" in printed
     assert "Read-only file system" in printed
+    assert "summary.json" not in printed
     assert not (run_dir / "summary.json").exists()
     assert {path.name for path in before} >= {"run.json", "logs"}
     assert read_meta(run_dir)["sealed"] is False

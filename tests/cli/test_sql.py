@@ -13,9 +13,8 @@ from stepscope.cli.main import run_command
 from stepscope.cli.table import format_table
 from stepscope.errors import NotARun, UsageError
 from stepscope.records.identity import RankIdentity
-from stepscope.ring import RingWriter
 from stepscope.store.create import create_run
-from stepscope.testing.rings import write_steps
+from stepscope.testing.rings import RingStream, write_steps
 
 QUERY = "select step, step / 2 as half, null as nothing, 'a,b' as text from steps order by step limit 2"
 
@@ -24,7 +23,7 @@ QUERY = "select step, step / 2 as half, null as nothing, 'a,b' as text from step
 def run_dir(tmp_path: Path) -> Path:
     paths = create_run(tmp_path / "runs", "mine", ["x"], sessions=tmp_path / "s")
     who = RankIdentity(host=platform.node(), pid=os.getpid())
-    ring = RingWriter(paths.session / f"{os.getpid()}.ring", who, slots=16)
+    ring = RingStream(paths.session / f"{os.getpid()}.ring", who)
     write_steps(ring, 3)
     ring.close()
     return paths.run_dir
@@ -62,6 +61,15 @@ def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.undo()
 
 
+def test_the_newest_run_without_a_name(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(run_dir.parents[1])
+        assert run_command(["sql", "--csv", "select count(*) as n from steps"]) == 0
+    assert capsys.readouterr() == ("n\n3\n", "stepscope: runs/mine, the newest run\n")
+
+
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
@@ -83,6 +91,13 @@ def test_no_run(tmp_path: Path) -> None:
 
 
 def test_table_cells_line_up_whatever_they_hold() -> None:
+    assert format_table(["n", "verdict"], [["1", "Rank 2 is slow"], ["22", "日本日本日本"]], width=14) == (
+        "n   verdict\n"
+        "──  ──────────\n"
+        "1   Rank 2 is…\n"
+        "22  日本日本…"
+    )  # fmt: skip
+    assert format_table(["n", "verdict"], [["1", "Rank 2 is slow"]], width=3).endswith("\n1  Rank 2…")
     rows = [["日本", "1"], ["a\nb\x1b[31m", "22"], ["é", ""]]
     assert format_table(["name", "n"], rows, numeric=[1]) == (
         "name           n\n"

@@ -41,7 +41,7 @@ def test_input_that_all_ranks_wait_for(ranks: int, measured: bool) -> None:
 
 def test_its_price_is_the_wait() -> None:
     (found,) = of(Cluster(ranks=4, steps=101, noise=0.001, phases_ms=compute(20.0)).run())
-    assert found.title == "Training waits for input: 20 ms of every step, 35% of the time."
+    assert found.title == "Training waits for input: 20.0 ms of every step, 34% of the time."
     assert found.phase == "input"
     assert found.ranks == ()
     assert found.cost["share"] == pytest.approx(20 / 57, abs=0.01)
@@ -85,28 +85,52 @@ def test_workers_that_fall_behind_every_fourth_step_are_seen_and_told_apart() ->
     assert found.advice[0].startswith("Workers fall behind in bursts")
 
 
-def host_sample(cpu_percent: Any) -> dict[str, Any]:
-    return {"kind": "host", "node": "node0", "cpu_percent": cpu_percent, "wall_ns": ANCHOR_WALL_NS + 10**9}
+def host_sample(cpu_percent: Any, **more: Any) -> dict[str, Any]:
+    return {"kind": "host", "node": "node0", "cpu_percent": cpu_percent, "wall_ns": ANCHOR_WALL_NS + 10**9, **more}
+
+
+def process_sample(cpu_percent: Any, pid: int = 1000) -> dict[str, Any]:
+    return {**host_sample(cpu_percent), "kind": "process", "pid": pid}
 
 
 @pytest.mark.parametrize(
-    ("busy_main_thread", "cpu_percent", "expected"),
+    ("process_percent", "cpu_percent", "expected"),
     [
-        (True, 50.0, "The batch is made in the training process itself"),
-        (False, 50.0, "Every step waits: raise num_workers"),
-        (True, 98.0, "The CPUs are busy already"),
-        (True, "broken", "The batch is made in the training process itself"),
+        (99.0, 50.0, "The batch is made in the training process itself"),
+        (80.0, "broken", "The batch is made in the training process itself"),
+        (79.0, 50.0, "Every step waits: raise num_workers"),
+        ("broken", 50.0, "Every step waits: raise num_workers"),
+        (99.0, 98.0, "The CPUs are busy already"),
     ],
 )
-def test_advice_fits_what_was_seen(busy_main_thread: bool, cpu_percent: Any, expected: str) -> None:
-    before_training = {**host_sample(100.0), "wall_ns": 1}
-    samples = (*(before_training,) * 9, *(host_sample(cpu_percent),) * 3)
-    cluster = Cluster(ranks=1, steps=60, phases_ms=compute(40.0), samples=samples)
-    run = cluster.run()
-    if not busy_main_thread:
-        run.ranks[0].steps["cpu_ns"] //= 3
-    (found,) = of(run)
+def test_advice_fits_what_was_seen(process_percent: Any, cpu_percent: Any, expected: str) -> None:
+    before_training = ({**host_sample(100.0), "wall_ns": 1}, {**process_sample(5.0), "wall_ns": 1})
+    of_another = process_sample(3.0, pid=7)
+    seen = (host_sample(cpu_percent), process_sample(process_percent), of_another, of_another)
+    (found,) = of(Cluster(ranks=1, steps=60, phases_ms=compute(40.0), samples=(*before_training * 9, *seen * 3)).run())
     assert found.advice[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "expected"),
+    [
+        (1, 64, "let DataLoader(num_workers=4) do it beside"),
+        (1, 3, "let DataLoader(num_workers=2) do it beside"),
+        (4, 8, "let DataLoader(num_workers=1) do it beside"),
+        (4, 2, "let DataLoader(num_workers=1) do it beside"),
+        (1, None, "let DataLoader workers (num_workers) do it beside"),
+    ],
+)
+def test_no_more_workers_are_advised_than_there_are_cores(ranks: int, cores: int | None, expected: str) -> None:
+    samples = (host_sample(50.0, cpu_count=cores), *(process_sample(99.0, 1000 + rank) for rank in range(ranks)))
+    (found,) = of(Cluster(ranks=ranks, steps=60, phases_ms=compute(40.0), samples=samples).run())
+    assert expected in found.advice[0]
+
+
+def test_the_cores_are_told_where_there_may_be_too_few_workers() -> None:
+    samples = (host_sample(50.0, cpu_count=8), process_sample(20.0))
+    (found,) = of(Cluster(ranks=1, steps=60, phases_ms=compute(40.0), samples=samples).run())
+    assert "raise num_workers (a process has about 8 cores here)" in found.advice[0]
 
 
 def test_on_a_device_input_counts_only_where_the_device_waited() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.crashes import failures_of
+from stepscope.diagnosis.attempts import attempts_of
+from stepscope.diagnosis.crashes import failures_in, failures_of
 from stepscope.records.finding import Finding
-from stepscope.records.series import RankError
+from stepscope.records.series import RankError, RunData
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 
 GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312. This is typically caused by a remote worker crashing."
@@ -101,7 +103,9 @@ def test_a_bug_that_hits_all_ranks_alike_is_one_finding() -> None:
 
 
 def test_a_script_that_never_trained() -> None:
-    found = crash_of(Cluster(ranks=0, steps=0, errors=(raised(0, "SyntaxError", "invalid syntax"),)))
+    run = Cluster(ranks=0, steps=0, errors=(raised(0, "SyntaxError", "invalid syntax"),)).run()
+    (found,) = diagnose(run, build_window(run.ranks))
+    assert found.title == "The script raised SyntaxError: invalid syntax before the first step was complete."
     assert (found.ranks, found.steps, found.phase) == ((0,), None, None)
 
 
@@ -120,7 +124,7 @@ def test_a_rank_that_vanished_without_a_word() -> None:
 def test_the_exit_code_of_a_single_process_is_its_ranks(code: int, said: str) -> None:
     end = {"exit_code": code, "status": "crashed", "wall_ns": 1}
     found = crash_of(Cluster(ranks=1, steps=20, deaths=(Death(rank=0, step=12),), meta={"end": end}))
-    assert found.title == f"Rank 0 {said} (in step 12, in backward)."
+    assert found.title == f"The script {said} (in step 12, in backward)."
 
 
 def test_preemption_of_the_whole_job_is_told_as_such() -> None:
@@ -177,6 +181,61 @@ def test_little_memory_before_a_sigkill_points_at_the_kernel() -> None:
 def test_device_out_of_memory_has_its_own_advice() -> None:
     error = raised(0, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20 MiB")
     assert crash_of(Cluster(ranks=1, steps=20, errors=(error,))).advice[0].startswith("The device ran out of memory")
+
+
+def two_attempts(first: Cluster, second: Cluster, *errors: RankError) -> RunData:
+    """The second begins a minute after the first."""
+    run = second.run()
+    later = tuple(
+        replace(series, anchor_wall_ns=series.anchor_wall_ns + 60 * 10**9, ended_wall_ns=None) for series in run.ranks
+    )
+    return replace(run, ranks=(*first.series(), *later), errors=errors)
+
+
+def test_each_attempt_keeps_its_own_errors() -> None:
+    """The last attempt leads, with its own error and step, though other errors of its ranks were written."""
+    run = two_attempts(
+        Cluster(ranks=2, steps=30, deaths=(Death(rank=0, step=25), Death(rank=1, step=25, state="exception"))),
+        Cluster(ranks=2, steps=8, attempt=1, deaths=(Death(rank=1, step=7, state="exception", phase="forward"),)),
+        raised(1, "KeyError", "'first'", at_s=1.0),
+        replace(raised(0, "RuntimeError", GLOO, at_s=62.0), pid=11_000),
+        replace(raised(1, "ValueError", "second", at_s=61.0), pid=11_001),
+        replace(raised(1, "AttributeError", "at exit", at_s=61.5), pid=12_345),
+        raised(None, "ChildFailedError", "", at_s=63.0, exit_codes={0: 1, 1: 1}),
+    )
+    first, second = attempts_of(run)
+    assert [error.type for error in first.errors] == ["KeyError"]
+    assert [error.type for error in second.errors] == [
+        "ValueError", "AttributeError", "RuntimeError", "ChildFailedError"
+    ]  # fmt: skip
+    found = diagnose(run, build_window(run.ranks))[0]
+    assert found.title == "Rank 1 raised ValueError: second (in step 7, in forward)."
+    assert found.evidence["attempt"] == 1
+    assert [failure.type for failure in failures_in(run, first)] == ["KeyError", ""]
+
+
+def test_an_attempt_of_which_nothing_was_recorded_is_known_by_its_errors() -> None:
+    first = Cluster(ranks=2, steps=30, deaths=(Death(rank=0, step=20), Death(rank=1, step=20, state="exception")))
+    errors = (
+        raised(1, "KeyError", "'first'", at_s=1.5),
+        replace(raised(1, "ValueError", "second", at_s=30.0), pid=7),
+        raised(None, "ChildFailedError", "", at_s=31.0, exit_codes={1: 1}),
+    )
+    run = replace(first.run(), errors=errors)
+    assert [(attempt.number, len(attempt.series), len(attempt.errors)) for attempt in attempts_of(run)] == [
+        (0, 2, 1),
+        (1, 0, 2),
+    ]
+    found = diagnose(run, build_window(run.ranks))[0]
+    assert found.title == "Rank 1 raised ValueError: second before the first step was complete."
+    assert found.cost["seconds"] == 0
+
+
+def test_an_error_before_anything_was_recorded_is_of_the_attempt_before() -> None:
+    only = Cluster(ranks=2, steps=30, attempt=1).run()
+    run = replace(only, errors=(replace(raised(0, "OSError", "no address", at_s=-20.0), pid=7),))
+    assert [(attempt.number, len(attempt.errors)) for attempt in attempts_of(run)] == [(0, 1), (1, 0)]
+    assert failures_of(run) == []
 
 
 def test_failures_of_an_earlier_attempt_are_over() -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis import build_window, diagnose, thresholds
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
-from stepscope.testing.cluster import Cluster, Death, slow_at
+from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
 
 KINDS = {"input_bound", "straggler", "rank_crashed", "healthy", "insufficient_data"}
+AT_REST = {"healthy", "insufficient_data"}
 TOO_FEW = (
     "Only 4 steady steps to judge by (1 of 5 set apart as warm-up): "
     "bottlenecks and stragglers cannot be told from chance."
@@ -83,8 +85,10 @@ def test_any_run_gets_an_answer(cluster: Cluster) -> None:
         assert set(finding.cost) == {"share", "seconds", "rank_hours", "if_fixed"}
         assert 0 <= finding.cost["share"] <= 1
         assert set(finding.ranks) <= set(range(max(cluster.ranks, 1) + 1))
-    if any(finding.kind in ("healthy", "insufficient_data") for finding in findings):
-        assert all(finding.kind in ("healthy", "insufficient_data", "rank_crashed") for finding in findings)
+        if finding.kind == "healthy":
+            assert finding.evidence["large"] == (finding.cost["share"] >= thresholds.LARGE_SHARE)
+    if any(finding.kind in AT_REST for finding in findings):
+        assert {finding.kind for finding in findings} <= {"insufficient_data"} or len(findings) == 1
 
 
 def test_the_most_severe_then_the_most_costly_comes_first() -> None:
@@ -104,7 +108,12 @@ def test_the_most_severe_then_the_most_costly_comes_first() -> None:
 @pytest.mark.parametrize(
     ("cluster", "title"),
     [
-        (Cluster(ranks=0, steps=0), "No training step was recorded, so nothing can be said about speed."),
+        (Cluster(ranks=0, steps=0), "Nothing was recorded: the recorder never got into a training process."),
+        (Cluster(ranks=2, steps=0), "No training step was recorded, so nothing can be said about speed."),
+        (
+            Cluster(ranks=1, steps=2),
+            "Only 1 steady step to judge by (1 of 2 set apart as warm-up): bottlenecks cannot be told from chance.",
+        ),
         (
             Cluster(ranks=2, steps=5),
             TOO_FEW,
@@ -120,6 +129,12 @@ def test_too_little_is_said_plainly(cluster: Cluster, title: str) -> None:
     assert (found.kind, found.severity, found.title) == ("insufficient_data", "info", title)
 
 
+def test_a_job_that_was_reached_and_did_not_train() -> None:
+    run = Cluster(ranks=0, steps=0).run()
+    (found,) = diagnose(run, build_window(run.ranks), reached=True)
+    assert found.title == "Nothing was recorded: no process that the recorder got into trained a PyTorch model."
+
+
 def test_compiling_all_the_time_is_named() -> None:
     (found,) = of(Cluster(ranks=1, steps=20, compile_steps=tuple(range(20))))
     assert found.kind == "insufficient_data"
@@ -128,8 +143,64 @@ def test_compiling_all_the_time_is_named() -> None:
 
 def test_a_healthy_run_names_its_largest_opportunity() -> None:
     (found,) = of(Cluster(ranks=2, steps=60, noise=0.001, comm_ms=4.0))
-    assert found.title == "No bottleneck found. The largest opportunity left is communication: 4 of 42 ms per step."
-    assert found.evidence["opportunity"] == "communication"
+    assert found.title == (
+        "No bottleneck found. Beside the training itself the most goes to waiting for peers or the network: "
+        "4.00 ms of 42.0 ms per step."
+    )
+    assert (found.kind, found.evidence["opportunity"]) == ("healthy", "waiting for peers or the network")
+
+
+def train(**more: float) -> dict[str, float]:
+    return {"input": 2.0, "forward": 10.0, "backward": 20.0, "optimizer": 5.0, **more}
+
+
+def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
+    return tuple(slow_at(0, phase, ms, range(step, step + 1)) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "phase", "title"),
+    [
+        (
+            Cluster(ranks=1, phases_ms=train(other=63.0)),
+            "other",
+            "63% of the step is outside input, forward, backward and optimizer: 63.0 ms of 100 ms.",
+        ),
+        (
+            Cluster(ranks=2, comm_ms=37.0),
+            "comm",
+            "49% of the step goes by while waiting for peers or the network: 37.0 ms of 75.0 ms.",
+        ),
+        (
+            Cluster(ranks=1, phases_ms={"input": 0.4, "forward": 0.6}),
+            "input",
+            "40% of the step goes by while waiting for input: 400 µs of 1.00 ms.",
+        ),
+        (
+            Cluster(ranks=2, faults=stop("eval", 1000.0, 30, 60, 90)),
+            "eval",
+            "44% of the time is evaluation: 1,000 ms in 3 of 99 steps.",
+        ),
+        (
+            Cluster(ranks=1, faults=stop("forward", 1000.0, 30, 60, 90)),
+            None,
+            "44% of the time went into a few slow steps: step 30 took 1,038 ms, most of it in forward.",
+        ),
+    ],
+)
+def test_a_large_share_is_told_plainly_and_is_no_clean_bill(cluster: Cluster, phase: str | None, title: str) -> None:
+    (found,) = of(replace(cluster, noise=0.0))
+    assert (found.kind, found.severity, found.phase, found.title) == ("healthy", "info", phase, title)
+    assert found.advice
+
+
+def test_evaluation_and_checkpoints_do_not_make_slow_steps() -> None:
+    (found,) = of(Cluster(ranks=2, noise=0.001, comm_ms=0.0, faults=stop("checkpoint", 300.0, 50)))
+    assert found.title == (
+        "No bottleneck found. Beside the training itself the most goes to checkpointing: 300 ms in 1 of 99 steps."
+    )
+    assert found.evidence["opportunities"]["a few slow steps"] < 0.01
+    assert found.evidence["opportunities"]["waiting for whichever rank is slowest"] < 0.01
 
 
 def test_a_run_that_only_computes_says_so() -> None:

@@ -63,7 +63,7 @@ def test_a_script_that_raises_at_import(run_stepscope: Run, script: Callable[...
     assert done.run_dir == tmp_path / "runs" / "one"
     text = (done.run_dir / "summary.txt").read_text()
     summary = json.loads((done.run_dir / "summary.json").read_text())
-    assert text.startswith("✖ Rank 0 raised ModuleNotFoundError: No module named 'no_such_package'")
+    assert text.startswith("✖ The script raised ModuleNotFoundError: No module named 'no_such_package'")
     assert "No module named 'no_such_package'" in text
     assert (summary["status"], summary["exit_code"]) == ("failed", 1)
     assert [(error["rank"], error["type"]) for error in summary["errors"]] == [(0, "ModuleNotFoundError")]

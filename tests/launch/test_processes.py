@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,34 @@ def test_two_runs_at_once_do_not_meet(commands: Any, job: Path, tmp_path: Path) 
     assert sorted(summary["steps"]["total"] for summary in summaries) == [20, 21]
     assert {summary["world_size"] for summary in summaries} == {1}
     assert {summary["status"] for summary in summaries} == {"finished"}
+
+
+@pytest.mark.ranks
+def test_torchrun_itself_restarts_and_each_attempt_is_kept(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    """``stepscope run torchrun --max-restarts 1 …``: the first attempt fails, the second does not."""
+    script(
+        """
+        import os
+        import torch
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            assert step < 3 or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+        """
+    )
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    done = run_stepscope("run", "--quiet", torchrun, *options, "script.py")
+    assert done.code == 0, done.stderr
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["run"]["attempt"], summary["run"]["attempts"]) == ("finished", 1, 2)
+    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 8), (1, 8)]
+    assert summary["notices"] == [
+        "Attempt 0 failed: all 2 ranks raised AssertionError (in step 4); the job was restarted and finished. "
+        "All figures are of attempt 1."
+    ]
+    logs = {"logs/main.log", *(f"logs/rank-{rank}{end}.log" for rank in (0, 1) for end in ("", ".attempt-1"))}
+    assert set(summary["logs"]) == logs

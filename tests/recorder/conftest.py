@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.records.phases import BUILTIN_PHASES
-from stepscope.records.slot import NOTE, STEP, STEP_FIELDS
 from stepscope.recorder import guard
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.instrument import Instrumentation
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.records.slot import NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.ring import RingReader
 
 
@@ -43,7 +43,7 @@ class Recording:
         return steps
 
     def notes(self) -> list[bytes]:
-        return [slot[26:].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
+        return [NOTE_SLOT.unpack(slot)[5].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
 
     def phase(self, name: str) -> Any:
         """Nanoseconds of one phase, by step."""

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from stepscope.records.phases import BACKWARD, INPUT
 from stepscope.recorder import guard
+from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import MAX_FAILURES, Recorder
+from stepscope.records.phases import BACKWARD
 
 
 def test_an_error_of_ours_becomes_a_count(capfd: pytest.CaptureFixture[str]) -> None:
@@ -36,22 +37,18 @@ def test_only_exceptions_are_swallowed() -> None:
 
 
 def test_a_recorder_that_keeps_failing_switches_itself_off(make_recorder: Callable[..., Recorder]) -> None:
-    ticks = iter(range(1_000_000))
-    broken = False
+    class Broken:
+        def read(self) -> tuple[int, int]:
+            raise RuntimeError("no figures today")
 
-    def clock() -> int:
-        if broken:
-            raise RuntimeError("clock")
-        return next(ticks)
-
-    recorder = make_recorder(now=clock)
-    assert recorder.enter(INPUT)
-    broken = True
+    recorder = make_recorder()
     before = guard.failures()
+    recorder.begin()
+    recorder.watch_backward(Broken())
     for _ in range(2 * MAX_FAILURES):
-        recorder.enter(BACKWARD)
-    assert recorder.ledger is None
-    assert MAX_FAILURES <= guard.failures() <= before + MAX_FAILURES
+        recorder.end_step()
+    assert recorder.ledger.enter(BACKWARD) == NOT_NOW
+    assert recorder.step == MAX_FAILURES - before
     guard.on_failure(None)
     guard._count = before
 

@@ -127,14 +127,13 @@ def test_figures_of_a_noiseless_run_are_exact() -> None:
         "median_ms": 10.0,
         "worst_ms": 40.0,
         "worst_rank": 2,
+        "steps": 20,
         "device": None,
     }
     assert [row["step_ms"] for row in summary["ranks"]] == [69.0] * 4
     assert [row["comm_ms"] for row in summary["ranks"]] == [31.0, 31.0, 1.0, 31.0]
     assert summary["verdict"]["kind"] == "straggler"
-    assert summary["verdict"]["price"] == (
-        "43% of the time, 600 ms so far; without it a step takes 39.0 ms, 1.77× as fast."
-    )
+    assert summary["verdict"]["price"] == ("43% of the time (600 ms); without it a step takes 39.0 ms, 1.77× as fast.")
 
 
 def test_device_times_stand_beside_host_times() -> None:
@@ -235,9 +234,45 @@ def test_notices_say_what_is_missing() -> None:
     )
     assert summarise(run)["notices"] == [
         "The agent died.",
-        "disk full",
-        "Attempt 0 ended after 30 steps; all figures are of attempt 1.",
+        "Disk full.",
+        "Attempt 0 ended after 30 steps; the job was restarted. All figures are of attempt 1.",
         "Rank 2 recorded no step and is not compared.",
         "1 step was not complete on every live rank: left out of comparisons.",
         "2 times a hook of ours failed and was passed over; times may be missing.",
     ]
+
+
+def test_so_far_is_said_of_a_run_that_goes_on_only() -> None:
+    running = summarise(Cluster(unfinished={0: 60}, faults=(slow_at(2, "forward", 30.0),)).run(), alive=True)
+    assert " so far);" in running["verdict"]["price"]
+
+
+def test_a_trivial_loss_has_no_price() -> None:
+    crash = Cluster(ranks=1, steps=12, warmup_ms=0.0, deaths=(Death(rank=0, step=12),))
+    assert summarise(crash.run())["verdict"]["price"] is None
+
+
+def test_errors_stand_under_their_attempts() -> None:
+    first = Cluster(ranks=2, steps=30, deaths=(Death(rank=1, step=20, state="exception"),))
+    second = Cluster(ranks=2, steps=20, attempt=1, deaths=(Death(rank=1, step=9, state="exception"),)).run()
+    errors = (
+        RankError(rank=1, pid=1001, type="KeyError", message="'first'", wall_ns=ANCHOR_WALL_NS + 1),
+        RankError(rank=1, pid=11_001, type="ValueError", message="second", wall_ns=ANCHOR_WALL_NS + 2),
+    )
+    summary = summarise(replace(second, ranks=(*first.series(), *second.ranks), errors=errors))
+    assert [(row["attempt"], row["type"]) for row in summary["errors"]] == [(1, "ValueError"), (0, "KeyError")]
+    assert summary["verdict"]["title"] == "Rank 1 raised ValueError: second (in step 9, in backward)."
+    assert summary["notices"][0] == (
+        "Attempt 0 failed: rank 1 raised KeyError: 'first' (in step 20, in backward); the job was restarted. "
+        "All figures are of attempt 1."
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "why"), [("agent_start", "the agent was gone and started again"), ("note", "the agent did not get to it")]
+)
+def test_a_gap_in_the_samples_is_told(event: str, why: str) -> None:
+    samples = tuple(host_sample(second) for second in (0, 1, 4, 12, 13))
+    events = ({"event": event, "wall_ns": ANCHOR_WALL_NS + 11 * 10**9},)
+    run = replace(Cluster(samples=samples).run(), events=events)
+    assert summarise(run)["notices"] == [f"For 8.0 s there are no samples of host node0: {why}."]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text
 from stepscope.records.series import RankError
 from stepscope.reports import render_text, summarise
-from stepscope.reports.units import bytes_text, count_text, duration_text, ms_text, share_text
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 
 GIB = 1 << 30
@@ -61,7 +62,8 @@ PAGES = {
     "straggler": Cluster(
         steps=61, faults=(slow_at(2, "forward", 30.0),), samples=machine(0), meta=ended("finished", 0), name="demo"
     ),
-    "healthy": Cluster(
+    "healthy": Cluster(ranks=1, meta=ended("finished", 0)),
+    "tiny": Cluster(
         ranks=1,
         phases_ms={"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05},
         warmup_ms=3.0,
@@ -89,6 +91,29 @@ PAGES = {
             ),
         ),
         meta=ended("failed", 1),
+    ),
+    "script": Cluster(
+        ranks=1,
+        steps=30,
+        deaths=(Death(rank=0, step=20, state="exception", phase="forward"),),
+        errors=(
+            RankError(
+                rank=0,
+                pid=1000,
+                type="ValueError",
+                message="expected 3 channels, got 4",
+                traceback=TRACEBACK,
+                wall_ns=ANCHOR_WALL_NS,
+                step=20,
+            ),
+        ),
+        meta=ended("failed", 1),
+    ),
+    "other": Cluster(
+        ranks=1,
+        phases_ms={"input": 2.0, "forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 63.0},
+        faults=(slow_at(0, "eval", 250.0, range(30, 91, 30)),),
+        meta=ended("finished", 0),
     ),
     "empty": Cluster(ranks=0, steps=0, meta=ended("finished", 0)),
     "many": Cluster(
@@ -145,7 +170,7 @@ def test_colour_changes_nothing_but_colour(name: str) -> None:
 def test_a_long_traceback_is_cut_in_the_middle() -> None:
     lines = [f"line {number}" for number in range(100)]
     error = RankError(rank=0, pid=1000, type="ValueError", message="", traceback="\n".join(lines))
-    text = render_text(summarise(Cluster(ranks=1, errors=(error,)).run()))
+    text = render_text(summarise(Cluster(ranks=2, errors=(error,)).run()))
     assert "  line 5\n    … 60 lines …\n  line 66\n" in text
     assert "  line 99\n" in text
 
@@ -156,6 +181,39 @@ def test_many_findings_and_files_are_counted_not_listed() -> None:
     text = render_text(summary)
     assert "… and 3 more in summary.json" in text
     assert "14 more logs" in text
+
+
+def test_a_frame_of_a_library_is_not_where_the_user_looks() -> None:
+    traceback = (
+        'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    model(x)\n'
+        '  File "/v/site-packages/torch/nn.py", line 9, in call\n    return f()\nValueError: bad\n'
+    )
+    error = RankError(rank=0, pid=1000, type="ValueError", message="bad", traceback=traceback)
+    text = render_text(summarise(Cluster(ranks=1, errors=(error,)).run()))
+    assert "  where     train.py, line 3: model(x)\n" in text
+    assert "Traceback" not in text
+
+
+def test_a_traceback_is_of_the_last_attempt_or_not_there() -> None:
+    first = Cluster(ranks=2, steps=30, deaths=(Death(rank=1, step=20, state="exception"),))
+    second = Cluster(ranks=2, steps=60, attempt=1, meta=ended("finished", 0)).run()
+    error = RankError(
+        rank=1, pid=1001, type="ValueError", message="bad", traceback=TRACEBACK, wall_ns=ANCHOR_WALL_NS, step=20
+    )
+    run = replace(second, ranks=(*first.series(), *second.ranks), errors=(error,))
+    text = render_text(summarise(run))
+    assert "Traceback" not in text
+    assert (
+        "  · Attempt 0 failed: rank 1 raised ValueError: bad (in step 20, in backward);\n"
+        "    the job was restarted and finished. All figures are of attempt 1.\n"
+    ) in text
+
+
+def test_only_files_that_are_there_are_named() -> None:
+    summary = summarise(Cluster().run())
+    assert "summary.json" in render_text(summary)
+    assert "summary.json" not in render_text(summary, saved=False)
+    assert "summary.json" not in render_text(summarise(Cluster(unfinished={0: 30}).run(), alive=True))
 
 
 @pytest.mark.parametrize(
@@ -179,5 +237,6 @@ def test_other_units() -> None:
     assert [bytes_text(b) for b in (None, 0, 512, 1536, 512 << 20, 1.6 * GIB)] == [
         "–", "0 B", "512 B", "1.5 KiB", "512 MiB", "1.6 GiB"
     ]  # fmt: skip
+    assert [number_text(n) for n in (0.083, 2.04, 25.46, 1260.4)] == ["0.083", "2.04", "25.5", "1,260"]
     assert [share_text(s) for s in (None, 0.0, 0.004, 0.434)] == ["–", "0%", "<1%", "43%"]
     assert [count_text(n, "rank") for n in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.errors import RunUnwritable
-from stepscope.ring.layout import LIVE_STEP_WORD
-from stepscope.store.catalog import list_runs
+from stepscope.store.catalog import list_runs, newest_run
 from stepscope.store.create import RunPaths, create_run
 from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.store.results import load_summary, save_summary
@@ -48,13 +47,23 @@ def test_runs_newest_first(tmp_path: Path) -> None:
     assert problems == [f"{tmp_path}/broken/run.json is damaged or cut off: it is not JSON"]
 
 
+def test_the_newest_run(tmp_path: Path) -> None:
+    for name, created in (("b", 3), ("a", 7), ("c", 5)):
+        run_dir = create_run(tmp_path, name, ["x"], sessions=tmp_path / "s").run_dir
+        write_meta(run_dir, {**read_meta(run_dir), "created_wall_ns": created})
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert newest_run(tmp_path) == tmp_path / "a"
+    assert newest_run(tmp_path / "s") is None
+    assert newest_run(tmp_path / "none") is None
+
+
 def test_no_folder_no_runs(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "none") == ([], [])
 
 
 def test_status(paths: RunPaths, rings: Any, drain: Any) -> None:
     ring = rings(0)
-    ring.words[LIVE_STEP_WORD] = 7
     write_steps(ring, 7)
     drain(ring)
 

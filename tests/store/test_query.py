@@ -54,6 +54,8 @@ def test_steps(run: Path) -> None:
 def test_every_phase_is_a_column_and_device_times_may_be_missing(run: Path) -> None:
     names = [row[0] for row in query(run, "describe steps").rows]
     assert names[:5] == ["rank", "attempt", "step", "start_ns", "wall_ns"]
+    phases = [name for name in names if name.endswith("_ns") and not name.startswith(("device_", "ddp_"))][2:]
+    assert (phases[0], phases[-2:]) == ("input_ns", ["phase_my_phase_ns", "other_ns"])
     assert {"comm_ns", "eval_ns", "phase_my_phase_ns", "device_forward_ns", "device_phase_my_phase_ns"} <= set(names)
     counts = "select rank, count(device_wall_ns), max(comm_ns) from steps group by rank order by rank"
     assert query(run, counts).rows == ((0, 0, 0), (1, 5, 0))
@@ -113,8 +115,32 @@ def test_a_wrong_query_is_one_clear_line(run: Path) -> None:
 
 
 def test_a_statement_without_rows(run: Path) -> None:
-    assert query(run, "").rows == ()
-    assert query(run, "create table mine as select 1; select * from mine").rows == ((1,),)
+    assert query(run, "create table mine as select 1").rows == ((1,),)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", ";", "-- nothing"])
+def test_an_empty_query_is_told(run: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"^SQL: the query is empty$"):
+        query(run, text)
+
+
+def test_several_statements_are_told(run: Path) -> None:
+    with pytest.raises(UsageError, match=r"^SQL: one statement at a time, please: these are 2$"):
+        query(run, "create table mine as select 1; select * from mine")
+
+
+def test_differences_may_be_negative(run: Path) -> None:
+    types = {row[1] for row in query(run, "describe steps").rows}
+    assert types == {"BIGINT"}
+    rows = query(run, "select min(wall_ns - lag) from (select wall_ns, lag(wall_ns) over () as lag from steps)").rows
+    assert rows[0][0] < 0
+
+
+def test_a_note_is_what_the_user_said(paths: RunPaths, rings: Any) -> None:
+    rings(0).note(3, b'{"loss":1.5}')
+    assert query(paths.run_dir, "select rank, step, data from events where event = 'note'").rows == (
+        (0, 3, '{"values": {"loss": 1.5}}'),
+    )
 
 
 def test_an_empty_run_has_empty_tables(paths: RunPaths) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from stepscope.errors import NotARun, RunError, RunUnwritable
 from stepscope.records.series import RunData
-from stepscope.records.slot import STEP, STEP_BODY
-from stepscope.ring import RingState, RingWriter
+from stepscope.records.slot import STEP, STEP_SLOT
+from stepscope.ring import RingBatch, RingState
+from stepscope.ring.layout import MIN_CAPACITY
 from stepscope.store import atomic, parquet, seal
 from stepscope.store.create import RunPaths
 from stepscope.store.jsonl import append_jsonl
@@ -58,16 +59,16 @@ def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
         write_step(first, step, flags=step % 4)
         if step % 3 == 0:
             write_device_step(first, step)
-    first.append_note(3, b'{"lr":0.1}')
-    second = rings(1, slots=8)
+    first.note(3, b'{"lr":0.1}')
+    second = rings(1, capacity=MIN_CAPACITY)
     second.set_phase_name(9, "loss")
     second.set_phase_name(11, "augment")
-    write_steps(second, 30)
+    write_steps(second, 400)
     user = [0] * 16
     user[9], user[11], user[12] = 5, 6, (1 << 64) - 1
-    second.append(STEP_BODY.pack(STEP, 0, second.head + 1, 30, 1, 2, 3, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0))
+    odd = STEP_SLOT.pack(STEP, 0, 1, 30, 1, 2, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0)
+    drain(rings(5), ended=8).append(RingBatch(slots=[odd], last_seq=1, lost=0, torn=0))
     write_steps(rings(0, attempt=1), 2)
-    rings(5)
     first.set_state(RingState.EXITED)
     drain(first, limit=7)
     drain(second)
@@ -218,26 +219,26 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(run: Path) -> None:
         seal.seal(run)
 
 
-def noisy_steps(ring: RingWriter, count: int, rng: random.Random) -> None:
+def noisy_steps(count: int, rng: random.Random) -> RingBatch:
     start_ns = 10**14
+    slots = []
     for step in range(count):
         phases = [0] * 16
         for slot, mean in ((0, 60e3), (1, 200e3), (2, 30e3), (3, 400e3), (4, 700e3), (5, 90e3), (6, 150e3)):
             phases[slot] = int(mean * rng.lognormvariate(0, 0.15) * (8 if rng.random() < 0.01 else 1))
         wall_ns = sum(phases)
-        cpu_ns = int(wall_ns * rng.uniform(0.9, 1))
-        times = (step, start_ns, wall_ns, cpu_ns, *phases)
-        ring.append(STEP_BODY.pack(STEP, 0, ring.head + 1, *times, 0, 0, 0, 1, 1, 0, 0, 1, 0))
+        # As in a ring: a record ends a dozen words after the one before it, and not always the same number.
+        seq = 17 * (step + 1) + rng.randrange(3)
+        slots.append(STEP_SLOT.pack(STEP, 0, seq, step, start_ns, wall_ns, *phases, 0, 0, 0, 1, 1, 0, 0, 1, 0))
         start_ns += wall_ns
+    return RingBatch(slots=slots, last_seq=17 * count + 3, lost=0, torn=0)
 
 
 def test_a_noisy_run_takes_little_room(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> None:
     """Heavy-tailed noise in every phase of a CPU run, four ranks: at most 40 bytes a rank and step."""
     rng = random.Random(7)
     for rank in range(4):
-        ring = rings(rank, slots=2048)
-        noisy_steps(ring, 1500, rng)
-        drain(ring)
+        drain(rings(rank), ended=8).append(noisy_steps(1500, rng))
     running = sum(path.stat().st_size for path in (paths.run_dir / "steps").iterdir()) / 6000
     end_run(paths.run_dir, exit_code=0, status="finished")
     seal.seal(paths.run_dir)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.records.slot import CRC, SLOT_BYTES
+from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingBatch
 from stepscope.store.segments import FILE_HEAD, FRAME_SLOTS, SegmentWriter, read_segment
 
@@ -19,7 +19,7 @@ FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 
 
 def slots(first: int, count: int) -> list[bytes]:
-    return [bytes(CRC.size) + bytes([seq % 256, seq // 256]) * 126 for seq in range(first, first + count)]
+    return [bytes(4) + bytes([seq % 256, seq // 256]) * 126 for seq in range(first, first + count)]
 
 
 def batch(first: int, count: int, *, lost: int = 0, torn: int = 0) -> RingBatch:

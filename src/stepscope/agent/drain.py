@@ -16,7 +16,7 @@ from pathlib import Path
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records.places import RING_SUFFIX
 from stepscope.records.series import RankState
-from stepscope.ring import RingHeader, RingReader
+from stepscope.ring import RingHeader, RingReader, split
 from stepscope.store.paths import segment_path, sidecar_path
 from stepscope.store.processes import process_alive
 from stepscope.store.segments import FRAME_SLOTS, SegmentWriter
@@ -24,10 +24,10 @@ from stepscope.store.sidecar import read_sidecars, sidecar_of, write_sidecar
 
 __all__ = ["RingDrain", "Rings"]
 
-BATCH_SLOTS = 512
-"""So many slots make a frame worth writing at once …"""
+BATCH_WORDS = 4096
+"""So many words of a ring make a frame worth writing at once …"""
 BATCH_S = 2.0
-"""… and so old may a slot get otherwise: small frames pack badly."""
+"""… and so old may a word get otherwise: small frames pack badly."""
 SIDECAR_S = 5.0
 
 
@@ -57,33 +57,23 @@ class RingDrain:
 
     def crowded(self) -> bool:
         """More than a quarter full: at this pace the writer will soon overwrite what was not read."""
-        return self.pending() * 4 > self.reader.slot_count
+        return self.pending() * 4 > self.reader.capacity
 
     def due(self) -> bool:
         pending = self.pending()
-        return pending >= BATCH_SLOTS or (pending > 0 and time.monotonic() - self._written_s >= BATCH_S)
+        return pending >= BATCH_WORDS or (pending > 0 and time.monotonic() - self._written_s >= BATCH_S)
 
     def drain(self) -> None:
         """Write what the ring has now; OSError when the disk refuses, and then nothing was lost."""
-        self._drain(patience=1)
+        batch = self.reader.read(self.segment.last_seq)
+        for part in split(batch, FRAME_SLOTS):
+            self.segment.append(part)
+        self._written_s = time.monotonic()
 
     def drain_to_end(self) -> None:
-        """The same for a ring whose writer is gone: a slot that is still torn now stays so and is passed."""
-        self._drain(patience=RingReader.PATIENCE)
+        """The same for a ring whose writer is gone."""
+        self.drain()
         self.header = self.reader.header()
-
-    def _drain(self, *, patience: int) -> None:
-        in_vain = 0
-        while in_vain < patience:
-            batch = self.reader.read(self.segment.last_seq, limit=FRAME_SLOTS)
-            if batch.last_seq == self.segment.last_seq:
-                in_vain += 1
-                continue
-            self.segment.append(batch)
-            in_vain = 0
-            if patience == 1 and len(batch.slots) < FRAME_SLOTS:
-                break
-        self._written_s = time.monotonic()
 
     def state(self) -> RankState:
         """How the process ended, given that it has."""

@@ -15,8 +15,7 @@ from typing import Literal
 
 from stepscope import __version__
 from stepscope.records.places import session_root
-from stepscope.records.slot import SLOT_BYTES
-from stepscope.ring.layout import DEFAULT_SLOTS, HEADER_BYTES
+from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
 from stepscope.store.processes import process_alive
 
 __all__ = ["HELP", "Check", "add_arguments", "checks", "run"]
@@ -70,7 +69,7 @@ def _torch() -> Check:
 
 def _shared_memory() -> Check:
     root = session_root().parent
-    needed = HEADER_BYTES + DEFAULT_SLOTS * SLOT_BYTES
+    needed = HEADER_BYTES + DEFAULT_CAPACITY * WORD_BYTES
     free = shutil.disk_usage(root).free
     what = f"{root}: {free / 2**20:,.0f} MiB free; a rank's ring takes {needed / 2**20:.0f} MiB"
     if free < 8 * needed:

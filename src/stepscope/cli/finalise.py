@@ -44,12 +44,14 @@ def finalise(
         run = replace(run, meta={**run.meta, "end": dict(end)})
     summary = summarise(run, alive=alive, logs=_logs(run_dir))
     summary["notices"] += problems
-    if not alive:
+    saved = not alive
+    if saved:
         try:
-            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH))
+            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True))
         except RunUnwritable as error:
+            saved = False
             summary["notices"].append(f"Not saved: {error}.")
-    return summary, render_text(summary, width=width, color=color)
+    return summary, render_text(summary, width=width, color=color, saved=saved)
 
 
 def _logs(run_dir: Path) -> list[str]:

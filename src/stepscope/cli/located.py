@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-__all__ = ["located"]
+from stepscope.errors import UsageError
+from stepscope.store.catalog import newest_run
+
+__all__ = ["RUN_HELP", "located"]
+
+RUN_HELP = "a run directory, or the name of one in runs/ (default: the newest run in runs/)"
+USUAL = Path("runs")
 
 
-def located(path: Path) -> Path:
-    """The path itself, or a run of that name in the usual folder."""
-    named = Path("runs") / path
+def located(path: Path | None) -> Path:
+    """The path itself, or a run of that name in the usual folder; without one the newest run there, which is told."""
+    if path is None:
+        newest = newest_run(USUAL)
+        if newest is None:
+            raise UsageError(f"no runs in {USUAL} yet; name a run directory, or record one with `stepscope run`")
+        print(f"stepscope: {newest}, the newest run", file=sys.stderr)
+        return newest
+    named = USUAL / path
     return named if not path.exists() and named.is_dir() else path

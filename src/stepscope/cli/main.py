@@ -43,7 +43,7 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
     """The parser of the whole command line, or of some commands only."""
     parser = _Parser(
         prog="stepscope",
-        description="Which rank, which phase and which line holds your PyTorch run back.",
+        description="Which rank and which phase holds your PyTorch run back.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

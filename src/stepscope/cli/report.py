@@ -9,13 +9,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from stepscope.cli.located import located
+from stepscope.cli.located import RUN_HELP, located
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "show the summary of a run: finished, killed or still running"
 EPILOG = """\
 examples:
+  stepscope report                      of the newest run in runs/
   stepscope report runs/NAME            the summary, as at the end of `stepscope run`
   stepscope report runs/NAME --json     the document of summary.json (docs/schema.md)
 
@@ -25,7 +26,7 @@ WIDEST = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", type=Path, help="a run directory, or the name of one in runs/")
+    parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
     parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.located import located
+from stepscope.cli.located import RUN_HELP, located
 from stepscope.cli.table import format_table
 from stepscope.store.sql import QueryResult, query
 
@@ -21,13 +21,13 @@ tables: steps (a row per rank and step), samples, events, findings, ranks
 
 examples:
   stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
-  stepscope sql runs/NAME "describe steps"
+  stepscope sql "describe steps"                 of the newest run in runs/
   stepscope sql --csv runs/NAME "select * from steps" > steps.csv
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN", help="a run directory, or the name of one in runs/")
+    parser.add_argument("path", type=Path, metavar="RUN", nargs="?", help=RUN_HELP)
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(result: QueryResult) -> str:
-    from stepscope.reports.units import count_text
+    from stepscope.diagnosis.units import count_text
 
     numeric = [
         column

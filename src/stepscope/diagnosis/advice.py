@@ -7,6 +7,10 @@ from collections.abc import Sequence
 __all__ = ["for_crash", "for_input", "for_straggler", "named_ranks"]
 
 
+FIRST_WORKERS = 4
+"""DataLoader workers to begin with, where there are cores for them."""
+
+
 def named_ranks(ranks: Sequence[int]) -> str:
     """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
     if len(ranks) == 1:
@@ -46,20 +50,30 @@ def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None,
 
 
 def for_input(
-    *, every_step: bool, epoch_starts: bool, main_thread_busy: bool, cpu_saturated: bool, on_device: bool
+    *,
+    every_step: bool,
+    epoch_starts: bool,
+    main_busy: bool | None,
+    cpu_saturated: bool,
+    cores: int | None,
+    on_device: bool,
 ) -> tuple[str, ...]:
-    """``every_step``: each step waits about as long; else some steps wait long and most hardly at all."""
+    """``every_step``: each step waits about as long; else some steps wait long and most hardly at all.
+
+    ``main_busy``: whether the training processes computed all the time; ``cores``: for each of them; None: unknown.
+    """
     lines = []
     if epoch_starts:
         lines.append("The waits come when an epoch starts: persistent_workers=True keeps the DataLoader's workers.")
     elif cpu_saturated:
         lines.append("The CPUs are busy already, more workers will not help: cache decoded data or do less per sample.")
-    elif every_step and main_thread_busy:
-        lines.append("The batch is made in the training process itself: let DataLoader(num_workers=4) do it beside.")
+    elif every_step and main_busy:
+        how = "DataLoader workers (num_workers)" if cores is None else f"DataLoader(num_workers={_workers(cores)})"
+        lines.append(f"The batch is made in the training process itself: let {how} do it beside.")
     elif every_step:
-        lines.append("Every step waits: raise num_workers; if that does not help, the storage is too slow.")
+        lines.append(f"Every step waits: raise num_workers{_up_to(cores)}; if that does not help, storage is too slow.")
     else:
-        lines.append("Workers fall behind in bursts: raise num_workers, then prefetch_factor.")
+        lines.append(f"Workers fall behind in bursts: raise num_workers{_up_to(cores)}, then prefetch_factor.")
     if on_device:
         lines.append("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.")
     else:
@@ -67,9 +81,20 @@ def for_input(
     return tuple(lines)
 
 
+def _workers(cores: int) -> int:
+    """A first try that leaves a core to the training process itself."""
+    return max(1, min(FIRST_WORKERS, cores - 1))
+
+
+def _up_to(cores: int | None) -> str:
+    return "" if cores is None else f" (a process has about {cores} core{'' if cores == 1 else 's'} here)"
+
+
 def for_crash(
-    *, type_name: str, message: str, signal: str, exit_code: int | None, others: bool, memory_low: bool
+    *, type_name: str, message: str, signal: str, exit_code: int | None, others: bool, memory_low: bool, alone: bool
 ) -> tuple[str, ...]:
+    """``alone``: a job of one process."""
+    log = "its log" if alone else "the rank's log"
     if "out of memory" in message.lower() or "OutOfMemory" in type_name:
         return (
             "The device ran out of memory: a smaller batch, gradient accumulation, checkpointing, autocast.",
@@ -83,15 +108,17 @@ def for_crash(
     by_signal = {
         "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
         "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
-        "SIGABRT": "Native code gave up (an assertion, NCCL's watchdog): the rank's log has its last words.",
+        "SIGABRT": f"Native code gave up (an assertion, NCCL's watchdog): {log} has its last words.",
         "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
         "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
     }
     if signal in by_signal:
         return (by_signal[signal],)
+    if type_name and alone:
+        return ("The whole traceback is in its log and in summary.json.",)
     if type_name:
         after = "; whatever the other ranks said came after it" if others else ""
         return (f"The traceback is where to look{after}.",)
     if exit_code:
         return ("It ended itself, by sys.exit() or in native code: its log has its last words.",)
-    return ("Nothing was left behind: look into the rank's log and the kernel's messages (dmesg) of its host.",)
+    return (f"Nothing was left behind: look into {log} and the kernel's messages (dmesg) of its host.",)

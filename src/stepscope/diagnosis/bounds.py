@@ -6,6 +6,7 @@ fourth step wait four times as long, and the median step would know nothing of i
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_input
 from stepscope.diagnosis.robust import longest, lower_median
 from stepscope.diagnosis.samples import during, numbers, of_kind
+from stepscope.diagnosis.units import ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
@@ -25,6 +27,8 @@ from stepscope.records.slot import FLAG_EPOCH_START
 __all__ = ["find_input_bound"]
 
 Floats = NDArray[np.float64]
+BUSY_PROCESS_PERCENT = 80.0
+"""Of one core: a training process that takes more hardly ever waits for workers."""
 BUSY_CPU_PERCENT = 90.0
 """Median over the run at which a host's CPUs are called saturated."""
 
@@ -49,12 +53,14 @@ def find_input_bound(run: RunData, view: View) -> list[Finding]:
     if _stretches_bound(view, seen.used) < thresholds.BOTTLENECK_SHARE:
         return []
     cost = cost_of(view, _saved(view, seen.used))
-    mean_ms = seen.mean_ns / 1e6
     return [
         Finding(
             kind="input_bound",
             severity="critical" if seen.share >= thresholds.INPUT_CRITICAL_SHARE else "warning",
-            title=f"Training waits for input: {mean_ms:.3g} ms of every step, {seen.share:.0%} of the time.",
+            title=(
+                f"Training waits for input: {ms_text(seen.mean_ns / 1e6)} of every step, "
+                f"{share_text(cost['share'])} of the time."
+            ),
             phase="input",
             steps=(int(view.steps[0]), int(view.steps[-1])),
             cost=cost,
@@ -130,15 +136,30 @@ def _advice(run: RunData, view: View, seen: _Input) -> tuple[str, ...]:
     common = _common_input(view, seen.used)
     starts = _epoch_starts(view)[seen.used]
     at_starts = float(common[starts].sum() / common.sum()) if common.sum() else 0.0
-    idle_ns = np.nansum(view.wall_ns - view.cpu_ns)
-    cpu = numbers(during(of_kind(run.samples, "host"), *_training_period(run)), "cpu_percent")
+    hosts = list(during(of_kind(run.samples, "host"), *_training_period(run)))
+    cpu = numbers(hosts, "cpu_percent")
     return for_input(
         every_step=bool(np.median(common) >= common.mean() / 2),
         epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
-        main_thread_busy=bool(idle_ns < np.nansum(view.phase("input")) / 2),
+        main_busy=_main_busy(run),
         cpu_saturated=bool(cpu) and float(np.median(cpu)) >= BUSY_CPU_PERCENT,
+        cores=_cores_each(run, numbers(hosts, "cpu_count")),
         on_device=view.clock == "device",
     )
+
+
+def _main_busy(run: RunData) -> bool | None:
+    """Whether the training processes themselves were busy all the time; None without samples of them."""
+    pids = {(series.identity.host, series.identity.pid) for series in last_attempt(run.ranks)}
+    lines = during(of_kind(run.samples, "process"), *_training_period(run))
+    used = numbers((line for line in lines if (line.get("node"), line.get("pid")) in pids), "cpu_percent")
+    return float(np.median(used)) >= BUSY_PROCESS_PERCENT if used else None
+
+
+def _cores_each(run: RunData, counts: list[float]) -> int | None:
+    """Cores of the smallest host by the ranks on the fullest one."""
+    ranks = Counter(series.identity.host for series in last_attempt(run.ranks))
+    return max(1, int(min(counts)) // max(ranks.values())) if counts and ranks else None
 
 
 def _training_period(run: RunData) -> tuple[int, int]:

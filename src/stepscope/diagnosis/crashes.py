@@ -4,6 +4,8 @@ Three witnesses, none of them complete: the exception a process left behind, the
 state of the ring (``vanished`` when a process went without a word).  When one rank dies the others follow: gloo and
 NCCL raise in them ("connection closed by peer"), the launcher sends them SIGTERM.  Those are victims, and a victim
 leads only when there is nobody else.
+
+Of a job that was restarted the last attempt counts; the earlier ones are told in a line each.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import numpy as np
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_crash, named_ranks
+from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.samples import number, of_kind
-from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
 from stepscope.records.series import RankError, RankSeries, RunData
 
-__all__ = ["Failure", "failures_of", "find_crashes", "from_launcher"]
+__all__ = ["Failure", "failures_in", "failures_of", "find_crashes", "tell"]
 
 TAKEN_ALONG = (
     "closed by peer",
@@ -48,7 +50,6 @@ TAKEN_ALONG = (
 """How the death of a peer reads in those that talked to it (gloo, NCCL, TCPStore)."""
 ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
-LAUNCHER_ERRORS = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
 SHELL_SIGNAL_BASE = 128
 """A shell reports death by signal n as 128 + n."""
 MEMORY_SECONDS = 30.0
@@ -76,12 +77,13 @@ class Failure:
 
 
 def find_crashes(run: RunData) -> list[Finding]:
-    failures = failures_of(run)
+    attempt = attempts_of(run)[-1]
+    failures = failures_in(run, attempt)
     culprits = [failure for failure in failures if not failure.victim]
     if not culprits:
         return []
     lead = culprits[0]
-    together = [failure for failure in culprits if _same(failure, lead)]
+    together = _together(culprits)
     victims = [failure for failure in failures if failure not in together]
     ranks = tuple(sorted(failure.rank for failure in together))
     steps = [failure.last_step for failure in together if failure.last_step is not None]
@@ -89,19 +91,20 @@ def find_crashes(run: RunData) -> list[Finding]:
         Finding(
             kind="rank_crashed",
             severity="critical",
-            title=_title(lead, ranks, last_attempt(run.ranks)),
+            title=tell(failures, attempt) + ".",
             ranks=ranks,
             phase=lead.phase,
             steps=(min(steps), max(steps)) if steps else None,
-            cost=_cost(run),
-            evidence=_evidence(run, lead, victims),
+            cost=_cost(attempt),
+            evidence=_evidence(attempt, lead, victims),
             advice=for_crash(
                 type_name=lead.type,
                 message=lead.message,
                 signal=lead.signal,
                 exit_code=lead.exit_code,
                 others=bool(victims),
-                memory_low=_memory_low(run, lead),
+                memory_low=_memory_low(run, attempt, lead),
+                alone=_alone(attempt, failures),
             ),
             confidence=0.97 if lead.type or lead.signal else 0.7,
         )
@@ -110,15 +113,17 @@ def find_crashes(run: RunData) -> list[Finding]:
 
 def failures_of(run: RunData) -> list[Failure]:
     """Every rank of the last attempt that did not end well; culprits first, each group by time."""
-    current = last_attempt(run.ranks)
-    pids = {series.identity.pid for series in current}
-    earlier = {series.identity.pid for series in run.ranks} - pids
-    errors = {error.rank: error for error in run.errors if error.pid not in earlier and not from_launcher(error)}
-    codes = _exit_codes(run, current)
-    interrupted = _interrupted(run)
+    return failures_in(run, attempts_of(run)[-1])
+
+
+def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
+    last = attempt.number == attempts_of(run)[-1].number
+    errors = _by_rank(attempt)
+    codes = _exit_codes(run, attempt) if last else _told_codes(attempt)
+    interrupted = last and _interrupted(run, attempt)
     found = []
-    by_rank = {series.rank: series for series in current}
-    for rank in sorted({*by_rank, *codes, *(rank for rank in errors if rank is not None)}):
+    by_rank = {series.rank: series for series in attempt.series}
+    for rank in sorted({*by_rank, *codes, *errors}):
         failure = _failure(rank, by_rank.get(rank), errors.get(rank), codes.get(rank))
         if failure is not None and not (interrupted and _ended_by_hand(failure)):
             found.append(failure)
@@ -131,16 +136,61 @@ def failures_of(run: RunData) -> list[Failure]:
     return sorted(found, key=lambda failure: (failure.victim, failure.wall_ns or float("inf"), failure.rank))
 
 
-def from_launcher(error: RankError) -> bool:
-    """Whether a launcher speaks of its ranks; some do not know that they have no rank themselves."""
-    return error.rank is None or bool(error.exit_codes) or error.type in LAUNCHER_ERRORS
+def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
+    """Who began it, of what and where; a sentence without its full stop."""
+    culprits = [failure for failure in failures if not failure.victim]
+    lead, together = culprits[0], _together(culprits)
+    ranks = sorted(failure.rank for failure in together)
+    who = named_ranks(ranks)
+    if _alone(attempt, failures):
+        who = "The script"
+    elif len(ranks) > 1 and len(ranks) == len(attempt.series):
+        who = f"All {len(ranks)} ranks"
+    if lead.type:
+        message = " ".join(lead.message.split())
+        shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
+        what = f"raised {lead.type}" + (f": {shown}" if shown else "")
+    elif lead.signal:
+        what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
+    elif lead.exit_code:
+        what = f"exited with code {lead.exit_code}"
+    else:
+        what = "vanished without a word"
+    return f"{who} {what}{_where(lead)}"
 
 
-def _exit_codes(run: RunData, current: Sequence[RankSeries]) -> dict[int, int]:
-    """By rank, from the launchers; the exit code of a job of one process is that of its rank."""
-    codes: dict[int, int] = {}
-    for error in run.errors:
-        codes.update(error.exit_codes)
+def _together(culprits: Sequence[Failure]) -> list[Failure]:
+    """Those that died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all)."""
+    lead = culprits[0]
+    return [failure for failure in culprits if (failure.type, failure.signal) == (lead.type, lead.signal)]
+
+
+def _alone(attempt: Attempt, failures: Sequence[Failure]) -> bool:
+    """Whether this is a job of one process: a person would not call that a rank."""
+    if attempt.world_size is not None:
+        return attempt.world_size == 1 and len(attempt.series) <= 1
+    return {failure.rank for failure in failures} == {0} and not _told_codes(attempt)
+
+
+def _by_rank(attempt: Attempt) -> dict[int, RankError]:
+    """One error a rank: that of its recorded process, else the first (what came later may follow from it)."""
+    pids = {series.identity.pid for series in attempt.series}
+    errors: dict[int, RankError] = {}
+    own = [error for error in attempt.errors if error.rank is not None and not from_launcher(error)]
+    for error in sorted(own, key=lambda error: error.pid not in pids):
+        if error.rank is not None:
+            errors.setdefault(error.rank, error)
+    return errors
+
+
+def _told_codes(attempt: Attempt) -> dict[int, int]:
+    """Exit codes by rank, from the launchers."""
+    return {rank: code for error in attempt.errors for rank, code in error.exit_codes.items()}
+
+
+def _exit_codes(run: RunData, attempt: Attempt) -> dict[int, int]:
+    """By rank; the exit code of a job of one process is that of its rank."""
+    codes, current = _told_codes(attempt), attempt.series
     end = run.meta.get("end")
     if not codes and len(current) == 1 and current[0].identity.world_size == 1 and isinstance(end, dict):
         code = end.get("exit_code")
@@ -192,11 +242,11 @@ def _phase(series: RankSeries | None) -> str | None:
     return series.phase_names[series.live_phase] or None
 
 
-def _interrupted(run: RunData) -> bool:
+def _interrupted(run: RunData, attempt: Attempt) -> bool:
     end = run.meta.get("end")
     if isinstance(end, dict) and end.get("status") == "interrupted":
         return True
-    return any(error.type == "KeyboardInterrupt" for error in run.errors)
+    return any(error.type == "KeyboardInterrupt" for error in attempt.errors)
 
 
 def _ended_by_hand(failure: Failure) -> bool:
@@ -215,28 +265,6 @@ def _absolved(failure: Failure) -> Failure:
     return Failure(**{**vars(failure), "victim": False})
 
 
-def _same(failure: Failure, lead: Failure) -> bool:
-    """Died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all of them)."""
-    return (failure.type, failure.signal) == (lead.type, lead.signal) and failure.victim == lead.victim
-
-
-def _title(lead: Failure, ranks: Sequence[int], current: Sequence[RankSeries]) -> str:
-    who = named_ranks(ranks)
-    if len(ranks) > 1 and len(ranks) == len(current):
-        who = f"All {len(ranks)} ranks"
-    if lead.type:
-        message = " ".join(lead.message.split())
-        shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
-        what = f"raised {lead.type}" + (f": {shown}" if shown else "")
-    elif lead.signal:
-        what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
-    elif lead.exit_code:
-        what = f"exited with code {lead.exit_code}"
-    else:
-        what = "vanished without a word"
-    return f"{who} {what}{_where(lead)}."
-
-
 def _where(lead: Failure) -> str:
     if lead.last_step is None:
         return " before the first step was complete"
@@ -244,9 +272,10 @@ def _where(lead: Failure) -> str:
     return f" (in step {lead.last_step + 1}{',' if phase else ''}{phase})"
 
 
-def _evidence(run: RunData, lead: Failure, others: Sequence[Failure]) -> dict[str, Any]:
-    saved = [step for series in last_attempt(run.ranks) if (step := _checkpoint_step(series)) is not None]
+def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dict[str, Any]:
+    saved = [step for series in attempt.series if (step := _checkpoint_step(series)) is not None]
     return {
+        "attempt": attempt.number,
         "exception": lead.type or None,
         "message": lead.message or None,
         "signal": lead.signal or None,
@@ -263,9 +292,9 @@ def _evidence(run: RunData, lead: Failure, others: Sequence[Failure]) -> dict[st
     }
 
 
-def _cost(run: RunData) -> dict[str, Any]:
+def _cost(attempt: Attempt) -> dict[str, Any]:
     """What has to be done again: the time since the last checkpoint that any rank was seen to write, else all of it."""
-    trained = [series for series in last_attempt(run.ranks) if len(series.steps)]
+    trained = [series for series in attempt.series if len(series.steps)]
     total = max((float(series.steps["wall_ns"].astype(np.float64).sum()) for series in trained), default=0.0)
     lost = min((_since_checkpoint(series) for series in trained), default=0.0)
     seconds = lost / 1e9
@@ -289,9 +318,9 @@ def _checkpoint_step(series: RankSeries) -> int | None:
     return int(series.steps["step"][saved[-1]]) if len(saved) else None
 
 
-def _memory_low(run: RunData, lead: Failure) -> bool:
+def _memory_low(run: RunData, attempt: Attempt, lead: Failure) -> bool:
     """Whether the dead rank's host was nearly out of memory shortly before."""
-    host = next((series.identity.host for series in run.ranks if series.rank == lead.rank), None)
+    host = next((series.identity.host for series in attempt.series if series.rank == lead.rank), None)
     for line in of_kind(run.samples, "host"):
         when, free, total = (number(line, key) for key in ("wall_ns", "mem_available", "mem_total"))
         near = lead.wall_ns == 0 or when is None or abs(when - lead.wall_ns) <= MEMORY_SECONDS * 1e9

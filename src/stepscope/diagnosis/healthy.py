@@ -1,4 +1,8 @@
-"""When nothing is wrong, or nothing can be said: say so plainly, with the largest opportunity that remains."""
+"""When nothing is wrong, or nothing can be said: say so plainly, with the largest opportunity that remains.
+
+While that is small nothing needs to be done; a large one is no fault that we can name, but no clean bill either, and the
+sentence says what it is instead of "no bottleneck".
+"""
 
 from __future__ import annotations
 
@@ -8,118 +12,224 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.robust import longest, median_rank, shortest
+from stepscope.diagnosis.robust import longest, mean_rank, median_rank, shortest
+from stepscope.diagnosis.units import count_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.diagnosis.window import Window
 from stepscope.records.finding import Finding
+from stepscope.records.series import RunData
 
 __all__ = ["find_healthy", "find_insufficient"]
 
 Floats = NDArray[np.float64]
 
-SAVABLE = {
+EVERY_STEP = {
     "input": "waiting for input",
     "h2d": "copying to the device",
-    "comm": "communication",
+    "comm": "waiting for peers or the network",
     "other": "work outside model and optimizer",
-    "eval": "evaluation",
-    "checkpoint": "checkpointing",
 }
-"""Phases that are not the training itself, in words."""
+"""Phases of every step that are not the training itself, in words."""
+NOW_AND_THEN = {"eval": "evaluation", "checkpoint": "checkpointing"}
+"""Phases that stop the training, on whichever rank they are."""
 SLOWEST_RANK = "waiting for whichever rank is slowest"
 SLOW_STEPS = "a few slow steps"
 
+ADVICE = {
+    EVERY_STEP["other"]: (
+        'Put "with stepscope.phase(name):" around parts of the loop to see which of them it is.',
+        "Usual ones: .item(), printing and logging every step, metrics, copies between tensors and numpy.",
+    ),
+    EVERY_STEP["input"]: (
+        "Waits this short are what making a batch costs in Python: larger batches, or batches sliced from one tensor.",
+    ),
+    EVERY_STEP["h2d"]: ("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.",),
+    EVERY_STEP["comm"]: (
+        "The ranks are alike, so it is the exchange itself: larger batches, or no_sync() between steps, need fewer.",
+    ),
+    NOW_AND_THEN["eval"]: ("Evaluate less often, or on fewer batches.",),
+    NOW_AND_THEN["checkpoint"]: ("Save less often, or in the background (torch.distributed.checkpoint.async_save).",),
+    SLOWEST_RANK: ("No rank is slow for good: look for work that varies from batch to batch (sequence lengths).",),
+    SLOW_STEPS: ('See what they have in common: stepscope sql "select * from steps order by wall_ns desc limit 5".',),
+}
 
-def find_insufficient(window: Window, view: View) -> list[Finding]:
-    """Too little to judge: what there is, and what therefore cannot be said."""
+
+def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool = False) -> list[Finding]:
+    """Too little to judge: what there is, and what therefore cannot be said.
+
+    ``reached``: the recorder got into some process, though none of them may have trained.
+    """
     if len(view.steps) >= thresholds.MIN_STEPS:
         return []
-    seen, steady = len(window.steps), len(view.steps)
-    if not window.ranks:
-        title = "No training step was recorded, so nothing can be said about speed."
-        advice = (
-            "A step ends when optimizer.step() returns; a loop without one can mark its steps with stepscope.step().",
-        )
-    elif not seen:
-        title = "No step is complete on all ranks yet, so ranks cannot be compared."
-        advice = ("Look again when every rank has finished some steps.",)
-    else:
-        compiled = sum(apart.reason == "compile" for apart in window.warmup)
-        apart = f" ({seen - steady} of {seen} set apart as warm-up)" if seen > steady else ""
-        title = (
-            f"Only {steady} steady step{'s' if steady != 1 else ''} to judge by{apart}: "
-            "bottlenecks and stragglers cannot be told from chance."
-        )
-        advice = (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
-        if compiled > seen / 2:
-            advice = ("torch.compile compiled in most steps: shapes that change each step (mark them dynamic).",)
+    title, advice = _too_little(run, window, len(view.steps), reached=reached)
     return [
         Finding(
             kind="insufficient_data",
             severity="info",
             title=title,
-            steps=(int(window.steps[0]), int(window.steps[-1])) if seen else None,
-            cost=cost_of(view, np.zeros(steady)),
+            steps=(int(window.steps[0]), int(window.steps[-1])) if len(window.steps) else None,
+            cost=cost_of(view, np.zeros(len(view.steps))),
             evidence={
-                "steps": seen,
-                "steady_steps": steady,
+                "steps": len(window.steps),
+                "steady_steps": len(view.steps),
                 "needed": thresholds.MIN_STEPS,
                 "ranks": len(window.ranks),
+                "processes": len(run.ranks),
             },
             advice=advice,
         )
     ]
 
 
+def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> tuple[str, tuple[str, ...]]:
+    if not run.ranks and reached:
+        return (
+            "Nothing was recorded: no process that the recorder got into trained a PyTorch model.",
+            (
+                "It begins with the first forward that needs gradients, backward or optimizer.step().",
+                "If the training runs in a process beyond a container, ssh or python -I, it cannot be seen from here.",
+            ),
+        )
+    if not run.ranks:
+        return (
+            "Nothing was recorded: the recorder never got into a training process.",
+            (
+                "Its way in is the environment (PYTHONPATH): python -I or -E, env -i, a container, ssh keep it out.",
+                "Where that cannot be changed, import stepscope; stepscope.init() at the top of the script does it.",
+            ),
+        )
+    if not window.ranks:
+        return (
+            "No training step was recorded, so nothing can be said about speed.",
+            ("A step ends when optimizer.step() returns; a loop without one marks its steps with stepscope.step().",),
+        )
+    seen = len(window.steps)
+    if not seen:
+        return (
+            "No step is complete on all ranks yet, so ranks cannot be compared.",
+            ("Look again when every rank has finished some steps.",),
+        )
+    apart = f" ({seen - steady} of {seen} set apart as warm-up)" if seen > steady else ""
+    cannot = "bottlenecks and stragglers" if len(window.ranks) > 1 else "bottlenecks"
+    title = f"Only {count_text(steady, 'steady step')} to judge by{apart}: {cannot} cannot be told from chance."
+    if sum(one.reason == "compile" for one in window.warmup) > seen / 2:
+        return title, ("torch.compile compiled in most steps: shapes that change each step (mark them dynamic).",)
+    return title, (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
+
+
 def find_healthy(view: View) -> list[Finding]:
     if len(view.steps) < thresholds.MIN_STEPS:
         return []
     opportunities = _opportunities(view)
-    name, saved_ns = max(opportunities.items(), key=lambda item: float(item[1].sum()), default=("", np.zeros(0)))
-    share = float(saved_ns.sum() / view.step_ns.sum()) if len(saved_ns) and view.step_ns.sum() else 0.0
-    if share < thresholds.OPPORTUNITY_SHARE:
-        name, saved_ns = "", np.zeros(len(view.steps))
+    name, saved_ns = max(opportunities.items(), key=lambda item: float(item[1].sum()))
+    cost = cost_of(view, saved_ns)
+    large = bool(cost["share"] >= thresholds.LARGE_SHARE)
+    if cost["share"] < thresholds.OPPORTUNITY_SHARE:
+        name, cost = "", cost_of(view, np.zeros(len(view.steps)))
         title = "No bottleneck found; forward, backward and optimizer take nearly all of the step."
         advice: tuple[str, ...] = ("Faster from here means less compute: autocast, torch.compile, a larger batch.",)
     else:
-        title = _title(view, name, saved_ns, share)
-        advice = ()
+        title = (_large_title if large else _small_title)(view, name, saved_ns, share_text(cost["share"]))
+        advice = ADVICE.get(name, ()) if large else ()
     return [
         Finding(
             kind="healthy",
             severity="info",
             title=title,
+            phase=_phase_of(name) if large else None,
             steps=(int(view.steps[0]), int(view.steps[-1])),
-            cost=cost_of(view, saved_ns),
-            evidence=_evidence(view, name, opportunities),
+            cost=cost,
+            evidence={**_evidence(view, name, opportunities), "large": large},
             advice=advice,
             confidence=0.9,
         )
     ]
 
 
-def _title(view: View, name: str, saved_ns: Floats, share: float) -> str:
+def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
     if name == SLOW_STEPS:
-        slowest = int(view.step_ns.argmax())
-        worst = f"step {int(view.steps[slowest])} took {view.step_ns[slowest] / 1e6:,.4g} ms"
-        return f"No lasting bottleneck found, but {share:.0%} of the time went into a few slow steps: {worst}."
+        return f"{share} of the time went into a few slow steps: {_worst_step(view, saved_ns)}."
     if name == SLOWEST_RANK:
-        return f"No lasting bottleneck found; waiting for whichever rank is slowest takes {share:.0%} of the time."
-    per_step = f"{float(saved_ns.mean()) / 1e6:.2g} of {float(view.step_ns.mean()) / 1e6:.3g} ms per step"
-    return f"No bottleneck found. The largest opportunity left is {name}: {per_step}."
+        return f"{share} of the time goes by waiting for whichever rank is slowest; it is not always the same one."
+    if name in NOW_AND_THEN.values():
+        return f"{share} of the time is {name}: {_now_and_then(view, name)}."
+    per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)}"
+    if name == EVERY_STEP["other"]:
+        return f"{share} of the step is outside input, forward, backward and optimizer: {per_step}."
+    return f"{share} of the step goes by while {name}: {per_step}."
+
+
+def _small_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
+    if name == SLOW_STEPS:
+        return f"No lasting bottleneck found, but {share} of the time went into {name}: {_worst_step(view, saved_ns)}."
+    if name == SLOWEST_RANK:
+        return f"No lasting bottleneck found; {name} takes {share} of the time."
+    if name in NOW_AND_THEN.values():
+        return f"No bottleneck found. Beside the training itself the most goes to {name}: {_now_and_then(view, name)}."
+    per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)} per step"
+    return f"No bottleneck found. Beside the training itself the most goes to {name}: {per_step}."
+
+
+def _now_and_then(view: View, name: str) -> str:
+    took = longest(view.phase(_phase_of(name) or ""))
+    each = ms_text(float(took[took > 0].mean()) / 1e6)
+    return f"{each} in {int((took > 0).sum()):,} of {count_text(len(took), 'step')}"
+
+
+def _worst_step(view: View, saved_ns: Floats) -> str:
+    """The slowest of the slow steps, and the phase in which most of what they are too long lies."""
+    slow = saved_ns > 0
+    at = int(np.where(slow, view.step_ns, 0.0).argmax())
+    excess = {name: _over_median(mean_rank(view.phase(name)))[slow].sum() for name in view.phases}
+    phase, most = max(excess.items(), key=lambda item: float(item[1]), default=("", 0.0))
+    mostly = most >= thresholds.EXPLAINS_SHARE * saved_ns.sum()
+    where = f", most of it in {phase}" if mostly else ""
+    return f"step {int(view.steps[at])} took {ms_text(view.step_ns[at] / 1e6)}{where}"
 
 
 def _opportunities(view: View) -> dict[str, Floats]:
-    """What each step could save at most, by name; of a phase what all ranks have of it, so the wait of some is not
-    counted as the network's."""
+    """What each step could save at most, by name.
+
+    Of a phase of every step what all ranks have of it, so the wait of some is not counted as the network's.  Steps are
+    not called slow for what evaluation and checkpoints take.
+    """
     found: dict[str, Floats] = {}
-    for phase, words in SAVABLE.items():
+    stopped = np.zeros_like(view.wall_ns)
+    for phase, words in EVERY_STEP.items():
         if phase in view.phases:
             found[words] = shortest(view.phase(phase))
+    for phase, words in NOW_AND_THEN.items():
+        if phase in view.phases:
+            found[words] = _stops(view, view.phase(phase))
+            stopped += view.phase(phase)
     if len(view.ranks) > 1 and view.comm_measured:
-        found[SLOWEST_RANK] = longest(view.work_ns) - median_rank(view.work_ns)
-    found[SLOW_STEPS] = np.maximum(view.step_ns - view.median_step_ns, 0.0)
+        work_ns = view.work_ns - stopped
+        found[SLOWEST_RANK] = longest(work_ns) - median_rank(work_ns)
+    found[SLOW_STEPS] = _over_median(view.step_ns - _stops(view, stopped))
     return found
+
+
+def _stops(view: View, stopped_ns: Floats) -> Floats:
+    """[S]; how much longer each step is for what stops the training on some rank.
+
+    What one rank does after the last collective of a step its peers wait for in the next one: there goes what this step
+    is not long enough for.
+    """
+    took = longest(stopped_ns)
+    usual = float(np.median(np.maximum(view.step_ns - took, 0.0)))
+    room = np.maximum(view.step_ns - usual, 0.0)
+    here = np.minimum(took, room)
+    if view.lockstep:
+        here[1:] += np.minimum(took[:-1] - here[:-1], room[1:] - here[1:])
+    return here
+
+
+def _over_median(values: Floats) -> Floats:
+    return np.maximum(values - np.median(values), 0.0)
+
+
+def _phase_of(name: str) -> str | None:
+    return next((phase for phase, words in {**EVERY_STEP, **NOW_AND_THEN}.items() if words == name), None)
 
 
 def _evidence(view: View, name: str, opportunities: dict[str, Floats]) -> dict[str, Any]:

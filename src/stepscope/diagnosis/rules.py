@@ -14,14 +14,17 @@ from stepscope.records.series import RunData
 __all__ = ["diagnose"]
 
 
-def diagnose(run: RunData, window: Window) -> list[Finding]:
-    """All findings, the most severe and most costly first; never empty, never an exception for what a run lacks."""
+def diagnose(run: RunData, window: Window, *, reached: bool = False) -> list[Finding]:
+    """All findings, the most severe and most costly first; never empty, never an exception for what a run lacks.
+
+    ``reached``: whether the recorder is known to have got into any process, recorded or not.
+    """
     view = view_of(window)
     crashes = find_crashes(run)
     slow = [*find_stragglers(view), *find_input_bound(run, view)]
     slow.sort(key=_weight, reverse=True)
-    # A death is never a matter of its price.
-    findings = [*crashes, *slow, *find_insufficient(window, view)]
+    # A death is never a matter of its price, and after one nobody asks for more steps.
+    findings = [*crashes, *slow, *([] if crashes else find_insufficient(run, window, view, reached=reached))]
     return findings or find_healthy(view)
 
 

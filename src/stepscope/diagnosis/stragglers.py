@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_straggler, named_ranks
 from stepscope.diagnosis.robust import median_rank, medians, peer_deviation, persistence_z, shortest, z_needed
+from stepscope.diagnosis.units import ms_text
 from stepscope.diagnosis.view import View, cost_of, replay_without
 from stepscope.records.finding import Finding, Severity
 
@@ -179,7 +180,7 @@ def _title(view: View, ranks: tuple[int, ...], phase: str | None, excess_ns: flo
         waiting = "the other ranks wait"
     if not view.lockstep:
         waiting = "ranks do not wait for each other here, but the run lasts as long as its slowest"
-    return f"{who} {excess_ns / 1e6:.3g} ms slower than the peers{where} every step; {waiting}."
+    return f"{who} {ms_text(excess_ns / 1e6)} slower than the peers{where} every step; {waiting}."
 
 
 def _evidence(view: View, group: list[Suspect], durations_ns: Floats, deviations: dict[str, Floats]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "INPUT_CRITICAL_SHARE",
     "INPUT_FLOOR_NS",
     "INPUT_SHARE",
+    "LARGE_SHARE",
     "LOW_MEMORY_SHARE",
     "MIN_STEPS",
     "OPPORTUNITY_SHARE",
@@ -106,6 +107,8 @@ BOTTLENECK_SHARE = 0.5
 """Of the stretches of a run must show a bottleneck; otherwise it is an episode."""
 OPPORTUNITY_SHARE = 0.02
 """The least share worth naming as an opportunity in a healthy run."""
+LARGE_SHARE = 0.20
+"""From a fifth of the time on nobody would call a run free of bottlenecks, whatever it is that takes it."""
 
 # -- crashes ------------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ class View:
     phases: tuple[str, ...]
     wall_ns: Floats
     phase_ns: Floats
-    cpu_ns: Floats
     flags: NDArray[np.uint16]
     comm_measured: bool
 
@@ -97,7 +96,6 @@ def view_of(window: Window) -> View:
         phases=window.phases,
         wall_ns=wall_ns[there][:, kept],
         phase_ns=phase_ns,
-        cpu_ns=window.cpu_ns[there][:, kept],
         flags=window.flags[there][:, kept],
         comm_measured=_comm_measured(window.phases, phase_ns),
     )

@@ -53,8 +53,6 @@ class Window:
     """[P, R, S]; host time; sums to ``wall_ns``."""
     device_ns: NDArray[np.float64] | None
     """[P, R, S]; device time between the phase's marks, also nan where it was not recorded; None without any."""
-    cpu_ns: NDArray[np.float64]
-    """[R, S]; CPU time of the thread that trains."""
     flags: NDArray[np.uint16]
     """[R, S]; 0 where a rank was not there."""
     warmup: tuple[Apart, ...]
@@ -79,7 +77,7 @@ def build_window(ranks: Sequence[RankSeries]) -> Window:
     trained = [series for series in current if len(series.steps)]
     steps, alive, seen = _complete_steps(trained)
     shape = (len(trained), len(steps))
-    wall_ns, cpu_ns = np.full(shape, np.nan), np.full(shape, np.nan)
+    wall_ns = np.full(shape, np.nan)
     flags = np.zeros(shape, np.uint16)
     names = _phase_names(trained)
     phase_ns = np.full((len(names), *shape), np.nan)
@@ -93,7 +91,6 @@ def build_window(ranks: Sequence[RankSeries]) -> Window:
         if len(rows) != len(steps) or not there.all():
             rows = rows[np.searchsorted(rows["step"], steps[there])]
         wall_ns[index, at] = rows["wall_ns"]
-        cpu_ns[index, at] = rows["cpu_ns"]
         flags[index, at] = rows["flags"]
         _fill(phase_ns[:, index], at, rows["phase_ns"], series, names)
         if device_ns is not None:
@@ -109,7 +106,6 @@ def build_window(ranks: Sequence[RankSeries]) -> Window:
         wall_ns=wall_ns,
         phase_ns=phase_ns[used],
         device_ns=None if device_ns is None else device_ns[used],
-        cpu_ns=cpu_ns,
         flags=flags,
         warmup=_set_apart(steps, wall_ns, flags),
         left_out=seen - len(steps),

@@ -47,15 +47,14 @@ class step:  # noqa: N801 - reads as a statement in the user's script
     def __enter__(self) -> None:
         recorder = bootstrap.current()
         if recorder is not None:
-            recorder.explicit = True
-            recorder.enter(OTHER)  # makes the ring when this is the first thing that happens, and is nothing otherwise
+            recorder.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = bootstrap.current()
         if recorder is not None and kind is None:
-            failsafe(recorder.end_step)(FLAG_EXPLICIT)
+            recorder.end_step(FLAG_EXPLICIT)
 
 
 class phase:  # noqa: N801
@@ -67,7 +66,8 @@ class phase:  # noqa: N801
 
     def __enter__(self) -> None:
         recorder = bootstrap.current()
-        self._outer.append(NOT_NOW if recorder is None else recorder.enter(recorder.slot_of(self._name)))
+        slot = OTHER if recorder is None else recorder.slot_of(self._name)
+        self._outer.append(NOT_NOW if recorder is None or slot == OTHER else recorder.ledger.enter(slot))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,7 +75,7 @@ class phase:  # noqa: N801
         recorder = bootstrap.current()
         outer = self._outer.pop()
         if outer != NOT_NOW and recorder is not None:
-            recorder.leave(outer)
+            recorder.ledger.leave(outer)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.phases import BACKWARD
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
+from stepscope.records.phases import BACKWARD
 
 __all__ = ["install"]
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
-    patches.set(torch.autograd, "backward", timed(recorder, torch.autograd.backward, BACKWARD))
+    patches.set(torch.autograd, "backward", recorder.ledger.timed(torch.autograd.backward, BACKWARD))

@@ -7,7 +7,6 @@ from typing import Any
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
 from stepscope.records.phases import CHECKPOINT
 
 __all__ = ["install"]
@@ -15,7 +14,7 @@ __all__ = ["install"]
 
 def install(recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch) -> None:
     def patch_save(module: Any) -> None:
-        patches.set(module, "save", timed(recorder, module.save, CHECKPOINT))
+        patches.set(module, "save", recorder.ledger.timed(module.save, CHECKPOINT))
 
     patch_save(torch)
     watch.when_imported("torch.distributed.checkpoint", patch_save)

@@ -1,7 +1,7 @@
 """Input: the time the script waits for its next batch, and for a new iterator (its workers start there).
 
 ``_BaseDataLoaderIter.__next__`` serves map-style and iterable datasets, with and without workers, and the stateful
-loader of torchdata, which derives from it.
+loader of torchdata, which derives from it (but makes its iterator in a way of its own).
 """
 
 from __future__ import annotations
@@ -9,18 +9,26 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from stepscope.records.phases import INPUT
+from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
+from stepscope.records.phases import INPUT
 
 __all__ = ["install"]
 
 
-def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
+def install(recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch) -> None:
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
-    loader = torch.utils.data.DataLoader
-    make_iterator = timed(recorder, loader.__iter__, INPUT)
+    patches.set(iterator, "__next__", recorder.ledger.timed(iterator.__next__, INPUT))
+    _patch_iter(recorder, patches, torch.utils.data.DataLoader)
+    watch.when_imported(
+        "torchdata.stateful_dataloader.stateful_dataloader",
+        lambda module: _patch_iter(recorder, patches, module.StatefulDataLoader),
+    )
+
+
+def _patch_iter(recorder: Recorder, patches: Patches, loader: Any) -> None:
+    make_iterator = recorder.ledger.timed(loader.__iter__, INPUT)
 
     @functools.wraps(loader.__iter__)
     def __iter__(self: Any) -> Any:  # noqa: N807 - it stands for the loader's
@@ -28,5 +36,4 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
         recorder.epoch_starts()
         return made
 
-    patches.set(iterator, "__next__", timed(recorder, iterator.__next__, INPUT))
     patches.set(loader, "__iter__", __iter__)

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, H2D, OPTIMIZER, PHASE_SLOTS
-from stepscope.records.slot import DEVICE, DEVICE_BODY
-from stepscope.recorder.guard import failsafe
-from stepscope.ring import RingWriter
+from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
 __all__ = ["DeviceTimer", "device_timer"]
 
@@ -58,7 +58,7 @@ class DeviceTimer:
         self._pool: list[Any] = []
         self._marks: list[tuple[int, Any]] = []
         self._pending: deque[tuple[int, list[tuple[int, Any]]]] = deque()
-        self._memory = (0, 0, 0)
+        self._memory: tuple[int, ...] = ()
         self._memory_at = now() - MEMORY_INTERVAL_NS
 
     @failsafe
@@ -66,7 +66,8 @@ class DeviceTimer:
         if self._marks and (_ON_DEVICE[ended] or _ON_DEVICE[begun]) and not self._capturing():
             self._marks.append((ended, self._now_event()))
 
-    def end_step(self, step: int, ring: RingWriter) -> None:
+    @failsafe
+    def end_step(self, step: int, ledger: Ledger) -> None:
         """Close the step that just ended on the device's side too, and write what has become known."""
         if self._capturing():  # not even a query may be made while a graph is captured
             self._marks = []
@@ -79,16 +80,20 @@ class DeviceTimer:
         for _ in range(RESOLVE_PER_STEP):
             if not self._pending or not self._pending[0][1][-1][1].query():
                 break
-            self._resolve(*self._pending.popleft(), ring)
+            self._resolve(*self._pending.popleft(), ledger)
 
-    def memory(self, now: int) -> tuple[int, int, int]:
-        """Bytes allocated, reserved and allocated at the most so far; as of at most ``MEMORY_INTERVAL_NS`` ago."""
+    def memory(self, now: int) -> tuple[int, ...]:
+        """Bytes allocated, reserved and allocated at the most so far, as data words; read now or a moment ago."""
         if now - self._memory_at >= MEMORY_INTERVAL_NS:
             self._memory_at = now
             statistics = self._statistics(self._index)
             allocated = statistics["allocated_bytes"]["all"]
             reserved = statistics["reserved_bytes"]["all"]["current"]
-            self._memory = (allocated["current"], reserved, allocated["peak"])
+            self._memory = (
+                data_word(ALLOCATED, allocated["current"]),
+                data_word(RESERVED, reserved),
+                data_word(PEAK_ALLOCATED, allocated["peak"]),
+            )
         return self._memory
 
     def _now_event(self) -> Any:
@@ -100,7 +105,7 @@ class DeviceTimer:
         self._record(event, stream)
         return event
 
-    def _resolve(self, step: int, marks: list[tuple[int, Any]], ring: RingWriter) -> None:
+    def _resolve(self, step: int, marks: list[tuple[int, Any]], ledger: Ledger) -> None:
         phases = [0] * PHASE_SLOTS
         before = marks[0][1]
         for phase, event in marks[1:]:
@@ -108,4 +113,5 @@ class DeviceTimer:
             self._pool.append(before)
             before = event
         # The last event is the next step's first one and goes back to the pool with it.
-        ring.append(DEVICE_BODY.pack(DEVICE, 0, ring.head + 1, step, sum(phases), *phases))
+        spent = (data_word(DEVICE_PHASE + slot, ns) for slot, ns in enumerate(phases) if ns)
+        ledger.put(data_word(DEVICE_STEP, step), *spent)

@@ -9,7 +9,7 @@ root and backward is booked as forward anyway.)
 *Timing.*  The class of a root gets a ``__call__`` that times its roots and passes everything else through: the
 instance is not touched, so copying, pickling or saving a model carries nothing of ours, and FSDP2, which changes a
 model's class, inherits it.  For a script that calls ``model.forward(x)``, ``forward`` of the class is wrapped instead.
-While dynamo traces, a wrapper is nothing but the call of the original (``is_compiling`` is a constant there).
+While dynamo traces, a wrapper is nothing but the call of the original (``is_dynamo_compiling`` is a constant there).
 
 *Looking again.*  When backward ran in a step without any forward, and now and then anyway (a model may have joined),
 the search is on again.  Rarely, because every assignment to a class makes the interpreter forget what it had learnt
@@ -25,15 +25,17 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT
-from stepscope.records.slot import FLAG_DISCOVERY
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT
+from stepscope.records.slot import FLAG_DISCOVERY
+from stepscope.ring.words import ENTER, TIME_SHIFT
 
 __all__ = ["ForwardProbe"]
 
@@ -55,7 +57,7 @@ class ForwardProbe:
         self._module: Any = torch.nn.Module
         self._original: Call = torch.nn.Module.__call__
         self._patches = patches
-        self._is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self._roots: dict[int, bool] = {}
         """id of a root → was it in training mode when found."""
@@ -69,16 +71,13 @@ class ForwardProbe:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def after_step(self, *, forwards: int, backwards: int) -> bool:
+    def after_step(self, *, found: bool, due: bool) -> bool:
         """At a step's end: has the search gone on long enough, or is a new one due?"""
         if self._looking:
             self._looking -= 1
-            if not self._looking:
-                self._arm(False)
-            elif not self._idle_calls:
-                self._arm(True)
-        elif self._looks < MAX_LOOKS:
-            self._look(LOOK_STEPS if backwards and not forwards else 1)
+            self._arm(self._looking > 0)
+        elif (due or not found) and self._looks < MAX_LOOKS:
+            self._look(1 if found else LOOK_STEPS)
         if self._looking:
             self._recorder.flags |= FLAG_DISCOVERY
         return self._looking > 0
@@ -111,22 +110,28 @@ class ForwardProbe:
 
     def _look_at(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An outermost call while looking: run it on untouched classes, then see what it was."""
-        recorder = self._recorder
-        candidate = recorder.phase not in (INPUT, BACKWARD) and self._grad_enabled() and self._may_be_root(module)
-        outer = recorder.enter(FORWARD) if candidate else NOT_NOW
-        self._inside = True
-        self._arm(False)
+        ledger = self._recorder.ledger
+        candidate = ledger.phase not in (INPUT, BACKWARD) and self._grad_enabled() and self._may_be_root(module)
+        outer = ledger.enter(FORWARD) if candidate else NOT_NOW
         try:
-            output = call(module, *args, **kwargs)
+            output = self._untouched(call, module, args, kwargs)
         finally:
-            self._inside = False
             if outer != NOT_NOW:
-                recorder.leave(outer)
-            if self._looking:
-                self._arm(True)
+                ledger.leave(outer)
         if candidate:
             self._consider(module, output)
         return output
+
+    def _untouched(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, with the search out of the way for everything below it."""
+        inside, self._inside = self._inside, True
+        self._arm(False)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            self._inside = inside
+            if self._looking and not inside:
+                self._arm(True)
 
     @failsafe
     def _may_be_root(self, module: Any) -> bool:
@@ -135,9 +140,10 @@ class ForwardProbe:
     @failsafe
     def _consider(self, module: Any, output: Any) -> None:
         self._idle_calls += 1
-        if self._idle_calls > MAX_IDLE_CALLS and self._recorder.ledger is None:
+        if self._idle_calls > MAX_IDLE_CALLS and self._recorder.ring is None:
             self._arm(False)  # until a first step shows that this process trains
         if _requires_grad(self._torch, output):
+            self._recorder.forward_seen = True
             # caller: _consider < failsafe < _look_at < __call__ < the script
             owner = _direct_forward(self._module, sys._getframe(4))
             if owner is None:
@@ -165,28 +171,41 @@ class ForwardProbe:
         return self._original if found is self._looker else found
 
     def _make_timer(self, original: Call) -> Call:
-        is_compiling, grad_enabled, roots, recorder = self._is_compiling, self._grad_enabled, self._roots, self._recorder
+        is_compiling, grad_enabled, roots, recorder = (
+            self._is_compiling,
+            self._grad_enabled,
+            self._roots,
+            self._recorder,
+        )
+        ledger, now = recorder.ledger, recorder.ledger.now
 
         @functools.wraps(original)
         def timed(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(module, *args, **kwargs)
-            trained = None if self._inside else roots.get(id(module))
+            trained = roots.get(id(module))
             if trained is None:
                 if self._looking and not self._inside:
                     return self._look_at(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
-            training = grad_enabled() and (module.training or not trained)
-            # Recomputed in backward (checkpointing) it is backward's.
-            outer = NOT_NOW if recorder.phase == BACKWARD else recorder.enter(FORWARD if training else EVAL)
-            if outer == NOT_NOW:
+            phase = FORWARD if grad_enabled() and (module.training or not trained) else EVAL
+            recorder.forward_seen = True
+            # Written out like ``Ledger.timed``, for the same reason.
+            outer = ledger.phase
+            if outer == phase or get_ident() != ledger.thread:
                 return original(module, *args, **kwargs)
-            self._inside = True
+            at = ledger.at
+            ledger.body[at] = (now() << TIME_SHIFT) + phase + ENTER
+            ledger.at = at + 1
+            ledger.phase = phase
+            if ledger.device is not None:
+                ledger.device.mark(outer, phase)
             try:
+                if self._looking:
+                    return self._untouched(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
             finally:
-                self._inside = False
-                recorder.leave(outer)
+                ledger.leave(outer)
 
         return timed
 

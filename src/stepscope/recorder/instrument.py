@@ -34,7 +34,7 @@ class Instrumentation:
         self._undo.append(forward.disarm)
         optimizer = OptimizerHooks(recorder, torch, patches)
         self._undo.append(optimizer.remove)
-        dataloader.install(recorder, torch, patches)
+        dataloader.install(recorder, torch, patches, watch)
         transfer.install(recorder, torch, patches)
         checkpoint.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)

@@ -1,37 +1,37 @@
 """The ledger: every nanosecond between two step ends belongs to exactly one phase.
 
-On the way through a step only changes of phase are jotted down, one integer each: *at this instant the phase became
-that one*.  At the end of the step the jottings are added up.  Forward inside an LBFGS step is forward, not optimizer; a
-wait for peers inside backward is comm, not backward; and the phases of a step add up to its length without a
-remainder, because nothing else is ever measured.
+On the way through a step nothing is added up: each change of phase is one word in the ring, *at this instant the phase
+became that one*, and readers do the sums (``ring/decode.py``).  So the phases of a step add up to its length without a
+remainder, because nothing but instants is ever measured.
 
 This is the hottest code we have.  It runs between kernels that have just emptied the processor's caches, where every
-line costs three times what it costs in a tight loop; hence one integer, no stack (whoever enters a phase remembers the
-outer one), no object per phase.
+line costs three to five times what it costs in a tight loop: hence one word, no stack (whoever enters a phase
+remembers the outer one), no object per phase, no sums; and hence ``timed``, which does by itself, written out, what
+``enter`` and ``leave`` do: two calls less at every hook.
 
 One thread owns the ledger, the one that trains.  ``enter`` from another thread answers ``NOT_NOW``: autograd's device
-threads and a user's background threads run beside the step, not inside it.
+threads and a user's background threads run beside the step, not inside it.  A ledger without a ring has no owner, so
+that the same check turns everybody away until recording has begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
-from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
-from stepscope.ring.layout import LIVE_SHIFT, LIVE_WORD
+from stepscope.records.phases import OTHER
+from stepscope.ring import RingWriter
+from stepscope.ring.layout import HEAD_WORD, RESERVE_WORDS, TURN_WORDS
+from stepscope.ring.words import ENTER, START, STEP_DATA, STEP_END, TIME_SHIFT, WRAP, data_word
 
-__all__ = ["NOT_NOW", "DeviceMarks", "Ledger", "Totals"]
+__all__ = ["NOT_NOW", "DeviceMarks", "Ledger"]
 
 NOT_NOW = -1
 """Answer of ``enter`` when there is nothing to leave."""
-
-_ENTER = PHASE_SLOTS
-"""Set in a jotting that begins a phase, clear in one that returns to the outer phase."""
-_PHASE_MASK = PHASE_SLOTS - 1
-MAX_JOTTINGS = 4096
-"""Beyond this they are added up before the step has ended (an evaluation of a million batches)."""
+NOBODY = 0
+"""No thread has this ident."""
 
 
 class DeviceMarks(Protocol):
@@ -40,60 +40,59 @@ class DeviceMarks(Protocol):
     def mark(self, ended: int, begun: int) -> None: ...
 
 
-class Totals:
-    """What a step's jottings add up to: nanoseconds and entries per phase."""
-
-    __slots__ = ("backward_began", "entries", "last_backward", "ns", "pending_input")
-
-    def __init__(self) -> None:
-        self.ns = [0] * PHASE_SLOTS
-        self.entries = [0] * PHASE_SLOTS
-        self.pending_input = 0
-        """Input waited for since the last forward; if an evaluation follows, it was waited for on its behalf."""
-        self.backward_began = 0
-        self.last_backward = 0
-        """Length of the last backward, with everything inside it."""
-
-    def move(self, source: int, target: int, nanoseconds: int) -> None:
-        """Re-book time that turned out to belong elsewhere, never more than there is."""
-        moved = min(nanoseconds, self.ns[source])
-        if moved > 0:
-            self.ns[source] -= moved
-            self.ns[target] += moved
-
-
 class Ledger:
-    __slots__ = ("_jot", "_jottings", "_live", "_mark", "_mark_phase", "_now", "_totals", "device", "phase", "thread")
+    """Writes the stream of one ring.
 
-    def __init__(self, now: Callable[[], int], live: memoryview) -> None:
-        """``live`` is the ring's header as words; the last jotting is kept there for the agent to see."""
-        self._now = now
-        self._live = live
-        self._jottings: list[int] = []
-        self._jot = self._jottings.append
-        self._totals = Totals()
-        self._mark = now()
-        self._mark_phase = OTHER
+    ``at`` is the index of the next word in ``body``.  There is always room for a few more words than anybody writes
+    between two looks at ``limit``; whoever finds ``at`` beyond it calls ``turn``.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_header",
+        "_on_refusal",
+        "_rounds",
+        "at",
+        "body",
+        "device",
+        "limit",
+        "now",
+        "phase",
+        "thread",
+    )
+
+    def __init__(self, now: Callable[[], int], on_refusal: Callable[[int], bool | None]) -> None:
+        """``on_refusal(phase)`` is asked while nobody owns the ledger: whether recording has begun with that."""
+        self.now = now
+        self._on_refusal = on_refusal
         self.phase = OTHER
-        self.thread = get_ident()
+        self.thread = NOBODY
         self.device: DeviceMarks | None = None
+        self.at = self.limit = self._rounds = self._capacity = 0
+        self.body = self._header = memoryview(b"")
 
-    @property
-    def mark(self) -> int:
-        """The instant up to which time has been added up."""
-        return self._mark
+    def open(self, ring: RingWriter) -> None:
+        """Begin to record, on behalf of the calling thread."""
+        self.body, self._header, self._capacity = ring.body, ring.header, ring.capacity
+        self.limit = TURN_WORDS
+        self.thread = get_ident()
+        self.put(data_word(START, 0), self.now() << TIME_SHIFT)
+
+    def close(self) -> None:
+        """Turn everybody away from now on."""
+        self.thread = NOBODY
 
     def enter(self, phase: int) -> int:
         """Begin a phase inside the present one, which is returned: give it to ``leave``.
 
-        ``NOT_NOW`` on a thread that does not train, and inside the same phase.
+        ``NOT_NOW`` on a thread that does not train, and inside the same phase.  ``other`` is never entered.
         """
         outer = self.phase
-        if outer == phase or get_ident() != self.thread:
+        if outer == phase or (get_ident() != self.thread and not self._refused(phase)):
             return NOT_NOW
-        jotting = self._now() << LIVE_SHIFT | phase | _ENTER
-        self._jot(jotting)
-        self._live[LIVE_WORD] = jotting
+        at = self.at
+        self.body[at] = (self.now() << TIME_SHIFT) + phase + ENTER
+        self.at = at + 1
         self.phase = phase
         if self.device is not None:
             self.device.mark(outer, phase)
@@ -101,54 +100,81 @@ class Ledger:
 
     def leave(self, outer: int) -> None:
         """Return to the phase that was present before ``enter``, whatever was begun inside and never ended."""
-        ended = self.phase
-        jotting = self._now() << LIVE_SHIFT | outer
-        self._jot(jotting)
-        self._live[LIVE_WORD] = jotting
-        self.phase = outer
+        at = self.at
+        self.body[at] = (self.now() << TIME_SHIFT) + outer
+        self.at = at + 1
         if self.device is not None:
-            self.device.mark(ended, outer)
-        if len(self._jottings) > MAX_JOTTINGS:
-            self._add_up()
+            self.device.mark(self.phase, outer)
+        self.phase = outer
+        if at > self.limit:
+            self.turn()
 
-    def close(self) -> tuple[Totals, int]:
-        """End a step now: its totals and the instant.  The present phase goes on into the next step."""
-        now = self._now()
-        self._add_up()
-        totals = self._totals
-        totals.ns[self.phase] += now - self._mark
-        self._mark = now
-        self._totals = Totals()
-        return totals, now
+    def timed(self, original: Callable[..., Any], phase: int) -> Callable[..., Any]:
+        """``original`` with its time booked for ``phase``; straight through where ``enter`` would say not now."""
+        ledger, now, code = self, self.now, phase + ENTER
 
-    def _add_up(self) -> None:
-        totals = self._totals
-        ns, entries = totals.ns, totals.entries
-        mark, phase, loss = self._mark, self._mark_phase, False
-        for jotting in self._jottings:
-            at = jotting >> LIVE_SHIFT
-            begun = jotting & _PHASE_MASK
-            spent = at - mark
-            mark = at
-            if jotting & _ENTER:
-                entries[begun] += 1
-                if begun == BACKWARD:
-                    totals.backward_began = at
-                    if loss:  # from the model's return to backward, with nothing in between: the loss
-                        phase = FORWARD
-                elif begun == FORWARD:
-                    totals.pending_input = 0
-                elif begun == EVAL:
-                    totals.move(INPUT, EVAL, totals.pending_input)
-                    totals.pending_input = 0
-                loss = False
-            else:
-                loss = phase == FORWARD and begun == OTHER
-                if phase == INPUT:
-                    totals.pending_input += spent
-                elif phase == BACKWARD:
-                    totals.last_backward = at - totals.backward_began
-            ns[phase] += spent
-            phase = begun
-        self._jottings.clear()
-        self._mark, self._mark_phase = mark, phase
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            outer = ledger.phase
+            if outer == phase or (get_ident() != ledger.thread and not ledger._refused(phase)):
+                return original(*args, **kwargs)
+            at = ledger.at
+            ledger.body[at] = (now() << TIME_SHIFT) + code
+            ledger.at = at + 1
+            ledger.phase = phase
+            if ledger.device is not None:
+                ledger.device.mark(outer, phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                at = ledger.at
+                ledger.body[at] = (now() << TIME_SHIFT) + outer
+                ledger.at = at + 1
+                if ledger.device is not None:
+                    ledger.device.mark(ledger.phase, outer)
+                ledger.phase = outer
+                if at > ledger.limit:
+                    ledger.turn()
+
+        return timed
+
+    def end_step(self, outer: int, step: int, flags: int, more: Sequence[int] = ()) -> None:
+        """End a step now and with it the present phase; ``outer`` goes on into the next step.
+
+        ``more`` are data words of what else is known of the step.
+        """
+        if self.device is not None:
+            self.device.mark(self.phase, outer)
+        self.phase = outer
+        at, body = self.at, self.body
+        body[at] = (self.now() << TIME_SHIFT) + STEP_END
+        body[at + 1] = STEP_DATA | step << 20 | outer << 16 | flags
+        at += 2
+        if more:
+            for word in more:
+                body[at] = word
+                at += 1
+        self.at = at
+        self._header[HEAD_WORD] = self._rounds + at
+        if at > self.limit:
+            self.turn()
+
+    def put(self, *words: int) -> None:
+        """Write words that belong together (no more than ``TURN_WORDS``), and announce them."""
+        for word in words:
+            self.body[self.at] = word
+            self.at += 1
+        self.turn()
+
+    def turn(self) -> None:
+        """Announce what was written; near the end of the body, go on at its beginning."""
+        if self.at > self._capacity - RESERVE_WORDS:
+            self.body[self.at] = data_word(WRAP, 0)
+            self._rounds += self._capacity
+            self.at = 0
+        self.limit = self.at + TURN_WORDS
+        self._header[HEAD_WORD] = self._rounds + self.at
+
+    def _refused(self, phase: int) -> bool:
+        """Not the owner's thread: if there is no owner yet, this may be the beginning."""
+        return self.thread == NOBODY and bool(self._on_refusal(phase))

@@ -8,18 +8,19 @@ because it may decide not to step at all: the iteration then still ends, and say
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from stepscope.records.phases import OPTIMIZER
-from stepscope.records.slot import FLAG_SKIPPED
-from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
+from stepscope.records.phases import OPTIMIZER
+from stepscope.records.slot import FLAG_SKIPPED
 
 __all__ = ["OptimizerHooks"]
+
+Hook = Callable[[object, object, object], None]
 
 
 class OptimizerHooks:
@@ -29,8 +30,8 @@ class OptimizerHooks:
         """Steps under way: (id of the optimizer, the phase outside it)."""
         self._returned = 0
         module: Any = import_module("torch.optim.optimizer")  # torch.optim itself hides the name
+        before, after = self._make_hooks()
         # Dynamo leaves a function with this mark alone: a compiled optimizer step calls the hooks as they are.
-        before, after = failsafe(self._before), failsafe(self._after)
         before._torchdynamo_disable = after._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._handles = [
             module.register_optimizer_step_pre_hook(before),
@@ -42,40 +43,44 @@ class OptimizerHooks:
         for handle in self._handles:
             handle.remove()
 
-    def _before(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        key = id(optimizer)
-        if self._open:
-            self._drop_unreturned(key)
-        self._open.append((key, self._recorder.enter(OPTIMIZER)))
+    def _make_hooks(self) -> tuple[Hook, Hook]:
+        recorder, ledger, under_way = self._recorder, self._recorder.ledger, self._open
 
-    def _after(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        if not self._open:
-            return
-        _, outer = self._open.pop()
-        if outer != NOT_NOW:
-            self._recorder.leave(outer)
-        if not self._open:
-            self._returned += 1
-            self._recorder.end_optimizer(optimizer)
+        def before(optimizer: object, _args: object, _kwargs: object) -> None:
+            if under_way:
+                self._drop_unreturned(id(optimizer))
+            under_way.append((id(optimizer), ledger.enter(OPTIMIZER)))
+
+        def after(optimizer: object, _args: object, _kwargs: object) -> None:
+            if not under_way:
+                return
+            outer = under_way.pop()[1]
+            if not under_way:
+                self._returned += 1
+                recorder.end_step(0, outer, optimizer)
+            elif outer != NOT_NOW:
+                ledger.leave(outer)
+
+        return before, after
 
     def _drop_unreturned(self, key: int) -> None:
         """An optimizer that steps while it is stepping: its last step never returned, an exception went through it."""
         for at, (open_key, outer) in enumerate(self._open):
             if open_key == key:
                 if outer != NOT_NOW:
-                    self._recorder.leave(outer)
+                    self._recorder.ledger.leave(outer)
                 del self._open[at:]
                 return
 
     def _patch_scaler(self, scaler: Any, patches: Patches) -> None:
-        original = timed(self._recorder, scaler.step, OPTIMIZER)
+        original = self._recorder.ledger.timed(scaler.step, OPTIMIZER)
 
         @functools.wraps(scaler.step)
         def step(grad_scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             returned = self._returned
             result = original(grad_scaler, optimizer, *args, **kwargs)
             if returned == self._returned:
-                self._recorder.end_optimizer(optimizer, FLAG_SKIPPED)
+                self._recorder.end_step(FLAG_SKIPPED, NOT_NOW, optimizer)
             return result
 
         patches.set(scaler, "step", step)

@@ -15,34 +15,25 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from stepscope.errors import RingNoSpace
-from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import (
-    BACKWARD,
-    BUILTIN_PHASES,
-    COMM,
-    FIRST_USER_SLOT,
-    FORWARD,
-    INPUT,
-    OPTIMIZER,
-    OTHER,
-    PHASE_SLOTS,
-)
-from stepscope.records.places import ring_paths
-from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST, STEP, STEP_BODY
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.recorder.steps import StepBoundaries
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FIRST_USER_SLOT, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
+from stepscope.records.places import ring_paths
+from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
 from stepscope.ring import RingState, RingWriter
-from stepscope.ring.layout import DEFAULT_SLOTS, HOOK_FAILURES_WORD, LIVE_STEP_WORD
+from stepscope.ring.layout import DEFAULT_CAPACITY, HOOK_FAILURES_WORD
+from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, data_word, note_words
 
 __all__ = ["BackwardFigures", "Recorder", "RootSearch"]
 
 IDENTITY_CHECKS = (1, 2, 3, 5, 10, 100)
 """After these steps the process looks again who it is: the process group or the device may have come late."""
 
-QUICKEST_COMPILE_NS = 20_000_000
-"""A step shorter than this compiled nothing; it is not asked."""
+FIRST_NEW_LOOK = 1024
+"""After this many steps a model may have joined that nobody looked for."""
 
 MAX_FAILURES = 100
 """Errors of our own after which a process is left alone."""
@@ -51,8 +42,12 @@ MAX_FAILURES = 100
 class RootSearch(Protocol):
     """Looks for the modules that are the model."""
 
-    def after_step(self, *, forwards: int, backwards: int) -> bool:
-        """A step has ended; whether to be asked again after the very next one."""
+    def after_step(self, *, found: bool, due: bool) -> bool:
+        """A step has ended, with or without a call of a root, and a new look may be due.
+
+        Whether to be asked again after the very next one.
+        """
+        ...
 
 
 class BackwardFigures(Protocol):
@@ -67,46 +62,46 @@ class Recorder:
     Not thread safe; the ledger answers only the thread that trains.  After a fork the child must call ``forget``.
     """
 
-    enter: Callable[[int], int]
-    """Begin a phase; the outer phase for ``leave``, or NOT_NOW.  Once there is a ledger this is the ledger's own."""
-    leave: Callable[[int], None]
-
     def __init__(
-        self, session: Path, run_dir: Path, *, now: Callable[[], int] = time.perf_counter_ns, slots: int = DEFAULT_SLOTS
+        self,
+        session: Path,
+        run_dir: Path,
+        *,
+        now: Callable[[], int] = time.perf_counter_ns,
+        capacity: int = DEFAULT_CAPACITY,
     ) -> None:
         self._session = session
         self._run_dir = run_dir
         self._now = now
-        self._slots = slots
+        self._capacity = capacity
         self._search: RootSearch | None = None
+        self.ledger = Ledger(now, self._start)
         self.forget(forked=False)
 
     def forget(self, *, forked: bool = True) -> None:
         """Start anew with no ring: at the beginning, and in a forked child, whose parent goes on owning the old one."""
+        self.ledger.close()
+        self.ledger.device = None
+        self.ledger.phase = OTHER
         self.ring: RingWriter | None = None
-        self.ledger: Ledger | None = None
         self.boundaries = StepBoundaries()
         self.explicit = False
         self.identity = RankIdentity(host="", pid=0)
         self.flags = FLAG_FIRST
         self.step = 0
-        self.ddp: BackwardFigures | None = None
+        self.forward_seen = False
+        """Set by a root that was called; a step without any is a reason to look for roots."""
+        self._plain = True
+        """Nothing has to be asked at the end of a step: no compiler, no DDP, no device."""
+        self._ddp: BackwardFigures | None = None
         self._device: DeviceTimer | None = None
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
-        self._start_ns = 0
-        self._cpu_ns = 0
         self._compiled = 0
         self._asked_at = 0
         self._forked = forked
         self._broken = False
-        self.enter = self._first_enter
-        self.leave = _leave_nothing
 
     # -- phases ---------------------------------------------------------------------------------------------------
-
-    @property
-    def phase(self) -> int:
-        return self.ledger.phase if self.ledger is not None else OTHER
 
     def slot_of(self, name: str) -> int:
         """The slot of a phase by name; a new name takes a free one, and when none is left its time stays ``other``."""
@@ -123,72 +118,62 @@ class Recorder:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    @guard.failsafe
-    def end_optimizer(self, optimizer: object, flags: int = 0) -> None:
-        """An outermost ``optimizer.step()`` returned (or was skipped): a step ends if that optimizer closes it."""
-        if not self.explicit and self.boundaries.closes(id(optimizer)):
-            self.end_step(flags)
+    def end_step(self, flags: int = 0, outer: int = NOT_NOW, optimizer: object = None) -> None:
+        """End a step, and with it the present phase if the phase ``outer`` goes on.
 
-    def end_step(self, flags: int = 0) -> None:
-        ledger, ring = self.ledger, self.ring
-        if ledger is None or ring is None:
-            return
-        if get_ident() != ledger.thread and not self._take_over(ledger):
-            return
-        totals, now = ledger.close()
-        cpu_ns = time.thread_time_ns()
-        wall_ns = now - self._start_ns
-        if wall_ns > QUICKEST_COMPILE_NS:
-            flags |= self._compile_flag()
-        entries = totals.entries
-        backwards = entries[BACKWARD]
-        compute = comm = 0
-        if self.ddp is not None and backwards:
-            compute, comm = self.ddp.read()
-            if compute:
-                totals.move(BACKWARD, COMM, totals.last_backward - compute)
-        device = self._device
-        memory = (0, 0, 0) if device is None else device.memory(now)
+        With an ``optimizer`` given (its outermost ``step()`` has returned), only if that one closes the step.
+        """
+        ledger = self.ledger
+        if optimizer is not None:
+            key = id(optimizer)
+            if self.explicit or (key != self.boundaries.sole and not self.boundaries.closes(key)):
+                if outer != NOT_NOW:
+                    ledger.leave(outer)
+                return
+        if outer == NOT_NOW:
+            if get_ident() != ledger.thread and not self._take_over():
+                return
+            outer = ledger.phase
         step = self.step
-        ring.append(
-            STEP_BODY.pack(
-                STEP,
-                flags | self.flags,
-                ring.head + 1,
-                step,
-                self._start_ns,
-                wall_ns,
-                max(cpu_ns - self._cpu_ns, 0),
-                *totals.ns,
-                *memory,
-                backwards,
-                entries[FORWARD],
-                compute,
-                comm,
-                entries[INPUT],
-                0,
-            )
-        )
-        self._start_ns = now
-        self._cpu_ns = cpu_ns
+        self.step = step + 1
+        if self._plain and step < self._asked_at and self.forward_seen:
+            ledger.end_step(outer, step, flags | self.flags)
+            self.flags = 0
+        else:
+            self._end_step_with_figures(outer, step, flags)
+        self.forward_seen = False
+
+    @guard.failsafe
+    def _end_step_with_figures(self, outer: int, step: int, flags: int) -> None:
+        """The end of a step at which others are asked what they know of it, or at which we look around."""
+        self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
         self.flags = 0
-        self.step = ring.words[LIVE_STEP_WORD] = step + 1
-        if device is not None:
-            device.end_step(step, ring)
-        if step >= self._asked_at or (backwards and not entries[FORWARD]):
-            self._look_around(entries[FORWARD], backwards)
+        if self._device is not None:
+            self._device.end_step(step, self.ledger)
+        if step >= self._asked_at or not self.forward_seen:
+            self._look_around()
+
+    def begin(self) -> None:
+        """Make the ring now, if that has not happened: the script itself says that it trains."""
+        self.explicit = True
+        if self.ring is None:
+            self._start(OTHER)
 
     def ask_after_steps(self, search: RootSearch | None) -> None:
         """From now on ``search`` is asked after steps, as often as it wishes."""
         self._search = search
         self._asked_at = 0
 
+    def watch_backward(self, figures: BackwardFigures) -> None:
+        self._ddp = figures
+        self._plain = False
+
     def epoch_starts(self) -> None:
         self.flags |= FLAG_EPOCH_START
 
     def note(self, text: bytes) -> None:
-        if self.ring is not None:
-            self.ring.append_note(self.step, text)
+        if get_ident() == self.ledger.thread:
+            self.ledger.put(*note_words(self.step, text))
 
     def set_state(self, state: RingState) -> None:
         if self.ring is not None and self.identity.pid == os.getpid():
@@ -196,71 +181,78 @@ class Recorder:
 
     # -- starting -------------------------------------------------------------------------------------------------
 
-    def _first_enter(self, phase: int) -> int:
-        """``enter`` until there is a ledger: makes it on the first sign of training."""
-        self._start(phase)
-        return NOT_NOW if self.ledger is None else self.ledger.enter(phase)
-
     @guard.failsafe
-    def _start(self, phase: int) -> None:
-        """In a forked child only autograd or an optimizer is a sign: DataLoader workers are forked children too."""
+    def _start(self, phase: int) -> bool:
+        """Make the ring on the first sign of training; true when this was it.
+
+        In a forked child only autograd or an optimizer is a sign: DataLoader workers are forked children too.
+        """
         signs = (BACKWARD, OPTIMIZER) if self._forked else (BACKWARD, OPTIMIZER, INPUT)
         if self._broken or (phase not in signs and not self.explicit):
-            return
+            return False
         self.identity = identity.of_this_process()
         ring = self._make_ring()
         if ring is None:
             self._broken = True
-            return
+            return False
         for name, slot in self._names.items():
             if slot >= FIRST_USER_SLOT:
                 ring.set_phase_name(slot, name)
         guard.on_failure(self._count_failure)
-        ring.words[HOOK_FAILURES_WORD] = guard.failures()
+        ring.header[HOOK_FAILURES_WORD] = guard.failures()
         ring.set_state(RingState.RUNNING)
         self.ring = ring
-        self.ledger = ledger = Ledger(self._now, ring.words)
-        self._start_ns = ledger.mark
-        self._cpu_ns = time.thread_time_ns()
+        self.ledger.open(ring)
         self._compiled = _compile_count()
-        self.enter, self.leave = ledger.enter, ledger.leave
+        return True
 
     def _make_ring(self) -> RingWriter | None:
         first, fallback = ring_paths(self._session, self._run_dir, os.getpid())
         try:
-            return RingWriter(first, self.identity, slots=self._slots)
+            return RingWriter(first, self.identity, capacity=self._capacity)
         except (RingNoSpace, OSError) as error:
             reason = error
         try:
             fallback.parent.mkdir(exist_ok=True)
-            ring = RingWriter(fallback, self.identity, slots=self._slots)
+            ring = RingWriter(fallback, self.identity, capacity=self._capacity)
         except (RingNoSpace, OSError) as error:
             guard.warn(f"this process is not recorded: {reason}; and the fallback: {error}")
             return None
         guard.warn(f"{reason}; its steps are recorded on disk instead, at {fallback}")
         return ring
 
-    def _take_over(self, ledger: Ledger) -> bool:
-        """Steps are taken on another thread than the one that was seen first: before the first step, that one trains."""
-        if self.step:
+    def _take_over(self) -> bool:
+        """Steps are taken on another thread than the one seen first: before the first step, that one trains."""
+        if self.step or self.ring is None or self._broken:
             return False
-        ledger.thread = get_ident()
-        self._cpu_ns = time.thread_time_ns()
+        self.ledger.thread = get_ident()
         return True
 
-    def _look_around(self, forwards: int, backwards: int) -> None:
-        """Now and then, after a step: who are we, on which device, and are the roots still the roots?"""
+    def _look_around(self) -> None:
+        """Now and then, after a step: who are we, on which device, who compiles, and are the roots still the roots?"""
         step = self.step
-        asked_again = self._search is not None and self._search.after_step(forwards=forwards, backwards=backwards)
+        due = step & (step - 1) == 0 and step >= FIRST_NEW_LOOK  # ever more rarely: 1024, 2048, 4096 …
+        asked_again = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
         if step in IDENTITY_CHECKS:
             self._look_at_identity()
+        self._plain = self._ddp is None and self._device is None and _compile_count() == 0
         later = [check for check in IDENTITY_CHECKS if check > step]
-        periodic = 1 << max(step.bit_length(), 10)  # ever more rarely: 1024, 2048, 4096 …
-        self._asked_at = step if asked_again else min([*later, periodic]) - 1
+        self._asked_at = step if asked_again else min([*later, max(1 << step.bit_length(), FIRST_NEW_LOOK)]) - 1
+
+    @guard.failsafe
+    def _figures(self) -> list[int]:
+        """What others know of the step that ends, as data words."""
+        words = []
+        if self._ddp is not None:
+            compute, comm = self._ddp.read()
+            words = [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
+        if self._device is not None:
+            words += self._device.memory(self._now())
+        return words
 
     def _look_at_identity(self) -> None:
         found = identity.of_this_process()
-        if self._device is None and self.ledger is not None:
+        if self._device is None:
             self._device = device_timer(found, self._now)
             self.ledger.device = self._device
         if found != self.identity and self.ring is not None:
@@ -269,12 +261,11 @@ class Recorder:
 
     def _count_failure(self, count: int) -> None:
         if self.ring is not None:
-            self.ring.words[HOOK_FAILURES_WORD] = count
+            self.ring.header[HOOK_FAILURES_WORD] = count
         if count >= MAX_FAILURES and not self._broken:
             guard.warn("too many failures of our own: this process is not recorded any further")
             self._broken = True
-            self.ledger = None
-            self.enter = self._first_enter
+            self.ledger.close()
 
     def _compile_flag(self) -> int:
         count = _compile_count()
@@ -282,10 +273,6 @@ class Recorder:
             return 0
         self._compiled = count
         return FLAG_COMPILED
-
-
-def _leave_nothing(outer: int) -> None:
-    pass
 
 
 def _compile_count() -> int:

@@ -15,6 +15,8 @@ class StepBoundaries:
     PATIENCE = 16
 
     def __init__(self) -> None:
+        self.sole = 0
+        """The id of the only optimizer seen so far, for a caller in a hurry; 0 when there are several (or none)."""
         self._known: set[int] = set()
         self._closer = 0
         self._since_closer = 0
@@ -26,6 +28,7 @@ class StepBoundaries:
             return True
         if optimizer not in self._known:
             self._known.add(optimizer)
+            self.sole = optimizer if len(self._known) == 1 else 0
             self._closer = optimizer
             self._since_closer = 0
             return True

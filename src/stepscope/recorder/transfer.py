@@ -10,10 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.records.phases import FIRST_USER_SLOT, H2D, OTHER
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
+from stepscope.records.phases import FIRST_USER_SLOT, H2D, OTHER
 
 __all__ = ["goes_to_device", "install"]
 
@@ -40,11 +39,11 @@ def _timed(
     recorder: Recorder, torch: Any, original: Any, wanted: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 ) -> Any:
     is_compiling = torch.compiler.is_compiling
-    copy = timed(recorder, original, H2D)
+    copy = recorder.ledger.timed(original, H2D)
 
     @functools.wraps(original)
     def maybe_timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        phase = recorder.phase
+        phase = recorder.ledger.phase
         if (
             (phase != OTHER and phase < FIRST_USER_SLOT)
             or is_compiling()

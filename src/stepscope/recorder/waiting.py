@@ -15,11 +15,10 @@ import functools
 import weakref
 from typing import Any
 
-from stepscope.records.phases import COMM
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.timed import timed
+from stepscope.records.phases import COMM
 
 __all__ = ["DdpFigures", "install"]
 
@@ -28,7 +27,7 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     if not torch.distributed.is_available():
         return
     work = torch._C._distributed_c10d.Work
-    patches.set(work, "wait", timed(recorder, work.wait, COMM))
+    patches.set(work, "wait", recorder.ledger.timed(work.wait, COMM))
     figures = DdpFigures()
     ddp = torch.nn.parallel.DistributedDataParallel
     original = ddp.__init__
@@ -37,7 +36,7 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for DDP's
         original(self, *args, **kwargs)
         if figures.watch(self):
-            recorder.ddp = figures
+            recorder.watch_backward(figures)
 
     patches.set(ddp, "__init__", __init__)
 

@@ -9,22 +9,24 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from stepscope.diagnosis import Window, build_window, diagnose
-from stepscope.diagnosis.advice import named_ranks
-from stepscope.diagnosis.crashes import Failure, failures_of, from_launcher
+from stepscope.diagnosis.attempts import attempts_of, from_launcher
+from stepscope.diagnosis.crashes import failures_in, failures_of
+from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
 from stepscope.reports.machine import host_table, memory_table
+from stepscope.reports.notices import notices_of
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
-from stepscope.reports.units import count_text, duration_text, ms_text, share_text
 
 __all__ = ["SCHEMA", "Status", "status_of", "summarise"]
 
 SCHEMA = 1
 Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
 _SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
-HOST_ONLY = ("mps", "xpu")
-WARNINGS_SHOWN = 20
+TRIVIAL_SHARE = 0.01
+TRIVIAL_LOSS_S = 1.0
+"""Costs below these are not worth a sentence."""
 
 
 def summarise(
@@ -37,14 +39,15 @@ def summarise(
     """
     window = build_window(run.ranks)
     current = last_attempt(run.ranks)
-    failures = failures_of(run)
-    findings = diagnose(run, window)
+    # A process that the recorder got into keeps what it prints.
+    findings = diagnose(run, window, reached=bool(logs))
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
+    status = status or status_of(run, alive=alive)
     return {
         "schema": SCHEMA,
         "run": _run_table(run, window, current),
-        "status": status or status_of(run, alive=alive),
+        "status": status,
         "exit_code": exit_code if isinstance(exit_code, int) else None,
         "world_size": max((series.identity.world_size for series in current), default=0),
         "ranks": ranks_table(run, window),
@@ -53,10 +56,10 @@ def summarise(
         "phases": phases_table(window),
         "memory": memory_table(current, run.samples),
         "host": host_table(run.samples),
-        "verdict": _verdict(findings[0]),
+        "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
-        "errors": _errors_table(run, failures),
-        "notices": _notices(run, window, current),
+        "errors": _errors_table(run),
+        "notices": notices_of(run, window, finished=status == "finished"),
         "logs": list(logs),
     }
 
@@ -128,12 +131,12 @@ def _ended_wall_ns(run: RunData, current: Sequence[RankSeries]) -> int | None:
     return max(heard, default=None)
 
 
-def _verdict(finding: Finding) -> dict[str, Any]:
+def _verdict(finding: Finding, *, over: bool) -> dict[str, Any]:
     return {
         "kind": finding.kind,
         "severity": finding.severity,
         "title": finding.title,
-        "price": _price(finding),
+        "price": _price(finding, over=over),
         "ranks": list(finding.ranks),
         "phase": finding.phase,
         "advice": list(finding.advice),
@@ -141,76 +144,49 @@ def _verdict(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _price(finding: Finding) -> str | None:
+def _price(finding: Finding, *, over: bool) -> str | None:
     """The cost in one sentence; None when there is none worth a sentence."""
     cost = finding.cost
     share, seconds = cost.get("share"), cost.get("seconds")
     if finding.kind == "insufficient_data" or not share or seconds is None:
         return None
     if finding.kind == "rank_crashed":
+        if seconds < TRIVIAL_LOSS_S:
+            return None
         saved = finding.evidence.get("checkpoint_step")
         since = "no checkpoint was seen" if saved is None else f"the last checkpoint seen was in step {saved}"
         return f"{duration_text(seconds)} of training is lost: {since}."
+    if share < TRIVIAL_SHARE:
+        return None
     fixed = cost.get("if_fixed") or {}
     step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
     then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
-    return f"{share_text(share)} of the time, {duration_text(seconds)} so far{then}."
+    spent = duration_text(seconds) + ("" if over else " so far")
+    return f"{share_text(share)} of the time ({spent}){then}."
 
 
-def _errors_table(run: RunData, failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Exceptions, the one that began it first, then its victims by time, then what launchers said."""
-    place = {failure.rank: index for index, failure in enumerate(failures)}
-    victims = {failure.rank for failure in failures if failure.victim}
-    ordered = sorted(
-        ((None if from_launcher(error) else error.rank, error) for error in run.errors),
-        key=lambda pair: (pair[0] is None, place.get(pair[0] if pair[0] is not None else -1, 0), pair[1].wall_ns),
-    )
-    return [
-        {
-            "rank": rank,
-            "pid": error.pid,
-            "type": error.type,
-            "message": error.message,
-            "step": error.step,
-            "wall_ns": error.wall_ns or None,
-            "victim": rank in victims,
-            "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
-            "traceback": error.traceback,
-        }
-        for rank, error in ordered
-    ]
-
-
-def _notices(run: RunData, window: Window, current: Sequence[RankSeries]) -> list[str]:
-    """What is missing or worth knowing beside the findings."""
-    notices = list(run.notices)
-    said = [str(event["message"]) for event in run.events if event.get("event") == "warning" and event.get("message")]
-    notices += list(dict.fromkeys(said))[:WARNINGS_SHOWN]
-    attempts = sorted({series.identity.attempt for series in run.ranks})
-    for attempt in attempts[:-1]:
-        of_it = [series for series in run.ranks if series.identity.attempt == attempt]
-        steps = max(len(series.steps) for series in of_it)
-        notices.append(
-            f"Attempt {attempt} ended after {count_text(steps, 'step')}; all figures are of attempt {attempts[-1]}."
-        )
-    idle = [series.rank for series in current if not len(series.steps)]
-    if idle and len(idle) < len(current):
-        verb = "is" if len(idle) == 1 else "are"
-        notices.append(f"{named_ranks(idle)} recorded no step and {verb} not compared.")
-    world = max((series.identity.world_size for series in current), default=0)
-    if 0 < len(current) < world:
-        notices.append(f"Of {count_text(world, 'rank')} only {len(current)} left a recording here.")
-    running = any(series.state in ("starting", "running") for series in current)
-    if window.left_out and not running:
-        were = "was" if window.left_out == 1 else "were"
-        left_out = count_text(window.left_out, "step")
-        notices.append(f"{left_out} {were} not complete on every live rank: left out of comparisons.")
-    failures = sum(series.hook_failures for series in current)
-    if failures:
-        notices.append(
-            f"{count_text(failures, 'time')} a hook of ours failed and was passed over; times may be missing."
-        )
-    devices = {series.identity.device for series in current if series.identity.device in HOST_ONLY}
-    for device in sorted(devices):
-        notices.append(f"On {device} only host times are recorded, no device times.")
-    return notices
+def _errors_table(run: RunData) -> list[dict[str, Any]]:
+    """Exceptions, the last attempt's first; in each the one that began it, its victims by time, then the launchers."""
+    rows = []
+    for attempt in reversed(attempts_of(run)):
+        failures = failures_in(run, attempt)
+        place = {failure.rank: index for index, failure in enumerate(failures)}
+        victims = {failure.rank for failure in failures if failure.victim}
+        said = [(None if from_launcher(error) else error.rank, error) for error in attempt.errors]
+        said.sort(key=lambda pair: (pair[0] is None, place.get(-1 if pair[0] is None else pair[0], 0), pair[1].wall_ns))
+        rows += [
+            {
+                "rank": rank,
+                "attempt": attempt.number,
+                "pid": error.pid,
+                "type": error.type,
+                "message": error.message,
+                "step": error.step,
+                "wall_ns": error.wall_ns or None,
+                "victim": rank in victims,
+                "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
+                "traceback": error.traceback,
+            }
+            for rank, error in said
+        ]
+    return rows

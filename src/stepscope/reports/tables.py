@@ -128,6 +128,7 @@ def _phase_row(ranks: Sequence[int], values: Floats, total_ns: float) -> dict[st
         "median_ms": finite(np.median(by_rank[there]) / 1e6) if there.any() else None,
         "worst_ms": finite(by_rank[worst] / 1e6) if worst is not None else None,
         "worst_rank": ranks[worst] if worst is not None and len(ranks) > 1 else None,
+        "steps": int((values > 0).any(axis=0).sum()),
     }
 
 

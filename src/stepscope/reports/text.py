@@ -6,11 +6,12 @@ without colour, so that the same text can stand in ``summary.txt``.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stepscope.reports.units import bytes_text, count_text, duration_text, ms_text, rate_text, share_text
+from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 
 __all__ = ["render_text"]
 
@@ -22,6 +23,11 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 LABEL = 10
 """Columns of the labels at the left."""
 NAME_COLUMNS = 14
+MEDIAN_COLUMNS = 14
+FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
+LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+"""In the path of a frame that is not the user's own."""
+TRIVIAL_SHARE = 0.01
 TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
 """Lines shown of a traceback that is longer than both together."""
 NARROWEST = 60
@@ -33,7 +39,8 @@ FILES_SHOWN = 6
 MANY_HOSTS = 3
 
 
-def render_text(summary: Summary, *, width: int = 80, color: bool = False) -> str:
+def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved: bool | None = None) -> str:
+    """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over."""
     page = _Page(max(width, NARROWEST), color)
     _verdict(page, summary)
     _traceback(page, summary)
@@ -41,7 +48,7 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False) -> st
     _phases(page, summary)
     _machine(page, summary)
     _others(page, summary)
-    _ending(page, summary)
+    _ending(page, summary, saved=summary["status"] != "running" if saved is None else saved)
     return "\n".join(page.lines).rstrip() + "\n"
 
 
@@ -96,10 +103,14 @@ class _Page:
 
 def _verdict(page: _Page, summary: Summary) -> None:
     verdict = summary["verdict"]
-    look = "healthy" if verdict["kind"] == "healthy" else verdict["severity"]
+    healthy = verdict["kind"] == "healthy"
+    small = healthy and not summary["findings"][0]["evidence"].get("large")
+    look = "healthy" if small else verdict["severity"]
     page.marked(look, verdict["title"], bold=True)
     if verdict["price"]:
-        page.labelled("price" if verdict["kind"] != "healthy" else "to gain", [verdict["price"]])
+        page.labelled(
+            "to gain" if healthy else "price", [f"at most {verdict['price']}" if healthy else verdict["price"]]
+        )
     page.labelled("to do", verdict["advice"])
     followers = summary["findings"][0]["evidence"].get("followed_by")
     if followers:
@@ -124,10 +135,22 @@ def _doubt(finding: Mapping[str, Any]) -> str:
 
 
 def _traceback(page: _Page, summary: Summary) -> None:
-    """The exception that began it; those that followed from it are in summary.json."""
-    told = (error for error in summary["errors"] if error["rank"] is not None and error["traceback"])
+    """The exception that began it; those that followed from it are in summary.json, and so are earlier attempts'."""
+    crash = summary["findings"][0]
+    if crash["kind"] != "rank_crashed":
+        return
+    of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
+    told = (error for error in of_it if error["rank"] is not None and error["traceback"])
     error = next((error for error in told if not error["victim"]), None)
     if error is None or error["type"] == "KeyboardInterrupt":
+        return
+    if summary["world_size"] <= 1 and error["rank"] == 0:
+        # Python has just printed it, and the log has it: the line alone.
+        where = _raised_at(error["traceback"])
+        if where:
+            page.lines.pop()
+            page.labelled("where", [where])
+            page.blank()
         return
     where = f", step {error['step']}" if error["step"] is not None else ""
     page.lines.append(page.paint(f"Traceback of rank {error['rank']}{where}", "bold"))
@@ -139,15 +162,27 @@ def _traceback(page: _Page, summary: Summary) -> None:
     page.blank()
 
 
+def _raised_at(traceback: str) -> str:
+    """The last line of the user's own in a traceback: file, line, function and code."""
+    lines = traceback.splitlines()
+    found = [(match, lines[at + 1 : at + 2]) for at, line in enumerate(lines) if (match := FRAME.match(line))]
+    own = [frame for frame in found if not any(part in frame[0]["path"] for part in LIBRARIES)]
+    for match, code in (own or found)[-1:]:
+        inside = f", in {match['name']}" if match["name"] and match["name"] != "<module>" else ""
+        return f"{match['path']}, line {match['line']}{inside}" + (f": {code[0].strip()}" if code else "")
+    return ""
+
+
 def _run(page: _Page, summary: Summary) -> None:
     run, steps = summary["run"], summary["steps"]
     hosts = run["hosts"]
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else ""
-    ranks = count_text(len(summary["ranks"]), "rank") + (f" on {where}" if where else "")
+    alone = summary["world_size"] == len(summary["ranks"]) == 1
+    ranks = count_text(len(summary["ranks"]), "process" if alone else "rank") + (f" on {where}" if where else "")
     took = f" in {duration_text(run['duration_s'])}" if run["duration_s"] is not None else ""
     code = summary["exit_code"]
     status = summary["status"] + (f" (exit code {code})" if code else "")
-    page.items("run", [_cut(run["name"], 40), ranks, count_text(steps["total"], "step") + took, status])
+    page.items("run", [_cut(run["name"], 40), ranks, _steps(summary) + took, status])
     if run["command"]:
         page.labelled("command", [_command(run["command"], 2 * (page.width - 2 - LABEL) - LABEL)])
     time = summary["step_time"]
@@ -156,12 +191,20 @@ def _run(page: _Page, summary: Summary) -> None:
     parts = [f"p50 {ms_text(time['p50_ms'])}", f"p90 {ms_text(time['p90_ms'])}", f"p99 {ms_text(time['p99_ms'])}"]
     parts.append(f"max {ms_text(time['max_ms'])} (step {time['max_step']})")
     if steps["per_second"]:
-        parts.append(f"{steps['per_second']:,.3g} steps/s")
+        parts.append(f"{number_text(steps['per_second'])} steps/s")
     page.items("step time", parts)
     warmup = steps["warmup"]
     if warmup["count"]:
         page.labelled("warm-up", [_warmup(warmup)])
     page.blank()
+
+
+def _steps(summary: Summary) -> str:
+    """How many, and which: they are counted from 0."""
+    steps = summary["steps"]
+    last = max((row["last_step"] for row in summary["ranks"] if row["last_step"] is not None), default=None)
+    which = f" ({steps['first']}–{last})" if steps["first"] is not None and last != steps["first"] else ""
+    return count_text(steps["total"], "step") + which
 
 
 def _command(words: Sequence[str], columns: int) -> str:
@@ -182,7 +225,9 @@ def _phases(page: _Page, summary: Summary) -> None:
         return
     several = len(summary["ranks"]) > 1
     on_device = all(row["device"] for row in phases.values())
-    heads = ["median rank".rjust(12), "worst rank".rjust(17)] if several else ["median".rjust(12)]
+    heads = (
+        ["median rank".rjust(MEDIAN_COLUMNS), "worst rank".rjust(17)] if several else ["median".rjust(MEDIAN_COLUMNS)]
+    )
     with_host = on_device and page.width >= WIDE
     if with_host:
         heads.append("host".rjust(12))
@@ -191,15 +236,16 @@ def _phases(page: _Page, summary: Summary) -> None:
     page.lines.append(page.paint(f"  {title.ljust(NAME_COLUMNS)}share {' ' * bar}{''.join(heads)}", "dim"))
     for name, row in phases.items():
         shown = row["device"] if on_device else row
-        values = [ms_text(shown["median_ms"])]
+        rare = not shown["median_ms"] and not shown["worst_ms"]
+        values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(shown["median_ms"])]
         if several:
-            values.append(_worst(shown))
+            values.append("" if rare else _worst(shown))
         if with_host:
-            values.append(ms_text(row["median_ms"]))
+            values.append("" if rare else ms_text(row["median_ms"]))
         figures = "".join(value.rjust(len(head)) for value, head in zip(values, heads, strict=True))
         blocks = page.paint(_bar(shown["share"] or 0.0, bar - 1).ljust(bar), "info")
         label = _cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
-        page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}")
+        page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}".rstrip())
     page.blank()
 
 
@@ -273,7 +319,7 @@ def _others(page: _Page, summary: Summary) -> None:
             look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
             page.marked(look, finding["title"], bold=False)
             share = finding["cost"].get("share")
-            if share and finding["cost"].get("if_fixed"):
+            if share and share >= TRIVIAL_SHARE and finding["cost"].get("if_fixed"):
                 page.labelled("price", [f"{share_text(share)} of the time"])
             page.labelled("to do", finding["advice"][:1])
         if len(others) > OTHERS_SHOWN:
@@ -281,7 +327,7 @@ def _others(page: _Page, summary: Summary) -> None:
         page.blank()
 
 
-def _ending(page: _Page, summary: Summary) -> None:
+def _ending(page: _Page, summary: Summary, *, saved: bool) -> None:
     if summary["notices"]:
         page.lines.append(page.paint("Worth knowing", "bold"))
         for notice in summary["notices"]:
@@ -290,7 +336,7 @@ def _ending(page: _Page, summary: Summary) -> None:
             )
         page.blank()
     logs = summary["logs"]
-    files = [f"in {summary['run']['path']}", "summary.json", *logs[:FILES_SHOWN]]
+    files = [f"in {summary['run']['path']}", *(["summary.json"] if saved else []), *logs[:FILES_SHOWN]]
     if len(logs) > FILES_SHOWN:
         files.append(f"{len(logs) - FILES_SHOWN} more logs")
     page.items("files", files)

@@ -5,7 +5,7 @@ One memory-mapped file per process, one writer (``RingWriter``, in the training 
 """
 
 from stepscope.ring.layout import RingState
-from stepscope.ring.reader import RingBatch, RingHeader, RingReader
+from stepscope.ring.reader import RingBatch, RingHeader, RingReader, split
 from stepscope.ring.writer import RingWriter
 
-__all__ = ["RingBatch", "RingHeader", "RingReader", "RingState", "RingWriter"]
+__all__ = ["RingBatch", "RingHeader", "RingReader", "RingState", "RingWriter", "split"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import mmap
+import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
-from stepscope.records.slot import SLOT_BYTES, SLOT_HEAD
+from stepscope.records.slot import SLOT_HEAD
+from stepscope.ring import words as w
+from stepscope.ring.decode import StreamDecoder
 from stepscope.ring.layout import (
     FIXED,
     HEAD_WORD,
@@ -18,22 +22,28 @@ from stepscope.ring.layout import (
     HOOK_FAILURES_WORD,
     IDENTITY_HEAD,
     IDENTITY_OFFSET,
-    LIVE_SHIFT,
-    LIVE_STEP_WORD,
-    LIVE_WORD,
     MAGIC,
+    MIN_CAPACITY,
     NAME_BYTES,
     NAMES_OFFSET,
+    RESERVE_WORDS,
     STATE_WORD,
+    TURN_WORDS,
     VERSION,
+    WORD_BYTES,
     RingState,
 )
 
-__all__ = ["RingBatch", "RingHeader", "RingReader"]
+__all__ = ["RingBatch", "RingHeader", "RingReader", "split"]
 
-MAX_SLOTS = 1 << 24
-"""A slot count above this is garbage, not a ring."""
-MAX_PID = 1 << 31
+MAX_CAPACITY = 1 << 30
+"""A capacity above this is garbage, not a ring."""
+MAX_PID = 1 << 32
+SETTLE_S = 0.0002
+"""Between reading a new head and the words under it: no processor keeps a store to itself for so long."""
+CHUNK_WORDS = 1 << 16
+LOOK_BACK = 4096
+"""How far back ``header`` looks for the number of the step under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,25 +66,37 @@ class RingHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class RingBatch:
-    """Whole slots in order of seq, and what could not be had."""
+    """Whole records in order of seq, and what could not be had."""
 
     slots: list[bytes]
     last_seq: int
     """Give this to the next ``read``."""
     lost: int
-    """Overwritten before this read."""
+    """Steps overwritten before they were read."""
     torn: int
-    """Given up as unreadable."""
+    """Words that made no sense."""
+
+
+def split(batch: RingBatch, size: int) -> Iterator[RingBatch]:
+    """The same in parts of at most ``size`` records, each of which can be gone on from; never none."""
+    starts = range(0, max(len(batch.slots), 1), size)
+    for start in starts:
+        slots = batch.slots[start : start + size]
+        last = start == starts[-1]
+        yield RingBatch(
+            slots=slots,
+            last_seq=batch.last_seq if last else SLOT_HEAD.unpack_from(slots[-1])[3],
+            lost=0 if start else batch.lost,
+            torn=0 if start else batch.torn,
+        )
 
 
 class RingReader:
     """Read a ring while its writer goes on, or after it died.
 
-    A slot whose checksum is wrong is either being written right now or damaged.  The reader stops in front of it and
-    tries again on the next ``read``; once it has stood in the way ``PATIENCE`` times it is counted as torn and passed.
+    ``read(after)`` goes on behind the record whose seq was ``after``.  The same reader goes on where it stands; a new
+    one first finds its way: it looks back for the end of the step before.
     """
-
-    PATIENCE = 3
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,26 +104,39 @@ class RingReader:
             head = file.read(FIXED.size)
             if len(head) < FIXED.size or not head.startswith(MAGIC):
                 raise RingForeign(f"{path} is not a ring (or not yet one)")
-            _, version, header_bytes, slot_bytes, slots, *about = FIXED.unpack(head)
+            _, version, header_bytes, capacity, *about = FIXED.unpack(head)
             self._pid, self._ticks, self._mono, self._wall = about
             if version != VERSION:
                 raise RingVersion(f"{path} has ring layout {version}; this Stepscope reads layout {VERSION}")
-            sizes = (header_bytes, slot_bytes)
-            if sizes != (HEADER_BYTES, SLOT_BYTES) or not 0 < slots <= MAX_SLOTS or self._pid >= MAX_PID:
+            if header_bytes != HEADER_BYTES or not MIN_CAPACITY <= capacity <= MAX_CAPACITY or self._pid >= MAX_PID:
                 raise RingForeign(f"{path} has a damaged header")
-            size = HEADER_BYTES + slots * SLOT_BYTES
+            size = HEADER_BYTES + capacity * WORD_BYTES
             if file.seek(0, 2) < size:
                 raise RingForeign(f"{path} is cut off")
             self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        self._slots: int = slots
-        self._words = memoryview(self._map)[:HEADER_BYTES].cast("Q")
-        self._stuck_at = 0
-        self._stuck_times = 0
+        self.capacity: int = capacity
+        """How many words the ring holds; a writer further ahead than this overwrites what was not read."""
+        self._header = memoryview(self._map)[:HEADER_BYTES].cast("Q")
+        self._body = memoryview(self._map)[HEADER_BYTES:size].cast("Q")
         self._identity = RankIdentity(host="", pid=self._pid)
+        self._decoder = StreamDecoder()
+        self._position = 0
+        self._seen_head = 0
+
+    def close(self) -> None:
+        self._header.release()
+        self._body.release()
+        self._map.close()
+
+    def head(self) -> int:
+        """How many words were announced, without the cost of a whole ``header()``."""
+        head: int = self._header[HEAD_WORD]
+        return head
 
     def header(self) -> RingHeader:
-        words = self._words
-        state, live = words[STATE_WORD], words[LIVE_WORD]
+        words = self._header
+        state = words[STATE_WORD]
+        live_phase, live_since_ns, live_step = self._live()
         return RingHeader(
             pid=self._pid,
             start_ticks=self._ticks,
@@ -109,61 +144,93 @@ class RingReader:
             anchor_wall_ns=self._wall,
             head=words[HEAD_WORD],
             state=RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING,
-            live_phase=live % PHASE_SLOTS,
-            live_since_ns=live >> LIVE_SHIFT,
-            live_step=words[LIVE_STEP_WORD],
+            live_phase=live_phase,
+            live_since_ns=live_since_ns,
+            live_step=live_step,
             hook_failures=words[HOOK_FAILURES_WORD],
             phase_names=self._phase_names(),
             identity=self._read_identity(),
         )
 
-    @property
-    def slot_count(self) -> int:
-        """How many slots the ring holds; a writer further ahead than this overwrites what was not read."""
-        return self._slots
+    def read(self, after: int) -> RingBatch:
+        """All records behind ``after`` that were announced."""
+        head = self.head()
+        if head != self._seen_head:
+            self._seen_head = head
+            time.sleep(SETTLE_S)
+        if after != self._position:
+            self._find_way(after, head)
+        decoder = self._decoder
+        self._read_until(head)
+        # Way-finding begins before ``after``: what ended up to there was read by somebody else.
+        slots = [slot for slot in decoder.records if SLOT_HEAD.unpack_from(slot)[3] > after]
+        batch = RingBatch(slots=slots, last_seq=max(self._position, after), lost=decoder.lost, torn=decoder.torn)
+        decoder.records, decoder.lost, decoder.torn = [], 0, 0
+        return batch
 
-    def head(self) -> int:
-        """The seq of the newest slot, without the cost of a whole ``header()``."""
-        head: int = self._words[HEAD_WORD]
-        return head
+    def _read_until(self, end: int) -> None:
+        """In pieces, none of which spans two rounds: the last words of a round may be unused."""
+        while self._position < end:
+            round_end = self._position - self._position % self.capacity + self.capacity
+            until = min(end, round_end, self._position + CHUNK_WORDS)
+            words = self._copy(self._position, until)
+            # The writer may have come round while we copied: what it can have touched by now is not to be trusted.
+            safe = min(self._oldest_safe(), end)
+            if self._position < safe:
+                self._decoder.resync()
+                self._decoder.next_round()
+                self._position = safe
+                continue
+            self._decoder.feed(words, self._position)
+            self._position = until
+            if until == round_end:
+                self._decoder.next_round()
 
-    def read(self, after: int, *, limit: int = 1 << 16) -> RingBatch:
-        """All whole slots with a seq above ``after``, at most ``limit`` of them.
+    def _oldest_safe(self) -> int:
+        """The oldest word that cannot be overwritten before the next announcement, and from which to go on.
 
-        A whole slot right after the head counts too: its writer was stopped, perhaps for ever, between writing the
-        slot and moving the head.
+        The end of a round is unused from some word on that only those know who come from before it.
         """
-        head = self._words[HEAD_WORD]
-        seq = max(after + 1, head - self._slots + 1)
-        lost = seq - (after + 1)
-        torn = 0
-        slots: list[bytes] = []
-        while len(slots) < limit:
-            at = HEADER_BYTES + ((seq - 1) % self._slots) * SLOT_BYTES
-            slot = self._map[at : at + SLOT_BYTES]
-            crc, _, _, found = SLOT_HEAD.unpack_from(slot)
-            whole = found >= seq and crc == zlib.crc32(memoryview(slot)[4:])
-            if whole and found == seq:
-                slots.append(slot)
-            elif seq > head:
-                break
-            elif whole:
-                lost += 1  # the writer lapped us between reading its head and this slot
-            elif self._lose_patience(seq):
-                torn += 1
-            else:
-                break
-            seq += 1
-        return RingBatch(slots=slots, last_seq=seq - 1, lost=lost, torn=torn)
+        oldest = max(self.head() - self.capacity + RESERVE_WORDS, 0)
+        if oldest % self.capacity > self.capacity - RESERVE_WORDS:
+            oldest += self.capacity - oldest % self.capacity
+        return oldest
 
-    def close(self) -> None:
-        self._words.release()
-        self._map.close()
+    def _copy(self, begin: int, end: int) -> list[int]:
+        first = begin % self.capacity
+        return self._body[first : first + end - begin].tolist()
 
-    def _lose_patience(self, seq: int) -> bool:
-        self._stuck_times = self._stuck_times + 1 if seq == self._stuck_at else 1
-        self._stuck_at = seq
-        return self._stuck_times >= self.PATIENCE
+    def _find_way(self, after: int, head: int) -> None:
+        """Stand before ``after`` at the end of a step, so that the step under way there is read from its beginning."""
+        self._decoder = StreamDecoder()
+        after = min(after, head)
+        begin = max(self._oldest_safe(), after - CHUNK_WORDS)
+        if begin:
+            self._decoder.resync(knowing_step=False)
+        self._position = min(begin, after)
+        self._read_until(after)
+        self._decoder.lost = 0
+
+    def _live(self) -> tuple[int, int, int]:
+        """The phase the process is in now, since when, and in which step: from the last words, announced or not."""
+        head = self.head()
+        phase = since = step = 0
+        for back in range(1, min(head, LOOK_BACK) + 1):
+            word = self._body[(head - back) % self.capacity]
+            if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+                step = ((word & w.VALUE_MASK) >> 20) + 1
+                if not since:  # nothing was entered since the step before ended, one word earlier
+                    phase = word >> 16 & (PHASE_SLOTS - 1)
+                    since = self._body[(head - back - 1) % self.capacity] >> w.TIME_SHIFT
+                break
+            if not word & w.DATA and not since:
+                since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
+        for ahead in range(2 * TURN_WORDS):
+            word = self._body[(head + ahead) % self.capacity]
+            if word & w.DATA or word >> w.TIME_SHIFT <= since:
+                break
+            since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
+        return phase, since, step
 
     def _phase_names(self) -> tuple[str, ...]:
         user = (

@@ -17,11 +17,9 @@ from pathlib import Path
 from stepscope.errors import RingNoSpace
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import FIRST_USER_SLOT, PHASE_SLOTS
-from stepscope.records.slot import CRC, NOTE, NOTE_BYTES, NOTE_HEAD, SLOT_BYTES
 from stepscope.ring.layout import (
-    DEFAULT_SLOTS,
+    DEFAULT_CAPACITY,
     FIXED,
-    HEAD_WORD,
     HEADER_BYTES,
     IDENTITY_HEAD,
     IDENTITY_OFFSET,
@@ -30,6 +28,7 @@ from stepscope.ring.layout import (
     NAMES_OFFSET,
     STATE_WORD,
     VERSION,
+    WORD_BYTES,
     RingState,
 )
 
@@ -50,16 +49,17 @@ def process_start_ticks(pid: int) -> int:
 
 
 class RingWriter:
-    """Append slots to a ring file.
+    """A ring file and its header.
 
-    ``words`` is the header as 64-bit words: the hooks write the live word straight into it.
+    ``header`` and ``body`` are its two parts as 64-bit words.  What goes into ``body``, and the head that announces it,
+    is the business of the recorder's ledger: it is the hottest code there is and writes straight into them.
     """
 
-    def __init__(self, path: Path, identity: RankIdentity, *, slots: int = DEFAULT_SLOTS) -> None:
+    def __init__(self, path: Path, identity: RankIdentity, *, capacity: int = DEFAULT_CAPACITY) -> None:
         """Create the file; raises RingNoSpace when it cannot be made there or its bytes cannot be reserved."""
         if sys.byteorder != "little":
             raise RingNoSpace("rings are little endian; this machine is not")
-        size = HEADER_BYTES + slots * SLOT_BYTES
+        size = HEADER_BYTES + capacity * WORD_BYTES
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -74,31 +74,14 @@ class RingWriter:
         finally:
             os.close(fd)
         self.path = path
-        self.slots = slots
-        self.words = memoryview(self._map)[:HEADER_BYTES].cast("Q")
-        self._head = 0
+        self.capacity = capacity
+        self.header = memoryview(self._map)[:HEADER_BYTES].cast("Q")
+        self.body = memoryview(self._map)[HEADER_BYTES:].cast("Q")
         self.set_identity(identity)
-        fixed = (VERSION, HEADER_BYTES, SLOT_BYTES, slots, identity.pid, process_start_ticks(identity.pid))
+        fixed = (VERSION, HEADER_BYTES, capacity, identity.pid, process_start_ticks(identity.pid))
         # The magic comes last: until it stands there, readers leave the file alone.
         self._map[8 : FIXED.size] = FIXED.pack(MAGIC, *fixed, time.perf_counter_ns(), time.time_ns())[8:]
         self._map[:8] = MAGIC
-
-    @property
-    def head(self) -> int:
-        """How many slots were ever written; the next one has ``head + 1`` as its seq."""
-        return self._head
-
-    def append(self, body: bytes) -> None:
-        """Write one slot; ``body`` is packed by one of the ``*_BODY`` structs with seq ``head + 1``."""
-        at = HEADER_BYTES + (self._head % self.slots) * SLOT_BYTES
-        self._map[at : at + SLOT_BYTES] = CRC.pack(zlib.crc32(body)) + body
-        self._head += 1
-        self.words[HEAD_WORD] = self._head
-
-    def append_note(self, step: int, text: bytes) -> None:
-        text = text[:NOTE_BYTES]
-        head = NOTE_HEAD.pack(NOTE, 0, self._head + 1, step, len(text))
-        self.append(head + text.ljust(NOTE_BYTES, b"\0"))
 
     def set_identity(self, identity: RankIdentity) -> None:
         text = identity.to_json()
@@ -116,11 +99,12 @@ class RingWriter:
         self._map[at : at + NAME_BYTES] = text.ljust(NAME_BYTES, b"\0")
 
     def set_state(self, state: RingState) -> None:
-        self.words[STATE_WORD] = int(state)
+        self.header[STATE_WORD] = int(state)
 
     def close(self) -> None:
         """Unmap; the file stays for its readers."""
-        self.words.release()
+        self.header.release()
+        self.body.release()
         self._map.close()
 
 

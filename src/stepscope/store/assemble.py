@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.records.series import RankSeries
-from stepscope.records.slot import CRC, DEVICE, DEVICE_FIELDS, NOTE, NOTE_BYTES, NOTE_HEAD, STEP, STEP_FIELDS
+from stepscope.records.slot import DEVICE, DEVICE_FIELDS, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.store.collect import RingRecords
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ __all__ = ["DEVICE_DTYPE", "STEP_DTYPE", "Assembled", "assemble_ranks"]
 STEP_DTYPE = np.dtype(STEP_FIELDS)
 DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
 
-_KIND_AT = CRC.size
-_RING_ONLY = ("crc", "seq", "zero", "spare")
+_KIND_AT = np.dtype(STEP_FIELDS[:1]).itemsize
+_RING_ONLY = ("head", "seq", "zero", "spare")
 """Bookkeeping of the ring; zero in a series, so that a run reads the same before and after it is sealed."""
 
 
@@ -80,8 +80,8 @@ def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
     about = ring.about
     events = []
     for slot in ring.slots[kinds == NOTE]:
-        _, _, seq, step, length = NOTE_HEAD.unpack_from(slot.tobytes(), CRC.size)
-        text = slot.tobytes()[CRC.size + NOTE_HEAD.size :][: min(length, NOTE_BYTES)].decode(errors="replace")
+        _, _, seq, step, length, said = NOTE_SLOT.unpack(slot.tobytes())
+        text = said[:length].decode(errors="replace")
         try:
             values = json.loads(text)
         except (ValueError, RecursionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from stepscope.store.processes import launcher_alive, processes_alive
 from stepscope.store.results import load_summary
 from stepscope.store.sidecar import read_sidecars
 
-__all__ = ["RunEntry", "list_runs"]
+__all__ = ["RunEntry", "list_runs", "newest_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,15 @@ def list_runs(root: Path) -> tuple[list[RunEntry], list[str]]:
         except NotARun as error:
             problems.append(str(error))
     return sorted(entries, key=lambda entry: entry.created_wall_ns, reverse=True), problems
+
+
+def newest_run(root: Path) -> Path | None:
+    """The run right under ``root`` that was begun last; None when there is none that can be read."""
+    begun: list[tuple[float, str, Path]] = []
+    for path in root.iterdir() if root.is_dir() else ():
+        with suppress(NotARun):
+            begun.append((_number(read_meta(path).get("created_wall_ns")) or 0, path.name, path))
+    return max(begun)[2] if begun else None
 
 
 def _entry(path: Path) -> RunEntry:

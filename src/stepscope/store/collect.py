@@ -7,7 +7,6 @@ still has the slots that the segment, as read, lacks.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,28 +82,12 @@ def _records(about: RingSidecar, path: Path, ring: RingReader | None, notices: l
                 f"{STEPS}/{path.name} was cut off or damaged: {segment.skipped_bytes:,} bytes of it could not be used."
             )
     if ring is not None:
-        tail, more_lost, more_torn = _drain(ring, last_seq)
-        slots += b"".join(tail)
-        lost += more_lost
-        torn += more_torn
+        tail = ring.read(last_seq)
+        slots += b"".join(tail.slots)
+        lost += tail.lost
+        torn += tail.torn
     rows = np.frombuffer(slots, np.uint8).reshape(-1, SLOT_BYTES)
     return RingRecords(about=about, slots=rows, lost=lost, torn=torn)
-
-
-def _drain(ring: RingReader, last_seq: int) -> tuple[Sequence[bytes], int, int]:
-    """Everything above ``last_seq`` that the ring has now, giving torn slots their chances."""
-    slots: list[bytes] = []
-    lost = torn = 0
-    goal = ring.head()
-    for _ in range(RingReader.PATIENCE * ring.slot_count):
-        batch = ring.read(last_seq)
-        slots += batch.slots
-        lost += batch.lost
-        torn += batch.torn
-        last_seq = batch.last_seq
-        if last_seq >= goal:
-            break
-    return slots, lost, torn
 
 
 def _settle(ring: RingSidecar | None, sidecar: RingSidecar) -> RingSidecar:

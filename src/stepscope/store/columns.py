@@ -1,5 +1,6 @@
 """The steps of all ranks as flat columns, one row per rank, attempt and step, and back.  No I/O.
 
+Columns are signed, so that a difference in SQL may be negative; no time of ours comes near 2**63.
 A user's phase is a column by its name, whatever slot each rank gave it; ``ranks.json`` keeps which slot is which.
 """
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
+from stepscope.records.phases import BUILTIN_PHASES, OTHER, PHASE_SLOTS
 from stepscope.records.series import RankSeries
 from stepscope.records.slot import DEVICE, STEP
 from stepscope.store.assemble import DEVICE_DTYPE, STEP_DTYPE
@@ -25,7 +26,6 @@ PLAIN = (
     "step",
     "start_ns",
     "wall_ns",
-    "cpu_ns",
     "flags",
     "micro_batches",
     "forwards",
@@ -39,6 +39,8 @@ PLAIN = (
 """Fields of a step that are columns under their own names."""
 
 BUILTIN_COLUMNS = tuple(f"{name}_ns" for name in BUILTIN_PHASES)
+_LAST = BUILTIN_COLUMNS[OTHER]
+"""What is left over stands last among the phases."""
 DEVICE_PREFIX = "device_"
 _UNSAFE = re.compile(r"\W+")
 
@@ -77,24 +79,26 @@ def to_columns(ranks: Sequence[RankSeries], phases: Sequence[Sequence[str]]) -> 
         "attempt": np.repeat(np.array([series.identity.attempt for series in ranks], np.int64), counts),
     }
     for name in PLAIN:
-        columns[name] = _joined([series.steps[name] for series in ranks], STEP_DTYPE[name])
+        columns[name] = _joined([series.steps[name].astype(np.int64) for series in ranks], np.dtype(np.int64))
     present = _joined([np.isin(s.steps["step"], s.device_steps["step"]) for s in ranks], np.dtype(bool))
-    names = [*BUILTIN_COLUMNS, *sorted({name for chosen in phases for name in chosen} - {*BUILTIN_COLUMNS, ""})]
+    own = sorted({name for chosen in phases for name in chosen} - {*BUILTIN_COLUMNS, ""})
+    names = [*(name for name in BUILTIN_COLUMNS if name != _LAST), *own, _LAST]
     for name in names:
-        columns[name] = np.zeros(sum(counts), np.uint64)
+        columns[name] = np.zeros(sum(counts), np.int64)
     for name in ("flags", "wall_ns", *names):
-        columns[DEVICE_PREFIX + name] = np.ma.masked_array(np.zeros(sum(counts), np.uint64), mask=~present)
+        columns[DEVICE_PREFIX + name] = np.ma.masked_array(np.zeros(sum(counts), np.int64), mask=~present)
     at = 0
     for series, chosen in zip(ranks, phases, strict=True):
         rows = slice(at, at + len(series.steps))
         has = np.flatnonzero(present[rows]) + at
         for name in ("flags", "wall_ns"):
-            np.ma.getdata(columns[DEVICE_PREFIX + name])[has] = series.device_steps[name]
+            np.ma.getdata(columns[DEVICE_PREFIX + name])[has] = series.device_steps[name].astype(np.int64)
         for slot, name in enumerate(chosen):
             if not name:
                 continue
-            columns[name][rows] = series.steps["phase_ns"][:, slot]
-            np.ma.getdata(columns[DEVICE_PREFIX + name])[has] = series.device_steps["phase_ns"][:, slot]
+            columns[name][rows] = series.steps["phase_ns"][:, slot].astype(np.int64)
+            on_device = series.device_steps["phase_ns"][:, slot].astype(np.int64)
+            np.ma.getdata(columns[DEVICE_PREFIX + name])[has] = on_device
         at = rows.stop
     return columns
 

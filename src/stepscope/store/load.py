@@ -68,8 +68,6 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
         for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples)):
             if bad:
                 notices.append(f"{bad:,} lines of {name} could not be read.")
-        if not ranks:
-            notices.append("No process of this run recorded anything.")
     notices += bad_errors
     return RunData(
         name=meta["name"],

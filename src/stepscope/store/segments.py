@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.records.slot import CRC, SLOT_BYTES
+from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingBatch
 from stepscope.store.jsonl import write_all
 
@@ -43,7 +43,10 @@ FRAME_MAGIC = b"FRAM"
 FRAME_SLOTS = 4096
 """Most slots in a frame: bounds the memory that writing and reading one takes."""
 
-_BODY_BYTES = SLOT_BYTES - CRC.size
+_CRC = struct.Struct("<I")
+_ZERO_BYTES = 4
+"""At the head of every slot; not kept."""
+_BODY_BYTES = SLOT_BYTES - _ZERO_BYTES
 _CRC_END = 8
 _U32_MAX = (1 << 32) - 1
 
@@ -53,7 +56,7 @@ class SegmentSlots:
     """What one segment holds."""
 
     slots: bytes
-    """256 bytes per slot; the checksums are left out (zero)."""
+    """256 bytes per slot."""
     last_seq: int
     lost: int
     torn: int
@@ -130,7 +133,7 @@ def read_segment(path: Path) -> SegmentSlots:
             continue
         part = bytearray(frame.count * SLOT_BYTES)
         for i in range(_BODY_BYTES):
-            part[CRC.size + i :: SLOT_BYTES] = body[i * frame.count : (i + 1) * frame.count]
+            part[_ZERO_BYTES + i :: SLOT_BYTES] = body[i * frame.count : (i + 1) * frame.count]
         slots += part
         last_seq = frame.last_seq
         lost += frame.lost
@@ -140,12 +143,12 @@ def read_segment(path: Path) -> SegmentSlots:
 
 
 def _pack_frame(batch: RingBatch, *, first_seq: int) -> bytes:
-    bodies = b"".join([slot[CRC.size :] for slot in batch.slots])
+    bodies = b"".join([slot[_ZERO_BYTES:] for slot in batch.slots])
     payload = zlib.compress(b"".join([bodies[i::_BODY_BYTES] for i in range(_BODY_BYTES)]), 1)
     lost, torn = min(batch.lost, _U32_MAX), min(batch.torn, _U32_MAX)
     fields = (len(batch.slots), len(payload), first_seq, batch.last_seq, lost, torn)
     rest = FRAME_HEAD.pack(FRAME_MAGIC, 0, *fields)[_CRC_END:] + payload
-    return FRAME_MAGIC + CRC.pack(zlib.crc32(rest)) + rest
+    return FRAME_MAGIC + _CRC.pack(zlib.crc32(rest)) + rest
 
 
 def _unpack(payload: bytes, count: int) -> bytes | None:

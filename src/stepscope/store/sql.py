@@ -42,6 +42,9 @@ RANK_COLUMNS = {
 }  # fmt: skip
 
 _LARGEST = (1 << 63) - 1
+_NOT_ONE = "SQL: one statement at a time, please: these are {}"
+_OURS = ("schema", "key", "seq")
+"""Of an event: what only the store needs."""
 _SHUT = (
     "SET temp_directory = ''",
     "SET autoinstall_known_extensions = false",
@@ -59,7 +62,7 @@ class QueryResult:
 
 
 def query(run_dir: Path, sql: str) -> QueryResult:
-    """Run one query; UsageError, in one line, when it is wrong."""
+    """Run one query; UsageError, in one line, when it is wrong, empty or more than one."""
     import duckdb
 
     data = open_run(run_dir)
@@ -69,8 +72,11 @@ def query(run_dir: Path, sql: str) -> QueryResult:
         for statement in _SHUT:
             con.execute(statement)
         try:
-            result: Any = con.execute(sql)  # None when there is no statement in it
-            columns = tuple(column[0] for column in (result.description if result else None) or ())
+            statements = con.extract_statements(sql)
+            if len(statements) != 1:
+                raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
+            result = con.execute(statements[0])
+            columns = tuple(column[0] for column in result.description or ())
             rows = tuple(result.fetchall()) if columns else ()
         except duckdb.Error as error:
             raise UsageError(f"SQL: {_one_line(error)}") from error
@@ -99,7 +105,7 @@ def _rank(series: RankSeries) -> dict[str, Any]:
 
 
 def _event(event: dict[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in event.items() if name not in EVENT_COLUMNS and name != "schema"}
+    rest = {name: value for name, value in event.items() if name not in EVENT_COLUMNS and name not in _OURS}
     return {**_fields(EVENT_COLUMNS, event), "data": json.dumps(rest)}
 
 

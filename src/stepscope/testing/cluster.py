@@ -216,7 +216,6 @@ class Cluster:
         phase_ns = np.rint(host[:, rank, keep]).astype(np.uint64)
         rows["phase_ns"][:, : len(names)] = phase_ns.T
         rows["wall_ns"] = phase_ns.sum(axis=0)
-        rows["cpu_ns"] = (rows["wall_ns"] * 0.9).astype(np.uint64)
         rows["start_ns"] = start[rank, keep].astype(np.uint64) + ANCHOR_MONO_NS
         rows["flags"] = self._flags(keep)
         rows["batches"] = rows["micro_batches"] = rows["forwards"] = 1

@@ -1,26 +1,54 @@
 """Rings without a training script: steps whose every number follows from the step's own, so that a test can check all.
 
-writer = RingWriter(path, RankIdentity(host="node", pid=os.getpid()))
-write_steps(writer, 100)
+stream = RingStream(path, RankIdentity(host="node", pid=os.getpid()))
+write_steps(stream, 100)
 """
 
 from __future__ import annotations
 
-from stepscope.records.phases import BACKWARD, FORWARD, H2D, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
-from stepscope.records.slot import DEVICE, DEVICE_BODY, STEP, STEP_BODY
-from stepscope.ring import RingWriter
+from pathlib import Path
 
-__all__ = ["START_NS", "device_phases", "step_phases", "write_device_step", "write_step", "write_steps"]
+from stepscope.recorder.ledger import Ledger
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import BACKWARD, FORWARD, H2D, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
+from stepscope.ring import RingWriter
+from stepscope.ring.layout import DEFAULT_CAPACITY
+from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, START, data_word
+from stepscope.testing.clock import FakeClock
+
+__all__ = [
+    "START_NS",
+    "STEP_NS",
+    "RingStream",
+    "device_phases",
+    "step_phases",
+    "write_device_step",
+    "write_step",
+    "write_steps",
+]
 
 START_NS = 5_000_000_000
 STEP_NS = 10_000_000
-_USED = (OTHER, INPUT, H2D, FORWARD, BACKWARD, OPTIMIZER)
+_INNER = (INPUT, H2D, FORWARD, BACKWARD, OPTIMIZER)
+
+
+class RingStream:
+    """A ring and the ledger that fills it, on a clock of its own."""
+
+    def __init__(self, path: Path, identity: RankIdentity, *, capacity: int = DEFAULT_CAPACITY) -> None:
+        self.ring = RingWriter(path, identity, capacity=capacity)
+        self.clock = FakeClock(START_NS)
+        self.ledger = Ledger(self.clock, lambda _phase: False)
+        self.ledger.open(self.ring)
+
+    def close(self) -> None:
+        self.ring.close()
 
 
 def step_phases(step: int) -> tuple[int, ...]:
     """Host times of the step's phases; a little noise, by arithmetic."""
     phases = [0] * PHASE_SLOTS
-    for slot in _USED:
+    for slot in (OTHER, *_INNER):
         phases[slot] = 1_000_000 + (step * 7919 + slot * 104_729) % 50_021
     return tuple(phases)
 
@@ -29,21 +57,27 @@ def device_phases(step: int) -> tuple[int, ...]:
     return tuple(ns // 2 for ns in step_phases(step))
 
 
-def write_step(writer: RingWriter, step: int, *, flags: int = 0) -> None:
-    phases = step_phases(step)
-    wall_ns = sum(phases)
-    times = (step, START_NS + step * STEP_NS, wall_ns, wall_ns - step % 1000)
-    memory = (step + 1, step + 2, step + 3)
-    writer.append(STEP_BODY.pack(STEP, flags, writer.head + 1, *times, *phases, *memory, 1, 2, 0, 0, 1, 0))
+def write_step(stream: RingStream, step: int, *, flags: int = 0) -> None:
+    """A step that begins at ``START_NS + step * STEP_NS``, with one entry of each phase and a little memory."""
+    ledger, clock, phases = stream.ledger, stream.clock, step_phases(step)
+    clock.now_ns = START_NS + step * STEP_NS
+    ledger.put(data_word(START, 0), clock.now_ns << 5)
+    clock.advance(phases[OTHER])
+    for slot in _INNER:
+        outer = ledger.enter(slot)
+        clock.advance(phases[slot])
+        ledger.leave(outer)
+    memory = (data_word(ALLOCATED, step + 1), data_word(RESERVED, step + 2), data_word(PEAK_ALLOCATED, step + 3))
+    ledger.end_step(OTHER, step, flags, memory)
 
 
-def write_device_step(writer: RingWriter, step: int) -> None:
-    phases = device_phases(step)
-    writer.append(DEVICE_BODY.pack(DEVICE, 0, writer.head + 1, step, sum(phases), *phases))
+def write_device_step(stream: RingStream, step: int) -> None:
+    spent = [data_word(DEVICE_PHASE + slot, ns) for slot, ns in enumerate(device_phases(step))]
+    stream.ledger.put(data_word(DEVICE_STEP, step), *spent)
 
 
-def write_steps(writer: RingWriter, count: int, *, first: int = 0, device: bool = False) -> None:
+def write_steps(stream: RingStream, count: int, *, first: int = 0, device: bool = False) -> None:
     for step in range(first, first + count):
-        write_step(writer, step)
+        write_step(stream, step)
         if device:
-            write_device_step(writer, step)
+            write_device_step(stream, step)

@@ -1,8 +1,8 @@
-"""Numbers as people read them: few digits, a unit, no false precision."""
+"""Numbers as people read them: few digits, a unit, no false precision.  Every sentence and table uses these."""
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "duration_text", "ms_text", "rate_text", "share_text"]
+__all__ = ["bytes_text", "count_text", "duration_text", "ms_text", "number_text", "rate_text", "share_text"]
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -49,6 +49,15 @@ def bytes_text(count: float | None) -> str:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def number_text(number: float) -> str:
+    """``0.083``, ``2.04``, ``25.5``, ``1,260``."""
+    if number < 0.9995:
+        return f"{number:.3f}"
+    if number < 9.995:
+        return f"{number:.2f}"
+    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
 
 
 def rate_text(per_second: float) -> str:

@@ -1,0 +1,85 @@
+"""The words of which a ring's stream is made: 64 bits each, written one at a time by the training process.
+
+    bit 63 clear   a time word: monotonic nanoseconds << 5 | code
+                     code 0 … 15    at that instant the phase became this one again (the inner one was left)
+                     code 16        at that instant a step ended; its data words follow
+                     code 17 … 31   at that instant the phase code - 16 was entered
+    bit 63 set     a data word: tag in bits 55 … 62, value in bits 0 … 54
+
+Data words come right behind the end of a step and speak of it: STEP always and first, then what else is known.  START
+says that the next time word begins the record rather than changing a phase.  DEVICE and its DEVICE_PHASE words are one
+record of an earlier step; NOTE is followed by as many TEXT words as its bytes need, six bytes in each.  WRAP says that
+nothing more follows in this round of the ring.
+
+Time only grows, so a word left over from the ring's last round is older than the one before it and is recognised.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ALLOCATED",
+    "CODE_MASK",
+    "DATA",
+    "DDP_COMM",
+    "DDP_COMPUTE",
+    "DEVICE_PHASE",
+    "DEVICE_STEP",
+    "ENTER",
+    "NOTE_TEXT",
+    "PEAK_ALLOCATED",
+    "RESERVED",
+    "START",
+    "STEP_ABOUT",
+    "STEP_DATA",
+    "STEP_END",
+    "TAG_MASK",
+    "TAG_SHIFT",
+    "TEXT",
+    "TEXT_BYTES",
+    "TIME_SHIFT",
+    "VALUE_MASK",
+    "WRAP",
+    "data_word",
+    "note_words",
+]
+
+TIME_SHIFT = 5
+CODE_MASK = 31
+ENTER = 16
+"""Added to a phase's slot when it is entered."""
+STEP_END = ENTER
+"""``other`` is what is left over and never entered, so its code is free."""
+
+DATA = 1 << 63
+TAG_SHIFT = 55
+TAG_MASK = 0xFF
+VALUE_MASK = (1 << TAG_SHIFT) - 1
+
+START = 1
+STEP_ABOUT = 2
+"""step << 20 | phase that goes on << 16 | flags."""
+DDP_COMPUTE = 3
+DDP_COMM = 4
+ALLOCATED = 5
+RESERVED = 6
+PEAK_ALLOCATED = 7
+DEVICE_STEP = 8
+NOTE_TEXT = 9
+"""step << 16 | bytes of text."""
+TEXT = 10
+WRAP = 11
+STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
+DEVICE_PHASE = 16
+"""Plus the slot: 16 … 31; the value is nanoseconds."""
+
+TEXT_BYTES = 6
+
+
+def data_word(tag: int, value: int) -> int:
+    return DATA | tag << TAG_SHIFT | min(value, VALUE_MASK)
+
+
+def note_words(step: int, text: bytes) -> list[int]:
+    pieces = (text[at : at + TEXT_BYTES] for at in range(0, len(text), TEXT_BYTES))
+    words = [data_word(TEXT, int.from_bytes(piece.ljust(TEXT_BYTES, b"\0"), "little")) for piece in pieces]
+    return [data_word(NOTE_TEXT, step << 16 | len(text)), *words]
