@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,30 @@ def test_when_the_agent_is_killed_the_report_reads_the_rings(
     assert died in summary["notices"]
     assert died in " ".join(shown.stdout.split())
     assert not session.exists()
+
+
+def test_ctrl_c(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
+    script(
+        """
+        import time
+        import stepscope
+        stepscope.init()
+        for step in range(10_000):
+            with stepscope.step():
+                time.sleep(0.001)
+            if step == 20:
+                print("ready", flush=True)
+        """,
+        "train.py",
+    )
+    process = commands.start_python("train.py")
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert commands.finish(process).code == -signal.SIGINT
+    summary = ended(only_run(tmp_path))
+    assert (summary["status"], summary["ranks"][0]["state"]) == ("interrupted", "exception")
+    assert summary["steps"]["total"] >= 21
+    assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
 
 UNGUARDED = """

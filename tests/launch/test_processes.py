@@ -165,9 +165,10 @@ def test_torchrun_itself_restarts_and_each_attempt_is_kept(run_stepscope: Run, s
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["run"]["attempt"], summary["run"]["attempts"]) == ("finished", 1, 2)
     assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 8), (1, 8)]
-    assert summary["notices"] == [
+    (notice,) = summary["notices"]
+    assert notice == (
         "Attempt 0 failed: all 2 ranks raised AssertionError (in step 4); the job was restarted and finished. "
         "All figures are of attempt 1."
-    ]
+    )
     logs = {"logs/main.log", *(f"logs/rank-{rank}{end}.log" for rank in (0, 1) for end in ("", ".attempt-1"))}
     assert set(summary["logs"]) == logs
