@@ -1,4 +1,4 @@
-"""Every example runs bare, as its own docstring says, and ends on the step it was asked for."""
+"""The examples run bare too, and each of them is listed; how they run under Stepscope: test_examples_recorded.py."""
 
 from __future__ import annotations
 
@@ -18,24 +18,8 @@ def last_line(stdout: str) -> str:
     return stdout.rstrip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_single_process(root: Path, run_python: Callable[..., Any], name: str) -> None:
-    done = run_python(root / "examples" / name, "--steps", str(STEPS))
-    assert (done.code, done.stderr) == (0, "")
-    assert last_line(done.stdout).startswith(f"step {STEPS} ")
-
-
 def test_single_process_with_workers(root: Path, run_python: Callable[..., Any]) -> None:
     done = run_python(root / "examples" / "single.py", "--steps", str(STEPS), "--workers", "1")
-    assert done.code == 0, done.stderr
-    assert last_line(done.stdout).startswith(f"step {STEPS} ")
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("name", RANKS)
-def test_several_ranks(root: Path, run_python: Callable[..., Any], name: str) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run_python(*launcher, root / "examples" / name, "--steps", str(STEPS))
     assert done.code == 0, done.stderr
     assert last_line(done.stdout).startswith(f"step {STEPS} ")
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.faults
 SLEEPER = """
 import signal, sys, time
 {setup}
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,15 @@ def test_the_launcher(
     assert summary["notices"] == ["The launcher died before it could say how the run ended."]
     assert summary["ranks"][0]["state"] == "exited"
     patient.leaves_nothing()
-    again = run_stepscope("run", "--quiet", "--name", "same", job, "--steps", "5")
-    assert again.code == 0
-    assert again.run_dir.name == "same-2"
-    assert json.loads((again.run_dir / "summary.json").read_text())["steps"]["total"] == 5
+    again = run_stepscope("run", "--quiet", "--name", "same", "true")
+    assert (again.code, again.run_dir.name) == (0, "same-2")
 
 
 @pytest.mark.ranks
 def test_an_exception_on_one_rank(start: Callable[..., Any], job: Path) -> None:
-    patient = start("run", "--nproc-per-node", "2", job, "--steps", "20", "--fault", "1:7:raise")
+    torchrun = Path(sys.executable).with_name("torchrun")
+    options = ("--standalone", "--nproc-per-node", "2")
+    patient = start("run", torchrun, *options, job, "--steps", "20", "--fault", "1:7:raise")
     done = patient.finish()
     assert done.code == 1
     text = (patient.run_dir() / "summary.txt").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,56 +123,119 @@ def test_the_ranks_of_a_plain_torchrun_that_starts_them_twice(
 
 
 STALE = """
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from stepscope.ring.writer import process_start_ticks
-base = Path(f"/dev/shm/stepscope-{os.getuid()}")
-base.mkdir(mode=0o700, exist_ok=True)
-session = base / f"{os.getpid()}-{process_start_ticks(os.getpid())}"
-session.mkdir(mode=0o700)
-(session / "agent.lock").write_text("/nowhere/a run of long ago\\n")
-import stepscope
-stepscope.init()
-run_dir = Path(os.environ["STEPSCOPE_RUN_DIR"])
-import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-def train(steps):
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).mean().backward()
-        optimizer.step()
-def agent():
-    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    return [event["pid"] for event in events if event["event"] == "agent_start"][-1]
-train(5)
-while not (run_dir / "events.jsonl").exists():
-    time.sleep(0.01)
-os.kill(agent(), signal.SIGKILL)
-train(5)
+
+def parent():
+    # What an agent that was killed leaves behind, in the very session that these ranks will find.
+    base = Path(f"/dev/shm/stepscope-{os.getuid()}")
+    base.mkdir(mode=0o700, exist_ok=True)
+    session = base / f"{os.getpid()}-{process_start_ticks(os.getpid())}"
+    session.mkdir(mode=0o700)
+    (session / "agent.lock").write_text("/nowhere/a run of long ago\\n")
+    for rank in ("0", "1"):
+        environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
+        subprocess.run([sys.executable, __file__, "child"], env=environment, check=True)
+        time.sleep(0.3)
+
+def child():
+    import stepscope
+    stepscope.init()
+    for step in range(5):
+        with stepscope.step():
+            time.sleep(0.001)
+    events = Path(os.environ["STEPSCOPE_RUN_DIR"], "events.jsonl")
+    if os.environ["RANK"] == "0":
+        while not events.exists():
+            time.sleep(0.01)
+        agent = json.loads(events.read_text().splitlines()[0])["pid"]
+        os.kill(agent, signal.SIGKILL)
+        while os.path.exists(f"/proc/{agent}/fd/0"):
+            time.sleep(0.01)
+
+child() if sys.argv[1:] else parent()
 """
 
 
 @pytest.mark.faults
 def test_a_stale_lock_and_an_agent_that_was_killed(
-    run_python: Run, run_stepscope: Run, script: Callable[..., Path], tmp_path: Path
+    run_python: Run, script: Callable[..., Path], tmp_path: Path
 ) -> None:
+    """The first rank finds a dead agent's lock and begins a run; the second finds another and goes on with that run."""
     script(STALE, "train.py")
     done = run_python("train.py")
     assert done.code == 0, done.stderr
     run_dir = only_run(tmp_path)
-    session = json.loads((run_dir / "run.json").read_text())["session"]
+    assert done.stderr == f"stepscope: recording to {run_dir}\n"
+    summary = ended(run_dir)
+    assert [(row["rank"], row["steps"], row["state"]) for row in summary["ranks"]] == [
+        (0, 5, "exited"),
+        (1, 5, "exited"),
+    ]
+    assert (summary["status"], summary["world_size"]) == ("finished", 2)
+    meta = json.loads((run_dir / "run.json").read_text())
+    assert meta["sealed"] is True
+    assert not Path(meta["session"]).exists()
+
+
+KILLED = """
+import json, os, signal, time
+from pathlib import Path
+import stepscope
+stepscope.init()
+run_dir = Path(os.environ["STEPSCOPE_RUN_DIR"])
+while not (run_dir / "events.jsonl").exists():
+    time.sleep(0.01)
+os.kill(json.loads((run_dir / "events.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
+for step in range(10):
+    with stepscope.step():
+        time.sleep(0.001)
+"""
+
+
+@pytest.mark.faults
+def test_when_the_agent_is_killed_the_report_reads_the_rings(
+    run_python: Run, run_stepscope: Run, script: Callable[..., Path], tmp_path: Path
+) -> None:
+    script(KILLED, "train.py")
+    assert run_python("train.py").code == 0
+    run_dir = only_run(tmp_path)
+    session = Path(json.loads((run_dir / "run.json").read_text())["session"])
     assert not (run_dir / "summary.json").exists()
-    assert list(Path(session).glob("*.ring")) != []
+    assert list(session.glob("*.ring")) != []
     shown = run_stepscope("report", run_dir)
     assert shown.code == 0
     summary = ended(run_dir)
     assert (summary["status"], summary["steps"]["total"]) == ("finished", 10)
-    assert [row["steps"] for row in summary["ranks"]] == [10]
     died = "The agent died before the run ended; from then on there are no host and GPU samples."
     assert died in summary["notices"]
     assert died in " ".join(shown.stdout.split())
-    assert not Path(session).exists()
+    assert not session.exists()
+
+
+def test_ctrl_c(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
+    script(
+        """
+        import time
+        import stepscope
+        stepscope.init()
+        for step in range(10_000):
+            with stepscope.step():
+                time.sleep(0.001)
+            if step == 20:
+                print("ready", flush=True)
+        """,
+        "train.py",
+    )
+    process = commands.start_python("train.py")
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert commands.finish(process).code == -signal.SIGINT
+    summary = ended(only_run(tmp_path))
+    assert (summary["status"], summary["ranks"][0]["state"]) == ("interrupted", "exception")
+    assert summary["steps"]["total"] >= 21
+    assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
 
 UNGUARDED = """

@@ -12,7 +12,7 @@ LIMIT = 100e6
 
 
 def test_everything_beside_the_job_together(commands: Any, job: Path) -> None:
-    process = commands.start("run", "--quiet", job, "--steps", "200", "--pause-ms", "5")
+    process = commands.start("run", "--quiet", job, "--steps", "20")
     highest = 0
     loaded = ""
     while process.poll() is None:

@@ -25,7 +25,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
 from stepscope.records.series import RankError, RankSeries, RunData
 
-__all__ = ["Failure", "failures_in", "failures_of", "find_crashes", "tell"]
+__all__ = ["STOPPED_BY_HAND", "Failure", "failures_in", "failures_of", "find_crashes", "tell"]
 
 TAKEN_ALONG = (
     "closed by peer",

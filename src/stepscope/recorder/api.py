@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -106,13 +105,15 @@ def summary() -> dict[str, Any]:
     run_dir = os.environ.get(ENV_RUN_DIR)
     if bootstrap.current() is None or not run_dir:
         return {}
-    command = [sys.executable, "-m", "stepscope", "report", "--json", run_dir]
     try:
+        # The interpreter that began the run: the job's own may lack what a summary needs.
+        python = json.loads(Path(run_dir, "run.json").read_bytes())["executable"]
+        command = [python, "-m", "stepscope", "report", "--json", run_dir]
         done = subprocess.run(
             command, env=helper_environment(os.environ), capture_output=True, timeout=SUMMARY_TIMEOUT_S, check=True
         )
         result: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
         warn(f"no summary: {error}")
         return {}
     return result

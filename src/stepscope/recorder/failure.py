@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -38,8 +39,11 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
         nonlocal failed
         failed = True
         if os.getpid() == pid and (not helper or recorder.ring is not None):
-            recorder.set_state(RingState.EXCEPTION)
+            # A launcher that was interrupted soon interrupts again: not within these milliseconds.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             _write_down(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
+            recorder.set_state(RingState.EXCEPTION)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         earlier(kind, error, trace)
 
     def at_exit() -> None:
@@ -87,7 +91,9 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
 def _save(run_dir: Path, account: dict[str, Any]) -> None:
     path = error_path(run_dir, account["pid"])
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(account))
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(account))
+    partial.replace(path)
 
 
 def _rank(recorder: Recorder) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from stepscope.diagnosis import Window, build_window, diagnose
 from stepscope.diagnosis.attempts import attempts_of, from_launcher
-from stepscope.diagnosis.crashes import failures_in, failures_of
+from stepscope.diagnosis.crashes import STOPPED_BY_HAND, failures_in, failures_of
 from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
@@ -76,6 +76,8 @@ def status_of(run: RunData, *, alive: bool = False) -> Status:
             return word
     if said == "failed":
         return "crashed" if died else "failed"
+    if not culprits and any(error.type in STOPPED_BY_HAND for error in run.errors):
+        return "interrupted"
     states = {series.state for series in current}
     if died or "vanished" in states:
         return "crashed"

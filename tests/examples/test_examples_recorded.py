@@ -1,4 +1,4 @@
-"""The examples, and the demo, as a user runs them: the steps are counted exactly and their time is where it belongs."""
+"""The examples as a user runs them: the steps are counted exactly and their time is where it belongs."""
 
 from __future__ import annotations
 
@@ -88,37 +88,3 @@ def test_fsdp2(record: Callable[..., Any]) -> None:
     summary = record("fsdp2.py", "--nproc-per-node", "2")
     assert (summary["world_size"], {row["backend"] for row in summary["ranks"]}) == (2, {"gloo"})
     assert phases(summary) >= {*WORK, "other"}
-
-
-@pytest.mark.ranks
-def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_stepscope("demo", "--steps", "40", "--phase", "backward", "--dir", tmp_path / "there")
-    assert done.code == 0, done.stderr
-    assert done.run_dir == tmp_path / "there" / "demo"
-    assert "rank 2 loses 30 ms in backward at each" in done.stderr
-    summary = json.loads((done.run_dir / "summary.json").read_text())
-    assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 4, 40)
-    straggler = summary["findings"][0]
-    assert (straggler["kind"], straggler["ranks"], straggler["phase"]) == ("straggler", [2], "backward")
-    assert (done.run_dir / "summary.txt").read_text() in done.stderr + "\n"
-
-
-def test_the_doctor(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
-    healthy = run_stepscope("doctor")
-    assert (healthy.code, healthy.stderr) == (0, "")
-    lines = healthy.stdout.splitlines()
-    assert lines[0].startswith("✔ stepscope ")
-    assert any(line.startswith("✔ torch 2.") for line in lines)
-    assert any(f"runs go to {tmp_path}/runs (" in line for line in lines)
-    assert not (tmp_path / "runs").exists()
-
-    (tmp_path / "sitecustomize.py").write_text("")
-    (tmp_path / "file").touch()
-    odd = run_stepscope("doctor", "--dir", "file/runs", env={"PYTHONPATH": f"{tmp_path}:{root_path()}"})
-    assert odd.code == 1
-    assert "✖ " in odd.stdout
-    assert "a sitecustomize of yours exists" in odd.stdout
-
-
-def root_path() -> str:
-    return str(Path(__file__).parents[2] / "src")
