@@ -94,7 +94,11 @@ def _stale_sessions() -> Iterator[Check]:
 
 def _in_use(session: Path) -> bool:
     pids = [int(ring.stem) for ring in session.glob("*.ring") if ring.stem.isdigit()]
-    return not pids or any(process_alive(pid, 0) for pid in pids)
+    if pids:
+        return any(process_alive(pid, 0) for pid in pids)
+    # One of `stepscope.init()` is called after the process it belongs to; any other may be about to get its first ring.
+    pid, _, ticks = session.name.partition("-")
+    return not (pid.isdigit() and ticks.isdigit()) or process_alive(int(pid), int(ticks))
 
 
 def _runs(runs: Path) -> Check:

@@ -1,0 +1,32 @@
+"""What is left in memory by runs that died, and what is not theirs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import doctor
+from stepscope.ring.writer import process_start_ticks
+
+GONE = 2**22 + 1
+"""No process has this pid."""
+
+
+def test_sessions_that_nobody_uses_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "session_root", lambda: tmp_path)
+    here, ticks = os.getpid(), process_start_ticks(os.getpid())
+    used = {"0123456789abcdef": "", f"{here}-{ticks}": "agent.lock", "with-ring": f"{here}.ring"}
+    stale = {f"{here}-{ticks + 1}": "agent.lock", f"{GONE}-1": "", "fedcba": f"{GONE}.ring"}
+    for name, file in {**used, **stale}.items():
+        (tmp_path / name).mkdir()
+        if file:
+            (tmp_path / name / file).touch()
+    (found,) = (check for check in doctor.checks(tmp_path) if "session(s)" in check.what)
+    assert (found.state, found.what) == ("weak", f"3 session(s) of runs that died are left in {tmp_path}")
+    for name in stale:
+        for path in (tmp_path / name).iterdir():
+            path.unlink()
+        (tmp_path / name).rmdir()
+    assert [check for check in doctor.checks(tmp_path) if "session(s)" in check.what] == []
