@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -36,10 +37,11 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{RANKS} ranks train a small model on this machine for {args.steps} steps; "
         f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} at each.\n"
-        "Nothing in the script knows of Stepscope. Every rank waits for the slowest, so all their steps look alike:\n"
-        "who is it?\n",
+        "Nothing in the script knows of Stepscope, and since all wait for the slowest, every rank's steps take the\n"
+        "same time. Starting them takes some seconds.\n",
         file=sys.stderr,
     )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or torchrun sets it, and says so at length
     job = [
         str(SCRIPT), "--steps", str(args.steps), "--slow-rank", str(SLOW_RANK),
         "--slow-phase", args.phase, "--slow-ms", str(args.slow_ms),

@@ -110,6 +110,7 @@ class Recorder:
             slot = len(self._names)
             if slot >= PHASE_SLOTS:
                 guard.warn(f"more than {PHASE_SLOTS - FIRST_USER_SLOT} phase names: {name!r} is booked as other")
+                self._names[name] = OTHER  # said once
                 return OTHER
             self._names[name] = slot
             if self.ring is not None:
