@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import MAX_FAILURES, Recorder
 from stepscope.records.phases import BACKWARD
+from stepscope.ring import RingReader
 
 
 def test_an_error_of_ours_becomes_a_count(capfd: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +38,9 @@ def test_only_exceptions_are_swallowed() -> None:
         hook()
 
 
-def test_a_recorder_that_keeps_failing_switches_itself_off(make_recorder: Callable[..., Recorder]) -> None:
+def test_a_recorder_that_keeps_failing_switches_itself_off(
+    make_recorder: Callable[..., Recorder], tmp_path: Path
+) -> None:
     class Broken:
         def read(self) -> tuple[int, int]:
             raise RuntimeError("no figures today")
@@ -49,6 +53,11 @@ def test_a_recorder_that_keeps_failing_switches_itself_off(make_recorder: Callab
         recorder.end_step()
     assert recorder.ledger.enter(BACKWARD) == NOT_NOW
     assert recorder.step == MAX_FAILURES - before
+    (path,) = (tmp_path / "session").glob("*.ring")
+    reader = RingReader(path)
+    batch = reader.read(0)
+    reader.close()
+    assert (len(batch.slots), batch.lost) == (recorder.step, 0)  # a step whose figures failed is still a step
     guard.on_failure(None)
     guard._count = before
 

@@ -25,10 +25,9 @@ from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
 
-__all__ = ["current", "start", "start_from_environment", "stop", "switched_off"]
+__all__ = ["current", "start", "start_from_environment", "switched_off"]
 
 _recorder: Recorder | None = None
-_instrumentation: Instrumentation | None = None
 _watch = ImportWatch()
 
 
@@ -69,14 +68,4 @@ def start(session: Path, run_dir: Path) -> Recorder:
 
 @failsafe
 def _instrument(recorder: Recorder, torch: object) -> None:
-    global _instrumentation
-    _instrumentation = Instrumentation(recorder, torch, _watch)
-
-
-def stop() -> None:
-    """Take all hooks out; for tests and notebooks."""
-    global _recorder, _instrumentation
-    if _instrumentation is not None:
-        _instrumentation.remove()
-    _watch.remove()
-    _recorder = _instrumentation = None
+    Instrumentation(recorder, torch, _watch)  # torch's own hooks keep it alive, as long as the process

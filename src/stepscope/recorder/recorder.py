@@ -149,15 +149,13 @@ class Recorder:
         """The end of a step at which others are asked what they know of it, or at which we look around."""
         self._attend_at = step + 1
         ended = self.ledger.phase
-        self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures())
+        self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
         self.flags = 0
-        attend_at = self._asked_at
-        if self._device is not None:
-            attend_at = min(attend_at, self._device.end_step(step, ended, self.ledger))
+        device_at = None if self._device is None else self._device.end_step(step, ended, self.ledger)
         if step >= self._asked_at or not self.forward_seen:
-            attend_at = min(attend_at, self._look_around())
+            self._look_around()
         if self._ddp is None and not self._compiled:
-            self._attend_at = attend_at
+            self._attend_at = self._asked_at if device_at is None else min(self._asked_at, device_at)
 
     def begin(self) -> None:
         """Make the ring now, if that has not happened: the script itself says that it trains."""
@@ -234,11 +232,8 @@ class Recorder:
         self.ledger.thread = get_ident()
         return True
 
-    def _look_around(self) -> int:
-        """Now and then, after a step: who are we, on which device, and are the roots still the roots?
-
-        Returns the step at whose end to look again.
-        """
+    def _look_around(self) -> None:
+        """Now and then, after a step: who are we, on which device, and are the roots still the roots?"""
         step = self.step
         due = step & (step - 1) == 0 and step >= FIRST_NEW_LOOK  # ever more rarely: 1024, 2048, 4096 …
         asked_again = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
@@ -246,10 +241,10 @@ class Recorder:
             self._look_at_identity()
         later = [check for check in IDENTITY_CHECKS if check > step]
         self._asked_at = step if asked_again else min([*later, max(1 << step.bit_length(), FIRST_NEW_LOOK)]) - 1
-        return self._asked_at
 
+    @guard.failsafe
     def _figures(self) -> list[int]:
-        """What others know of the step that ends, as data words."""
+        """What others know of the step that ends, as data words; should they fail, the step ends without."""
         words = []
         if self._ddp is not None:
             compute, comm = self._ddp.read()
