@@ -44,6 +44,8 @@ class RankSeries:
     """Times the recorder's guard swallowed an error of ours."""
     ended_wall_ns: int | None = None
     """When the process was seen to be gone."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the recorder saw of the live objects: loader, model, DDP, optimizer, mesh (docs/schema.md); {}: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,5 +77,7 @@ class RunData:
     """Host, process and GPU samples (docs/schema.md)."""
     events: tuple[dict[str, Any], ...] = ()
     errors: tuple[RankError, ...] = ()
+    stacks: tuple[dict[str, Any], ...] = ()
+    """Where ranks were seen in long stretches that no phase claims (docs/schema.md)."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""
