@@ -21,9 +21,11 @@ def numbers(lines: Iterable[Mapping[str, Any]], key: str) -> list[float]:
     return [value for line in lines if (value := number(line, key)) is not None]
 
 
-def during(lines: Iterable[Mapping[str, Any]], start_wall_ns: int, end_wall_ns: int) -> Iterator[Mapping[str, Any]]:
+def during(
+    lines: Iterable[dict[str, Any]], start_wall_ns: float, end_wall_ns: float
+) -> Iterator[dict[str, Any]]:
     return (line for line in lines if start_wall_ns <= (number(line, "wall_ns") or 0) <= end_wall_ns)
 
 
-def of_kind(lines: Iterable[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
+def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
     return (line for line in lines if line.get("kind") == kind)
