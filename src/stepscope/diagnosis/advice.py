@@ -20,7 +20,21 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None, world_size: int) -> tuple[str, ...]:
+def for_straggler(
+    ranks: Sequence[int],
+    hosts: Sequence[str],
+    phase: str | None,
+    *,
+    world_size: int,
+    place: str = "",
+    node: bool = False,
+) -> tuple[str, ...]:
+    """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host."""
+    if node:
+        return (
+            f"It is host {hosts[0]}, not a rank: compare its clocks, temperature, power limit and other load with the rest.",
+            "Leave it out of the next allocation if nothing explains it; the price above is what it costs to keep it.",
+        )
     who = named_ranks(ranks).lower()
     where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
     if phase == "input":
@@ -35,6 +49,9 @@ def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None,
     elif phase == "optimizer":
         first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
         second = "If parameters are sharded by hand, balance the shards."
+    elif place:
+        first = f"Look at {place}: {who}{where} was seen there between its steps."
+        second = "Do it less often, after the last step, or in a background thread."
     elif phase in ("other", "eval", "checkpoint"):
         first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
         second = "Do it less often, after the last step, or in a background thread."
@@ -44,7 +61,7 @@ def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None,
     else:
         first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
         second = "Give every rank the same share of it, or take it out of the step."
-    if len(ranks) == 1 and ranks[0] == 0 and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
+    if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
         second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
     return first, second
 

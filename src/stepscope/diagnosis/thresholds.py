@@ -25,10 +25,12 @@ __all__ = [
     "LARGE_SHARE",
     "LOW_MEMORY_SHARE",
     "MIN_STEPS",
+    "NODE_SHARE",
     "OPPORTUNITY_SHARE",
     "PACE_STEPS",
     "SPREADS_APART",
     "STALLS_SHARE",
+    "STRETCH_STEPS",
     "WANDER_BLOCKS",
     "WARMUP_AT_MOST",
     "WARMUP_SHARE",
@@ -68,6 +70,9 @@ of the run, whose two levels look like a wander to the test …"""
 CLEAR_STEPS = 20
 """… from this many steps on: the spread of fewer is itself uncertain."""
 
+STRETCH_STEPS = 8
+"""The shortest stretch of steps that is called a stretch: five in the running median, and three to be sure."""
+
 # -- uneven ranks -------------------------------------------------------------------------------------------------
 
 EXCESS_SHARE = 0.02
@@ -87,6 +92,8 @@ PACE_STEPS = 2.0
 CARRIED_SHARE = 0.25
 """Of a phase's excess must show in the rank's whole work, where that is measured: on a crowded machine the rest is lost
 in the noise of other phases, but an excess that another phase makes up for holds nobody back."""
+NODE_SHARE = 0.75
+"""Of a host's ranks must be late for the host to be what is slow; one or two may hide in the noise."""
 COMM_STEPS_SHARE = 0.5
 """Waiting counts as measured when this many of the steps carry a wait (some sources sample it)."""
 
