@@ -18,7 +18,7 @@ def compute(input_ms: float) -> dict[str, float]:
 
 
 def of(run: RunData) -> list[Finding]:
-    return diagnose(run, build_window(run.ranks))
+    return diagnose(run, build_window(run))
 
 
 def kinds(cluster: Cluster) -> list[tuple[str, str]]:

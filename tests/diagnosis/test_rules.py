@@ -27,7 +27,7 @@ PHASES = ("input", "h2d", "forward", "backward", "optimizer", "other", "eval", "
 
 def of(cluster: Cluster) -> list[Finding]:
     run = cluster.run()
-    return diagnose(run, build_window(run.ranks))
+    return diagnose(run, build_window(run))
 
 
 @st.composite
@@ -131,7 +131,7 @@ def test_too_little_is_said_plainly(cluster: Cluster, title: str) -> None:
 
 def test_a_job_that_was_reached_and_did_not_train() -> None:
     run = Cluster(ranks=0, steps=0).run()
-    (found,) = diagnose(run, build_window(run.ranks), reached=True)
+    (found,) = diagnose(run, build_window(run), reached=True)
     assert found.title == "Nothing was recorded: no process that the recorder got into trained a PyTorch model."
 
 
@@ -212,7 +212,7 @@ def test_a_thousand_ranks_fit() -> None:
     """The right answer, and no more memory than a few copies of one phase: time is measured in bench/."""
     run = Cluster(ranks=1024, steps=200, faults=(slow_at(777, "forward", 3.0),)).run()
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (found,) = diagnose(run, build_window(run.ranks))
+    (found,) = diagnose(run, build_window(run))
     grown_kb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) // (
         1024 if sys.platform == "darwin" else 1
     )

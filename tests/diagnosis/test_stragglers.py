@@ -15,7 +15,7 @@ STEP_MS = 39.0
 
 def findings_of(cluster: Cluster) -> list[Finding]:
     run = cluster.run()
-    return diagnose(run, build_window(run.ranks))
+    return diagnose(run, build_window(run))
 
 
 def stragglers_of(cluster: Cluster) -> list[Finding]:

@@ -13,7 +13,7 @@ from stepscope.testing.cluster import Cluster, Death, slow_at
 
 
 def test_all_steps_of_all_ranks_line_up() -> None:
-    window = build_window(Cluster(ranks=3, steps=20).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20).run())
     assert window.ranks == (0, 1, 2)
     assert window.steps.tolist() == list(range(20))
     assert window.phases == ("other", "input", "forward", "backward", "comm", "optimizer")
@@ -22,7 +22,7 @@ def test_all_steps_of_all_ranks_line_up() -> None:
 
 
 def test_a_dead_rank_is_compared_up_to_its_last_step_and_the_others_go_on() -> None:
-    window = build_window(Cluster(ranks=3, steps=20, deaths=(Death(rank=1, step=12),)).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20, deaths=(Death(rank=1, step=12),)).run())
     assert window.steps.tolist() == list(range(20))
     assert not np.isnan(window.wall_ns[:, :12]).any()
     assert np.isnan(window.wall_ns[1, 12:]).all()
@@ -32,13 +32,13 @@ def test_a_dead_rank_is_compared_up_to_its_last_step_and_the_others_go_on() -> N
 
 
 def test_what_a_running_rank_has_not_finished_is_left_out() -> None:
-    window = build_window(Cluster(ranks=3, steps=20, unfinished={0: 20, 1: 17, 2: 19}).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20, unfinished={0: 20, 1: 17, 2: 19}).run())
     assert window.steps.tolist() == list(range(17))
     assert window.left_out == 3
 
 
 def test_a_step_with_a_lost_record_is_left_out() -> None:
-    window = build_window(Cluster(ranks=3, steps=20, missing={1: (4, 5), 2: (5, 9)}).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20, missing={1: (4, 5), 2: (5, 9)}).run())
     assert window.steps.tolist() == [step for step in range(20) if step not in (4, 5, 9)]
     assert window.left_out == 3
 
@@ -62,14 +62,14 @@ def test_phases_are_aligned_by_name_not_by_slot() -> None:
 
 
 def test_a_phase_that_one_rank_alone_has_is_zero_elsewhere() -> None:
-    window = build_window(Cluster(ranks=2, steps=12, faults=(slow_at(1, "log", 2.0),)).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=12, faults=(slow_at(1, "log", 2.0),)).run())
     log = window.phase_ns[window.phases.index("log")]
     assert log[0].tolist() == [0.0] * 12
     assert log[1].tolist() == [2e6] * 12
 
 
 def test_first_and_slow_leading_steps_are_warm_up() -> None:
-    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=4).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=4).run())
     assert window.warmup == (
         Apart(step=0, reason="first"),
         *(Apart(step=step, reason="warm-up") for step in (1, 2, 3)),
@@ -78,17 +78,17 @@ def test_first_and_slow_leading_steps_are_warm_up() -> None:
 
 
 def test_warm_up_is_at_most_a_fifth_of_the_run() -> None:
-    window = build_window(Cluster(ranks=1, steps=50, warmup_steps=20).run().ranks)
+    window = build_window(Cluster(ranks=1, steps=50, warmup_steps=20).run())
     assert len(window.warmup) <= 10
 
 
 def test_an_even_run_has_only_its_first_step_set_apart() -> None:
-    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=0, noise=0.001).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=0, noise=0.001).run())
     assert window.warmup == (Apart(step=0, reason="first"),)
 
 
 def test_compile_steps_are_set_apart_wherever_they_are() -> None:
-    window = build_window(Cluster(ranks=2, steps=50, compile_steps=(1, 30)).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=50, compile_steps=(1, 30)).run())
     assert window.warmup == (
         Apart(step=0, reason="first"),
         Apart(step=1, reason="compile"),
@@ -114,5 +114,5 @@ def test_device_times_stand_where_they_were_ready() -> None:
 
 @pytest.mark.parametrize("cluster", [Cluster(ranks=0, steps=0), Cluster(ranks=3, steps=0)])
 def test_nothing_recorded_gives_an_empty_window(cluster: Cluster) -> None:
-    window = build_window(cluster.run().ranks)
+    window = build_window(cluster.run())
     assert (window.ranks, window.phases, len(window.steps), window.warmup) == ((), (), 0, ())

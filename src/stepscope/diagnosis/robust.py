@@ -38,6 +38,8 @@ MEDIAN_ERROR = 1.2533
 """Error of a median in units of a mean's, of a normal distribution."""
 CLIP_SPREADS = 4.0
 """Beyond it a step says nothing about the dependence of its neighbours."""
+MEMORY_STEPS = 30
+"""Dependence is followed over so many steps."""
 TREND_BLOCKS = 5
 TREND_AGREES = 0.8
 """Kendall's tau: wander of a rank hardly ever rises in nine of ten pairs of stretches."""
@@ -142,7 +144,8 @@ def persistence_z(deviation: Floats) -> float:
     out from the scatter of long stretches is no evidence.  A deviation that only ever grows is not held against itself.
     """
     typical = float(np.median(deviation))
-    if len(deviation) >= thresholds.CLEAR_STEPS and typical > thresholds.CLEAR_SPREADS * spread(deviation):
+    mostly = float((deviation > 0).mean()) >= thresholds.CLEAR_SHARE
+    if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * spread(deviation):
         return float("inf")
     long_blocks = _without_trend(block_medians(deviation[None, :], thresholds.WANDER_BLOCKS)[0])
     if typical < thresholds.SPREADS_APART * spread(long_blocks):
@@ -170,11 +173,14 @@ def stretch_z(deviation: Floats, at: slice) -> float:
         return persistence_z(inside)
     gap = float(np.median(inside) - np.median(outside))
     centred = np.concatenate((inside - np.median(inside), outside - np.median(outside)))
+    wander = spread(block_medians(outside[None, :], thresholds.WANDER_BLOCKS)[0])
+    if gap < thresholds.SPREADS_APART * wander:
+        return 0.0
     noise = max(spread(inside), spread(outside))
     if noise == 0:
         return float("inf") if gap > 0 else 0.0
     calm = np.clip(centred, -CLIP_SPREADS * noise, CLIP_SPREADS * noise)
-    error = MEDIAN_ERROR * noise * _widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
+    error = MEDIAN_ERROR * noise * _long_widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
     return max(gap / error, 0.0)
 
 
@@ -198,6 +204,20 @@ def _widening(centred: Floats) -> float:
     # The estimate is too low by about (1 + 4 memory) / count.
     memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centred), 0.0), MEMORY_AT_MOST)
     return math.sqrt((1 + memory) / (1 - memory))
+
+
+def _long_widening(centred: Floats) -> float:
+    """The same for single steps, whose dependence may be faint and long: all of it is added up."""
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 1.0
+    total = 1.0
+    for lag in range(1, min(MEMORY_STEPS, len(centred) // 4) + 1):
+        memory = float(centred[lag:] @ centred[:-lag]) / squares
+        if memory <= 0:
+            break
+        total += 2 * memory
+    return math.sqrt(total)
 
 
 def _without_trend(blocks: Floats) -> Floats:

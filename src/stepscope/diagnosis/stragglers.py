@@ -39,6 +39,11 @@ WAIT_HIDES_IN = ("input", "h2d", "", "checkpoint", "optimizer", "eval", "other",
 """From the phase least likely to hide a wait for peers to the most likely; "" stands for the user's own phases.
 Collectives run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and ``.item()`` or a barrier in
 the loop (``other``) waits for whatever is outstanding."""
+MEAN_TO_SIGMA = 1.2533
+"""Mean absolute deviation of a normal distribution to its standard deviation."""
+SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
+"""Of the z that is needed, what is left in the largest window inside a stretch (its median's error, at most half its
+steps missing), and how far chance may lower it."""
 SMOOTHED_OVER = 5
 """Steps of the running median in which stretches are sought: two wild steps in a row do not end one."""
 
@@ -138,7 +143,7 @@ def hides_wait(phase: str) -> int:
 
 def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_Excess]:
     least_ns = max(thresholds.EXCESS_SHARE * view.median_step_ns, thresholds.EXCESS_FLOOR_NS)
-    for rank in _candidates(deviation, least_ns):
+    for rank in _candidates(deviation, least_ns, comparisons):
         there = ~np.isnan(deviation[rank])
         own = deviation[rank][there]
         if len(own) < thresholds.MIN_STEPS:
@@ -150,13 +155,29 @@ def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_E
             yield _Excess(rank=int(rank), at=at, excess_ns=_median(deviation[rank, at]), z=z)
 
 
-def _candidates(deviation: Floats, least_ns: float) -> NDArray[np.intp]:
-    """Ranks that may have an excess at all: the mean of some few steps is high, and not for one of them alone."""
-    width = SMOOTHED_OVER
-    count = deviation.shape[1] // width
-    clipped = np.clip(np.nan_to_num(deviation[:, : count * width]), -least_ns, 2 * least_ns)
-    sums = clipped.reshape(len(deviation), count, width).sum(axis=2)
-    return np.flatnonzero((sums >= width * least_ns / 2).any(axis=1))
+def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:
+    """Ranks that may have an excess at all; a sieve that lets pass too many, never too few.
+
+    A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is
+    high in terms of the noise of the typical rank.  Single wild steps are cut off first.
+    """
+    known = np.nan_to_num(deviation)
+    noise_ns = float(np.median(np.abs(known).mean(axis=1))) * MEAN_TO_SIGMA
+    ceiling = 3 * max(least_ns, noise_ns)
+    sums = np.zeros((known.shape[0], known.shape[1] + 1))
+    np.cumsum(np.clip(known, -ceiling, ceiling), axis=1, out=sums[:, 1:])
+    found = np.zeros(len(known), np.bool_)
+    width = thresholds.STRETCH_STEPS
+    while True:
+        width = min(width, known.shape[1])
+        stride = max(1, width // thresholds.STRETCH_STEPS)
+        means = (sums[:, width::stride] - sums[:, : sums.shape[1] - width : stride]) / width
+        needed = z_needed(comparisons if width == known.shape[1] else comparisons * known.shape[1])
+        sigmas = max(needed * SIEVE_SHARE - SIEVE_SLACK, 0.0)
+        found |= means.max(axis=1) >= max(least_ns / 2, sigmas * noise_ns / np.sqrt(width))
+        if width == known.shape[1]:
+            return np.flatnonzero(found)
+        width *= 2
 
 
 def _lasting(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, float] | None:
@@ -196,6 +217,10 @@ def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
         else:
             joined.append([start, stop])
     first, stop = max(joined, key=lambda one: one[1] - one[0], default=[0, 0])
+    while first < stop and own[first] < least_ns:
+        first += 1
+    while first < stop and own[stop - 1] < least_ns:
+        stop -= 1
     return slice(first, stop) if stop - first >= thresholds.STRETCH_STEPS else None
 
 

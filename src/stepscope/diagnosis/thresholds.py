@@ -6,12 +6,35 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 from __future__ import annotations
 
 __all__ = [
+    "UNEVEN_SHARE",
+    "UNEVEN_FLOOR_NS",
+    "ROTATING_SPREADS",
+    "ROTATING_EVEN",
+    "ROTATING_TURNS",
+    "IMBALANCE_CORRELATION",
+    "IMBALANCE_WARNING_SHARE",
+    "H2D_SHARE",
+    "H2D_FLOOR_NS",
+    "COMM_SHARE",
+    "COMM_CRITICAL_SHARE",
+    "COMM_FLOOR_NS",
+    "OPTIMIZER_SHARE",
+    "OPTIMIZER_CRITICAL_SHARE",
+    "OPTIMIZER_FLOOR_NS",
+    "OTHER_SHARE",
+    "OTHER_FLOOR_NS",
+    "BETWEEN_SHARE",
+    "BETWEEN_CRITICAL_SHARE",
+    "STOPS_AT_LEAST",
+    "ALONE_SHARE",
+    "COMPUTE_SHARE",
     "ANY_FALSE_ALARM",
     "BLOCKS",
     "BLOCK_STEPS",
     "BOTTLENECK_SHARE",
     "CARRIED_SHARE",
     "CLEAR_SPREADS",
+    "CLEAR_SHARE",
     "CLEAR_STEPS",
     "COMM_STEPS_SHARE",
     "CRITICAL_SHARE",
@@ -68,7 +91,9 @@ CLEAR_SPREADS = 6.0
 """An excess so many spreads of single steps above zero needs no test; this also keeps a fault that began in the middle
 of the run, whose two levels look like a wander to the test …"""
 CLEAR_STEPS = 20
-"""… from this many steps on: the spread of fewer is itself uncertain."""
+"""… from this many steps on: the spread of fewer is itself uncertain …"""
+CLEAR_SHARE = 0.65
+"""… and in most of them: two ranks that are late in turns have no spread about the one half."""
 
 STRETCH_STEPS = 8
 """The shortest stretch of steps that is called a stretch: five in the running median, and three to be sure."""
@@ -92,6 +117,21 @@ PACE_STEPS = 2.0
 CARRIED_SHARE = 0.25
 """Of a phase's excess must show in the rank's whole work, where that is measured: on a crowded machine the rest is lost
 in the noise of other phases, but an excess that another phase makes up for holds nobody back."""
+UNEVEN_SHARE = 0.05
+"""Of the step that the slowest rank is behind in the median step, whoever it is: less is the scatter of any cluster."""
+UNEVEN_FLOOR_NS = 1_000_000
+"""On a crowded machine the scheduler alone puts a millisecond between the first rank and the last."""
+ROTATING_SPREADS = 5.0
+"""The last rank of a step stands out by so many spreads of the others; the largest of 1,024 normal values does by 3.3."""
+ROTATING_EVEN = 2.0
+"""What it is behind by is about the same in each step: the excess is so many of its own spreads.  Chance delays are not
+(an exponential distribution's median is one of its spreads)."""
+ROTATING_TURNS = 0.75
+"""Of the steps one rank may be last and it is still called a rotation."""
+IMBALANCE_CORRELATION = 0.6
+"""Of forward with backward, same rank and step: larger batches are longer in both, disturbances hit one of them."""
+IMBALANCE_WARNING_SHARE = 0.10
+"""Batches of unequal size are a choice; up to a tenth of the time it is a common one."""
 NODE_SHARE = 0.75
 """Of a host's ranks must be late for the host to be what is slow; one or two may hide in the noise."""
 COMM_STEPS_SHARE = 0.5
@@ -106,6 +146,35 @@ INPUT_CRITICAL_SHARE = 0.30
 INPUT_FLOOR_NS = 2_000_000
 """Fetching and collating one batch in Python costs up to a millisecond or two by itself; a tiny model that spends 0.3
 of its 1 ms there is healthy, and workers would make it slower."""
+H2D_SHARE = 0.10
+"""As for input: what a pinned, asynchronous copy would hide."""
+H2D_FLOOR_NS = 1_000_000
+"""A copy of a small batch is a few hundred microseconds whatever one does."""
+COMM_SHARE = 0.25
+"""Of the step, on the rank that waits least.  An all-reduce that is not hidden at all takes 10 to 20% of a well-built
+data-parallel step; from a quarter on something can be done."""
+COMM_CRITICAL_SHARE = 0.50
+COMM_FLOOR_NS = 5_000_000
+"""Ranks of a tiny model that share a machine's cores spend milliseconds in gloo's threads; nobody trains like that."""
+OPTIMIZER_SHARE = 0.25
+"""Adam without fused kernels takes up to a fifth of the step of a small model; beyond, a setting is wrong."""
+OPTIMIZER_CRITICAL_SHARE = 0.50
+OPTIMIZER_FLOOR_NS = 2_000_000
+"""A tiny model's optimizer is all Python."""
+OTHER_SHARE = 0.10
+"""Time inside the step that nothing explains: as much as is called a bottleneck in any other phase."""
+OTHER_FLOOR_NS = 2_000_000
+"""Clipping, zeroing and a printed line cost a millisecond in Python."""
+BETWEEN_SHARE = 0.10
+"""Of all time, between steps: evaluation and checkpoints are wanted, and a tenth is what people pay for them."""
+BETWEEN_CRITICAL_SHARE = 0.30
+"""Nearly a third of the time nothing is trained."""
+STOPS_AT_LEAST = 2
+"""Evaluations or checkpoints in the window: a single one is an event, not where the time goes."""
+ALONE_SHARE = 0.90
+"""Of what all ranks spend in a phase one must spend for it to be that rank's own doing."""
+COMPUTE_SHARE = 0.80
+"""Forward, backward and optimizer together."""
 EPOCH_STARTS_SHARE = 0.10
 """More epoch starts than this and they belong to the rhythm of the job; fewer are left out of its input time."""
 STALLS_SHARE = 0.02

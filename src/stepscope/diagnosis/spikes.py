@@ -1,0 +1,2 @@
+def find_spikes(view, left_ns, claims):
+    return []

@@ -1,0 +1,2 @@
+def find_trends(view, left_ns):
+    return []
