@@ -7,9 +7,41 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.diagnosis import Apart, build_window
+from stepscope.diagnosis import Apart, Window, build_window
+from stepscope.records.series import RankSeries
 from stepscope.records.slot import FLAG_DISCOVERY
-from stepscope.testing.cluster import Cluster, Death, slow_at
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+
+
+def window_of(*ranks: RankSeries) -> Window:
+    return build_window(replace(Cluster(ranks=0, steps=0).run(), ranks=ranks))
+
+
+def test_a_window_over_the_last_steps_forgets_ranks_that_were_gone_by_then() -> None:
+    run = Cluster(ranks=3, steps=60, deaths=(Death(rank=1, step=30),)).run()
+    window = build_window(run, last=20)
+    assert (window.ranks, window.steps[0], window.steps[-1], window.left_out) == ((0, 2), 40, 59, 0)
+    assert build_window(run, last=200).ranks == (0, 1, 2)
+
+
+def test_samples_and_stacks_are_those_of_the_steps() -> None:
+    run = Cluster(ranks=1, steps=60, noise=0.0, warmup_ms=0.0).run()
+    times = [ANCHOR_WALL_NS + int(ms * 1e6) for ms in (-1, 100, 1400, 2000, 2400)]
+    lines = tuple({"kind": "host", "wall_ns": wall_ns} for wall_ns in times)
+    run = replace(run, samples=lines, stacks=lines)
+    assert [line["wall_ns"] for line in build_window(run).samples] == times[1:4]
+    assert [line["wall_ns"] for line in build_window(run, last=20).stacks] == times[3:4]
+
+
+def test_ranks_are_peers_as_the_recorder_says_else_all_of_them() -> None:
+    def told(peers: object) -> list[int]:
+        ranks = Cluster(ranks=4, steps=12).series()
+        by_rank = peers if isinstance(peers, dict) else dict.fromkeys(range(4), peers)
+        return list(window_of(*(replace(one, facts={"peers": by_rank.get(one.rank)}) for one in ranks)).groups)
+
+    assert told({0: [[0, 2, 2]], 1: [[1, 2, 2]], 2: [[0, 2, 2]], 3: [[1, 2, 2]]}) == [0, 1, 0, 1]
+    for garbage in (None, [], "all", [[0, 1]], [[0, "2", 1]], [[0, -1, 1]], [7]):
+        assert told(garbage) == [0, 0, 0, 0]
 
 
 def test_all_steps_of_all_ranks_line_up() -> None:
@@ -45,7 +77,7 @@ def test_a_step_with_a_lost_record_is_left_out() -> None:
 
 def test_only_the_last_attempt_counts() -> None:
     first, second = Cluster(ranks=2, steps=30).series(), Cluster(ranks=2, steps=12, attempt=1).series()
-    window = build_window((*first, *second))
+    window = window_of(*first, *second)
     assert (window.attempt, len(window.steps)) == (1, 12)
 
 
@@ -55,7 +87,7 @@ def test_phases_are_aligned_by_name_not_by_slot() -> None:
     names[9], names[10] = names[10], names[9]
     steps = other.steps.copy()
     steps["phase_ns"][:, [9, 10]] = steps["phase_ns"][:, [10, 9]]
-    window = build_window((one, replace(other, phase_names=tuple(names), steps=steps)))
+    window = window_of(one, replace(other, phase_names=tuple(names), steps=steps))
     augment, tokenize = (window.phase_ns[window.phases.index(name)] for name in ("augment", "tokenize"))
     assert np.median(augment, axis=1) == pytest.approx(3e6, rel=0.05)
     assert np.median(tokenize, axis=1) == pytest.approx(2e6, rel=0.05)
@@ -99,13 +131,13 @@ def test_compile_steps_are_set_apart_wherever_they_are() -> None:
 def test_leading_discovery_steps_are_set_apart() -> None:
     (series,) = Cluster(ranks=1, steps=30).series()
     series.steps["flags"][[1, 2, 20]] |= FLAG_DISCOVERY
-    window = build_window((series,))
+    window = window_of(series)
     assert [(apart.step, apart.reason) for apart in window.warmup] == [(0, "first"), (1, "discovery"), (2, "discovery")]
 
 
 def test_device_times_stand_where_they_were_ready() -> None:
     one, other = Cluster(ranks=2, steps=20, device_timed=True).series()
-    window = build_window((one, replace(other, device_steps=other.device_steps[:15])))
+    window = window_of(one, replace(other, device_steps=other.device_steps[:15]))
     assert window.device_ns is not None
     assert not np.isnan(window.device_ns[:, 0]).any()
     assert np.isnan(window.device_ns[:, 1, 15:]).all()

@@ -103,7 +103,7 @@ def _apply(view: View, rule: _Rule) -> list[Claim]:
     finding = Finding(
         kind=rule.kind,
         severity="critical" if part.share >= rule.critical else "warning",
-        title=f"{rule.words} {ms_text(part.mean_ns / 1e6)} of every step, {share_text(part.share)} of the time.",
+        title=f"{rule.words} {ms_text(part.mean_ns / 1e6)} of every step, {share_text(cost['share'])} of the time.",
         phase=rule.phase,
         steps=view.span,
         cost=cost,

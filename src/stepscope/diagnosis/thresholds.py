@@ -6,6 +6,9 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 from __future__ import annotations
 
 __all__ = [
+    "LIVE_STEPS",
+    "CONFIRM_STEPS",
+    "RELEASE_STEPS",
     "UNEVEN_SHARE",
     "UNEVEN_FLOOR_NS",
     "ROTATING_SPREADS",
@@ -185,6 +188,15 @@ OPPORTUNITY_SHARE = 0.02
 """The least share worth naming as an opportunity in a healthy run."""
 LARGE_SHARE = 0.20
 """From a fifth of the time on nobody would call a run free of bottlenecks, whatever it is that takes it."""
+
+# -- while it runs ------------------------------------------------------------------------------------------------
+
+LIVE_STEPS = 256
+"""Looked at while a job runs: enough for a rank that is 3% slow, few enough that what is over is soon gone."""
+CONFIRM_STEPS = 2
+"""Between the first look that finds something and the one that shows it."""
+RELEASE_STEPS = 20
+"""Without it before it is withdrawn: longer than the period of most things that come and go."""
 
 # -- crashes ------------------------------------------------------------------------------------------------------
 
