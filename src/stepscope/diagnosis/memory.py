@@ -1,2 +1,0 @@
-def find_memory(view):
-    return []
