@@ -6,57 +6,100 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 from __future__ import annotations
 
 __all__ = [
-    "LIVE_STEPS",
-    "CONFIRM_STEPS",
-    "RELEASE_STEPS",
-    "UNEVEN_SHARE",
-    "UNEVEN_FLOOR_NS",
-    "ROTATING_SPREADS",
-    "ROTATING_EVEN",
-    "ROTATING_TURNS",
-    "IMBALANCE_CORRELATION",
-    "IMBALANCE_WARNING_SHARE",
-    "H2D_SHARE",
-    "H2D_FLOOR_NS",
-    "COMM_SHARE",
-    "COMM_CRITICAL_SHARE",
-    "COMM_FLOOR_NS",
-    "OPTIMIZER_SHARE",
-    "OPTIMIZER_CRITICAL_SHARE",
-    "OPTIMIZER_FLOOR_NS",
-    "OTHER_SHARE",
-    "OTHER_FLOOR_NS",
-    "BETWEEN_SHARE",
-    "BETWEEN_CRITICAL_SHARE",
-    "STOPS_AT_LEAST",
     "ALONE_SHARE",
-    "COMPUTE_SHARE",
     "ANY_FALSE_ALARM",
+    "BETWEEN_CRITICAL_SHARE",
+    "BETWEEN_SHARE",
     "BLOCKS",
     "BLOCK_STEPS",
     "BOTTLENECK_SHARE",
     "CARRIED_SHARE",
-    "CLEAR_SPREADS",
     "CLEAR_SHARE",
+    "CLEAR_SPREADS",
     "CLEAR_STEPS",
+    "CLOCK_BUSY_PERCENT",
+    "COMM_CRITICAL_SHARE",
+    "COMM_FLOOR_NS",
+    "COMM_SHARE",
     "COMM_STEPS_SHARE",
+    "COMPUTE_SHARE",
+    "CONFIRM_STEPS",
+    "CPU_FULL_PERCENT",
+    "CPU_HEAVY_PER_CORE",
+    "CPU_OTHERS_SHARE",
+    "CPU_OWN_SHARE",
+    "CPU_PRESSURE",
+    "CPU_RUNNABLE_PER_CORE",
+    "CREEP_ALIKE_SHARE",
+    "CREEP_BLOCKS",
+    "CREEP_FEW_BYTES",
+    "CREEP_FEW_EVEN",
+    "CREEP_FEW_SAMPLES",
+    "CREEP_FEW_SHARE",
+    "CREEP_FLOOR_BYTES",
+    "CREEP_LATE_S",
+    "CREEP_LEFT_OUT",
+    "CREEP_SAMPLES",
+    "CREEP_SHARE",
+    "CREEP_SOON_RUNS",
+    "CREEP_SOON_S",
+    "CREEP_THIRD_SHARE",
     "CRITICAL_SHARE",
+    "DEVICE_FULL_SHARE",
     "EPOCH_STARTS_SHARE",
     "EXCESS_FLOOR_NS",
     "EXCESS_SHARE",
     "EXPLAINS_SHARE",
+    "FRAGMENTED_BYTES",
+    "FRAGMENTED_SHARE",
+    "H2D_FLOOR_NS",
+    "H2D_SHARE",
+    "IMBALANCE_BYTES",
+    "IMBALANCE_CORRELATION",
+    "IMBALANCE_SHARE",
+    "IMBALANCE_WARNING_SHARE",
     "INPUT_CRITICAL_SHARE",
     "INPUT_FLOOR_NS",
     "INPUT_SHARE",
     "LARGE_SHARE",
+    "LIVE_STEPS",
     "LOW_MEMORY_SHARE",
+    "MACHINE_SAMPLES",
     "MIN_STEPS",
     "NODE_SHARE",
     "OPPORTUNITY_SHARE",
+    "OPTIMIZER_CRITICAL_SHARE",
+    "OPTIMIZER_FLOOR_NS",
+    "OPTIMIZER_SHARE",
+    "OTHER_FLOOR_NS",
+    "OTHER_SHARE",
     "PACE_STEPS",
+    "POWER_CAP_CLOCK_SHARE",
+    "POWER_CAP_SHARE",
+    "PRESSURE_CRITICAL_SHARE",
+    "PRESSURE_SHARE",
+    "RAM_CRITICAL_SHARE",
+    "RAM_LOW_SHARE",
+    "RAM_PRESSURE",
+    "RAM_SWAP_BYTES",
+    "RAM_SWAP_SHARE",
+    "RELEASE_STEPS",
+    "ROTATING_EVEN",
+    "ROTATING_SPREADS",
+    "ROTATING_TURNS",
+    "SLOW_CLOCK_SHARE",
     "SPREADS_APART",
     "STALLS_SHARE",
+    "STOPS_AT_LEAST",
     "STRETCH_STEPS",
+    "THROTTLED_SAMPLES",
+    "THROTTLED_SHARE",
+    "UNEVEN_FLOOR_NS",
+    "UNEVEN_SHARE",
+    "UTILISATION_LOW_PERCENT",
+    "UTILISATION_SAMPLES",
+    "UTILISATION_WARNING_PERCENT",
+    "WAITED_FOR_SHARE",
     "WANDER_BLOCKS",
     "WARMUP_AT_MOST",
     "WARMUP_SHARE",
@@ -202,3 +245,97 @@ RELEASE_STEPS = 20
 
 LOW_MEMORY_SHARE = 0.05
 """Of a host's memory: with less than this available before a SIGKILL, the kernel's out-of-memory killer is likely."""
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+CREEP_LEFT_OUT = 0.1
+"""Of the run, at its start: the allocator, lazily made buffers and the first batches grow memory once."""
+CREEP_SHARE = 0.05
+"""Of what there was at the start.  Fragmentation of malloc and caches of shapes move a healthy process by less …"""
+CREEP_FLOOR_BYTES = 64 << 20
+"""… and in a small process by some tens of MiB."""
+CREEP_BLOCKS = 24
+"""Stretches whose lowest points are compared: the low points of a sawtooth do not rise; and 24 that rise one by one are
+significant (z = 6.8) whatever the number of ranks."""
+CREEP_SAMPLES = 12
+"""Fewer cannot be significant (z = 4.5 at the most); then the rise must be plain to see."""
+CREEP_THIRD_SHARE = 0.5
+"""Each third of the run must rise by at least half of its even share: a cache that fills up slows down (an exponential
+that has come to 95% rises by a third of it in its last third)."""
+CREEP_FEW_SAMPLES = 3
+"""The least that show a rise that goes on: two rises.  Samples come once a second."""
+CREEP_FEW_BYTES = 256 << 20
+"""Plain to see: more than a library loaded late or a first evaluation takes …"""
+CREEP_FEW_SHARE = 0.20
+"""… and a fifth of the process …"""
+CREEP_FEW_EVEN = 0.25
+"""… with no rise below a quarter of the mean one."""
+CREEP_ALIKE_SHARE = 0.5
+"""A rank that rises as steadily and by half as much as those that crossed the line has the same leak."""
+CREEP_SOON_S = 3600.0
+"""Memory that is gone within an hour ends the run before anybody looks again …"""
+CREEP_SOON_RUNS = 2.0
+"""… and so does what is gone before the run is three times as long."""
+CREEP_LATE_S = 86_400.0
+"""More than a day ahead: most runs are over by then."""
+PRESSURE_SHARE = 0.92
+"""Of a device's memory that is needed at the peak: a longer sequence or the last uneven batch takes the rest."""
+PRESSURE_CRITICAL_SHARE = 0.97
+"""Libraries and the driver take some hundred MiB when they please; the allocator begins to free and retry here."""
+IMBALANCE_SHARE = 0.20
+"""Of the largest: peers hold the same model, and differ by a bucket or an uneven batch."""
+IMBALANCE_BYTES = 512 << 20
+"""Contexts, NCCL's buffers and workspaces differ by some hundred MiB."""
+FRAGMENTED_SHARE = 0.30
+"""Of the reserved memory was never in use at once: blocks of 2 MiB and rounding explain a few per cent."""
+FRAGMENTED_BYTES = 1 << 30
+"""Below it nothing is won that anybody needs."""
+DEVICE_FULL_SHARE = 0.70
+"""Of a device's memory: below it there is room, and uneven or fragmented memory hurts nobody."""
+
+# -- machine ------------------------------------------------------------------------------------------------------
+
+MACHINE_SAMPLES = 3
+"""Samples come once a second: fewer are a moment, not a run."""
+UTILISATION_SAMPLES = 5
+"""NVML's utilisation looks back a sixth of a second to a second: a handful, to have seen more than one step."""
+UTILISATION_LOW_PERCENT = 50.0
+"""The GPU is idle for more than half of the time, which no healthy job of its size is …"""
+UTILISATION_WARNING_PERCENT = 40.0
+"""… and here it is a warning, if something is seen that it waits for; a tiny model cannot fill a large GPU."""
+WAITED_FOR_SHARE = LARGE_SHARE
+"""Of the host's step: a phase beside the training that takes this much is what the GPU waits for."""
+THROTTLED_SHARE = 0.10
+"""Of the samples: less often is a passing peak …"""
+THROTTLED_SAMPLES = 2
+"""… and a single sample is none."""
+POWER_CAP_SHARE = 0.5
+"""Of the samples: a GPU that works hard touches its power limit all the time, that is what the limit is for."""
+POWER_CAP_CLOCK_SHARE = 0.10
+"""Below the clocks of its peers or its own best: then the limit costs something that can be told."""
+SLOW_CLOCK_SHARE = 0.08
+"""Below its peers' clocks: GPUs of one kind differ by up to five per cent under load; this much holds up all ranks."""
+CLOCK_BUSY_PERCENT = 50.0
+"""Utilisation at which a clock says anything: an idle GPU lowers it by itself."""
+CPU_FULL_PERCENT = 95.0
+"""Of all cores."""
+CPU_RUNNABLE_PER_CORE = 1.5
+"""Tasks that want to run: at one per core a full CPU is well used and nobody waits …"""
+CPU_HEAVY_PER_CORE = 3.0
+"""… and here each waits twice as long as it runs."""
+CPU_PRESSURE = 0.5
+"""Share of the time in which some task had to wait for a processor (PSI); also with a quota, when cores look idle."""
+CPU_OWN_SHARE = 0.8
+"""Of the CPU in use: the job keeps itself busy."""
+CPU_OTHERS_SHARE = 0.7
+"""Of the CPU in use; when the job has less than this, others take a third of the machine from it."""
+RAM_LOW_SHARE = 0.05
+"""Of a host's memory available: the kernel drops file caches, and reading data becomes slow …"""
+RAM_CRITICAL_SHARE = 0.02
+"""… and here its out-of-memory killer comes next."""
+RAM_SWAP_BYTES = 256 << 20
+"""Swapped out during the run: idle pages of other programs are less …"""
+RAM_SWAP_SHARE = 0.20
+"""… and go without need while more than this is available."""
+RAM_PRESSURE = 0.2
+"""Share of the time in which some task waited for memory (PSI); a healthy machine has none."""

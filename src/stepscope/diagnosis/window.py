@@ -63,6 +63,8 @@ class Window:
     """[R, S]; bytes of the device's allocator in use at the end of the step; nan where it was not sampled."""
     reserved: NDArray[np.float64]
     """[R, S]; bytes the allocator holds, used or not."""
+    peak_allocated: NDArray[np.float64]
+    """[R, S]; the most bytes in use so far, within steps too."""
     end_wall_ns: NDArray[np.float64]
     """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
@@ -116,6 +118,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         between_ns=planes.between_ns,
         allocated=planes.allocated,
         reserved=planes.reserved,
+        peak_allocated=planes.peak_allocated,
         end_wall_ns=planes.end_wall_ns,
         flags=planes.flags,
         warmup=_set_apart(steps, planes.wall_ns, planes.flags),
@@ -128,9 +131,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
     )
 
 
-def _still_there(
-    trained: Sequence[RankSeries], alive: NDArray[np.bool_]
-) -> tuple[list[RankSeries], NDArray[np.bool_]]:
+def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:
     """Without the ranks that were gone before the window began."""
     there = alive.any(axis=1)
     return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
@@ -147,6 +148,7 @@ class _Planes:
     between_ns: NDArray[np.float64]
     allocated: NDArray[np.float64]
     reserved: NDArray[np.float64]
+    peak_allocated: NDArray[np.float64]
     end_wall_ns: NDArray[np.float64]
     flags: NDArray[np.uint16]
 
@@ -163,6 +165,7 @@ class _Planes:
             between_ns=np.full(shape, np.nan),
             allocated=np.full(shape, np.nan),
             reserved=np.full(shape, np.nan),
+            peak_allocated=np.full(shape, np.nan),
             end_wall_ns=np.full(shape, np.nan),
             flags=np.zeros(shape, np.uint16),
         )
@@ -179,7 +182,8 @@ class _Planes:
         self.wall_ns[index, at] = rows["wall_ns"]
         self.flags[index, at] = rows["flags"]
         self.between_ns[index, at] = rows["between_ns"]
-        for plane, column in ((self.allocated, "allocated"), (self.reserved, "reserved")):
+        memory = ("allocated", self.allocated), ("reserved", self.reserved), ("peak_allocated", self.peak_allocated)
+        for column, plane in memory:
             plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
         offset = series.anchor_wall_ns - series.anchor_mono_ns
         self.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
