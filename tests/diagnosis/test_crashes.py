@@ -145,7 +145,7 @@ def test_ctrl_c_is_no_crash() -> None:
         meta={"end": end},
     ).run()
     assert failures_of(run) == []
-    assert {finding.kind for finding in diagnose(run, build_window(run))} == {"healthy"}
+    assert {finding.kind for finding in diagnose(run, build_window(run))} == {"healthy", "compute_bound"}
 
 
 def test_an_exception_during_an_interruption_is_still_one() -> None:
