@@ -175,3 +175,17 @@ def test_a_healthy_noisy_job_is_never_warned_of(
             )
             loud = [finding.title for finding in findings_of(cluster) if finding.severity != "info"]
             assert loud == []
+
+
+def test_a_slow_backward_that_hides_behind_the_peers_wait_is_known_from_ddp() -> None:
+    """As on NCCL: every rank's backward is equally long, and DDP measures one in a hundred."""
+    cluster = Cluster(
+        ranks=4, steps=1000, comm_measured=False, device_timed=True, faults=(slow_at(2, "backward", 8.0),)
+    )
+    run = cluster.run()
+    assert stragglers_of(cluster) == []
+    for series in run.ranks:
+        series.steps["ddp_compute_ns"][100::100] = 20_000_000 + series.rank * 1000 + (series.rank == 2) * 8_000_000
+    (found,) = (finding for finding in diagnose(run) if finding.kind == "compute_straggler")
+    assert (found.ranks, found.phase, found.evidence["compared"]) == ((2,), "backward", "ddp")
+    assert found.cost["share"] == pytest.approx(8 / 47, abs=0.01)

@@ -54,6 +54,8 @@ class Suspect:
     by_phase: dict[str, float]
     """Its excess in each phase, and ``BETWEEN``."""
     by_work: bool
+    sampled: bool
+    """Whether it is known from DDP's samples only."""
     z: float
 
     @property
@@ -88,7 +90,8 @@ def _join(groups: list[list[Suspect]], suspect: Suspect) -> None:
 
 def _alike(one: Suspect, other: Suspect) -> bool:
     together = abs(one.at.start - other.at.start) <= thresholds.STRETCH_STEPS
-    return together and (one.kind, one.phase, one.by_work) == (other.kind, other.phase, other.by_work)
+    known_by = (one.by_work, one.sampled) == (other.by_work, other.sampled)
+    return together and known_by and (one.kind, one.phase) == (other.kind, other.phase)
 
 
 def _slow_hosts(view: View, suspects: Sequence[Suspect]) -> list[str]:
@@ -105,7 +108,10 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     by_work = all(suspect.by_work for suspect in group)
     culprits = np.array(sorted(suspect.rank for suspect in group))
     at = slice(min(suspect.at.start for suspect in group), max(suspect.at.stop for suspect in group))
-    saved_ns = _saved(view, culprits, phase, at, by_work=by_work)
+    if all(suspect.sampled for suspect in group):
+        saved_ns = np.full(len(view.steps), worst.excess_ns)
+    else:
+        saved_ns = _saved(view, culprits, phase, at, by_work=by_work)
     cost = cost_of(view, saved_ns)
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
@@ -198,7 +204,7 @@ def _evidence(
     others = np.delete(by_rank, culprits)
     others = others[~np.isnan(others)]
     return {
-        "compared": "work" if by_work or phase is None else phase,
+        "compared": "ddp" if worst.sampled else "work" if by_work or phase is None else phase,
         "clock": view.clock,
         "excess_ms": round(worst.excess_ns / 1e6, 3),
         "excess_share": round(worst.excess_ns / view.median_step_ns, 4),
@@ -220,7 +226,7 @@ def _evidence(
 
 def _confidence(view: View, worst: Suspect, at: slice) -> float:
     confidence = 0.97 if worst.by_work else 0.85
-    if not worst.by_work and not view.comm_measured and len(view.ranks) == 2:
+    if not (worst.by_work or worst.sampled or view.comm_measured) and len(view.ranks) == 2:
         # One rank's surplus is the other's shortfall: which of the two waits is a guess from the kind of phase.
         confidence = 0.6
     if worst.phase is None:

@@ -11,6 +11,9 @@ phases, every rank's work is equally long: the culprit takes longer than its pee
 another, where they wait and it does not.  A phase is more or less likely to hide a wait (``WAIT_HIDES_IN``); the rank
 whose surplus lies in the less likely one is the culprit, the other way round it is a victim.
 
+*By DDP's own samples.*  On a GPU the wait inside backward is not measured and nothing makes up for it elsewhere; there
+DDP now and then says how long the gradients took to compute, and the rank that needs longest is the culprit.
+
 Each comparison is made step by step against the median of the data-parallel peers.  An excess must matter
 (``EXCESS_…``) and be significant after correction for the number of comparisons: over the whole window, where it must
 also stand out from slow wander, or in one stretch of it against the rest.
@@ -28,7 +31,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.late_ranks import BETWEEN, Suspect, claims_of
-from stepscope.diagnosis.robust import peer_deviation, persistence_z, running_median, stretch_z, z_needed
+from stepscope.diagnosis.robust import peer_deviation, persistence_z, running_median, spread, stretch_z, z_needed
 from stepscope.diagnosis.view import View
 
 __all__ = ["WAIT_HIDES_IN", "find_stragglers", "hides_wait"]
@@ -90,6 +93,9 @@ def find_stragglers(view: View) -> list[Claim]:
     suspects = _by_work(view, compared)
     known = {suspect.rank for suspect in suspects}
     suspects += [suspect for suspect in _by_phase(view, compared) if suspect.rank not in known]
+    if not view.comm_measured:
+        known = {suspect.rank for suspect in suspects}
+        suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
     return claims_of(view, suspects)
 
 
@@ -119,9 +125,35 @@ def _by_phase(view: View, compared: _Comparisons) -> list[Suspect]:
     return list(best.values())
 
 
-def _suspect(one: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool) -> Suspect:
+def _by_ddp(view: View) -> list[Suspect]:
+    """Of the n-th sample of all ranks; it is of the same step on each."""
+    samples = [view.window.ddp_ns[row] for row in view.rows]
+    count = min(map(len, samples), default=0)
+    if count < thresholds.DDP_SAMPLES:
+        return []
+    deviation = peer_deviation(np.stack([own[len(own) - count :] for own in samples]), view.groups)
+    found = []
+    for rank, own in enumerate(deviation):
+        excess_ns = _median(own)
+        always = float((own > 0).mean()) >= thresholds.DDP_SHARE
+        if excess_ns >= _least_excess(view) and always and excess_ns >= thresholds.SPREADS_APART * spread(own):
+            whole = _Excess(rank=rank, at=slice(0, len(view.steps)), excess_ns=excess_ns, z=float("inf"))
+            found.append(_suspect(whole, "backward", {"backward": excess_ns}, by_work=False, sampled=True))
+    return found
+
+
+def _suspect(
+    one: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
+) -> Suspect:
     return Suspect(
-        rank=one.rank, phase=phase, at=one.at, excess_ns=one.excess_ns, by_phase=by_phase, by_work=by_work, z=one.z
+        rank=one.rank,
+        phase=phase,
+        at=one.at,
+        excess_ns=one.excess_ns,
+        by_phase=by_phase,
+        by_work=by_work,
+        sampled=sampled,
+        z=one.z,
     )
 
 
@@ -142,7 +174,7 @@ def hides_wait(phase: str) -> int:
 
 
 def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_Excess]:
-    least_ns = max(thresholds.EXCESS_SHARE * view.median_step_ns, thresholds.EXCESS_FLOOR_NS)
+    least_ns = _least_excess(view)
     for rank in _candidates(deviation, least_ns, comparisons):
         there = ~np.isnan(deviation[rank])
         own = deviation[rank][there]
@@ -153,6 +185,10 @@ def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_E
             columns = np.flatnonzero(there)
             at = slice(int(columns[at.start]), int(columns[at.stop - 1]) + 1)
             yield _Excess(rank=int(rank), at=at, excess_ns=_median(deviation[rank, at]), z=z)
+
+
+def _least_excess(view: View) -> float:
+    return max(thresholds.EXCESS_SHARE * view.median_step_ns, thresholds.EXCESS_FLOOR_NS)
 
 
 def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:

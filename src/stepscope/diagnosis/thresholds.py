@@ -45,6 +45,8 @@ __all__ = [
     "CREEP_SOON_S",
     "CREEP_THIRD_SHARE",
     "CRITICAL_SHARE",
+    "DDP_SAMPLES",
+    "DDP_SHARE",
     "DEVICE_FULL_SHARE",
     "EPOCH_STARTS_SHARE",
     "EXCESS_FLOOR_NS",
@@ -178,6 +180,10 @@ IMBALANCE_CORRELATION = 0.6
 """Of forward with backward, same rank and step: larger batches are longer in both, disturbances hit one of them."""
 IMBALANCE_WARNING_SHARE = 0.10
 """Batches of unequal size are a choice; up to a tenth of the time it is a common one."""
+DDP_SAMPLES = 5
+"""DDP's own figures on a GPU come once in a hundred steps; fewer say nothing."""
+DDP_SHARE = 0.8
+"""Of these samples a rank must be behind in."""
 NODE_SHARE = 0.75
 """Of a host's ranks must be late for the host to be what is slow; one or two may hide in the noise."""
 COMM_STEPS_SHARE = 0.5

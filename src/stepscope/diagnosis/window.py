@@ -76,6 +76,8 @@ class Window:
     identities: tuple[RankIdentity, ...]
     """By rank, as ``ranks``; so are the facts and the groups."""
     facts: tuple[dict[str, Any], ...]
+    ddp_ns: tuple[NDArray[np.float64], ...]
+    """By rank, how long DDP says that computing the gradients took, whenever it said so."""
     groups: NDArray[np.intp]
     """[R]; ranks of one number do the same work on different data and may be compared."""
     samples: tuple[dict[str, Any], ...]
@@ -125,6 +127,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         left_out=seen - len(steps),
         identities=tuple(series.identity for series in trained),
         facts=tuple(series.facts for series in trained),
+        ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
         groups=peer_groups(trained),
         samples=tuple(during(run.samples, begins, ends)),
         stacks=tuple(during(run.stacks, begins, ends)),
@@ -199,6 +202,12 @@ def _period(planes: _Planes) -> tuple[float, float]:
         return 0.0, 0.0
     starts = planes.end_wall_ns - planes.wall_ns
     return float(np.nanmin(starts)), float(np.nanmax(planes.end_wall_ns))
+
+
+def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    rows = series.steps[series.steps["step"] >= steps[0]] if len(steps) else series.steps[:0]
+    said = rows["ddp_compute_ns"]
+    return np.asarray(said[said > 0], np.float64)
 
 
 def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:

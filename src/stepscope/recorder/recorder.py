@@ -26,7 +26,7 @@ from stepscope.records.places import ring_paths
 from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
 from stepscope.ring import RingState, RingWriter
 from stepscope.ring.layout import DEFAULT_CAPACITY, HOOK_FAILURES_WORD
-from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, data_word, note_words
+from stepscope.ring.words import note_words
 
 __all__ = ["BackwardFigures", "Recorder", "RootSearch"]
 
@@ -55,9 +55,14 @@ class RootSearch(Protocol):
 
 
 class BackwardFigures(Protocol):
-    """Knows how much of the last backward was this rank's own work."""
+    """Knows how much of a backward was this rank's own work."""
 
-    def read(self) -> tuple[int, int]: ...
+    every_step: bool
+    """Whether to be asked at the end of each step, or only when there are other reasons to look around."""
+
+    def words(self) -> list[int]:
+        """For the step that ends, as data words."""
+        ...
 
 
 class Recorder:
@@ -163,7 +168,7 @@ class Recorder:
         device_at = None if self._device is None else self._device.end_step(step, ended, self.ledger)
         if step >= self._asked_at or not self.forward_seen:
             self._look_around(optimizer)
-        if self._ddp is None and not self._compiled:
+        if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
             self._attend_at = self._asked_at if device_at is None else min(self._asked_at, device_at)
 
     def begin(self) -> None:
@@ -258,10 +263,9 @@ class Recorder:
     @guard.failsafe
     def _figures(self) -> list[int]:
         """What others know of the step that ends, as data words; should they fail, the step ends without."""
-        words = []
+        words: list[int] = []
         if self._ddp is not None:
-            compute, comm = self._ddp.read()
-            words = [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
+            words += self._ddp.words()
         if self._device is not None:
             words += self._device.memory()
         return words
