@@ -8,12 +8,14 @@ from __future__ import annotations
 __all__ = [
     "ALONE_SHARE",
     "ANY_FALSE_ALARM",
+    "BEATS_SHARE",
     "BETWEEN_CRITICAL_SHARE",
     "BETWEEN_SHARE",
     "BLOCKS",
     "BLOCK_STEPS",
     "BOTTLENECK_SHARE",
     "CARRIED_SHARE",
+    "CHANGE_CHANCE",
     "CLEAR_SHARE",
     "CLEAR_SPREADS",
     "CLEAR_STEPS",
@@ -24,6 +26,7 @@ __all__ = [
     "COMM_STEPS_SHARE",
     "COMPUTE_SHARE",
     "CONFIRM_STEPS",
+    "CORE_SHARE",
     "CPU_FULL_PERCENT",
     "CPU_HEAVY_PER_CORE",
     "CPU_OTHERS_SHARE",
@@ -48,12 +51,17 @@ __all__ = [
     "DDP_SAMPLES",
     "DDP_SHARE",
     "DEVICE_FULL_SHARE",
+    "DROP_SHARE",
+    "DROP_STEPS",
     "EPOCH_STARTS_SHARE",
     "EXCESS_FLOOR_NS",
     "EXCESS_SHARE",
     "EXPLAINS_SHARE",
+    "FOLDS",
     "FRAGMENTED_BYTES",
     "FRAGMENTED_SHARE",
+    "GROWTH_SHARE",
+    "GROWTH_WARNING_SHARE",
     "H2D_FLOOR_NS",
     "H2D_SHARE",
     "IMBALANCE_BYTES",
@@ -63,8 +71,13 @@ __all__ = [
     "INPUT_CRITICAL_SHARE",
     "INPUT_FLOOR_NS",
     "INPUT_SHARE",
+    "JITTER_SHARE",
+    "JITTER_WARNING_SHARE",
     "LARGE_SHARE",
+    "LEVEL_STEPS",
     "LIVE_STEPS",
+    "LOCAL_STEPS",
+    "LONGEST_PERIOD",
     "LOW_MEMORY_SHARE",
     "MACHINE_SAMPLES",
     "MIN_STEPS",
@@ -76,6 +89,8 @@ __all__ = [
     "OTHER_FLOOR_NS",
     "OTHER_SHARE",
     "PACE_STEPS",
+    "PERIODIC_SHARE",
+    "PERIODIC_SPIKES",
     "POWER_CAP_CLOCK_SHARE",
     "POWER_CAP_SHARE",
     "PRESSURE_CRITICAL_SHARE",
@@ -85,17 +100,34 @@ __all__ = [
     "RAM_PRESSURE",
     "RAM_SWAP_BYTES",
     "RAM_SWAP_SHARE",
+    "RECURRING_SPIKES",
+    "REGULAR_SHARE",
     "RELEASE_STEPS",
+    "RHYTHM_CHANCE",
     "ROTATING_EVEN",
     "ROTATING_SPREADS",
     "ROTATING_TURNS",
+    "SAME_RANK_CHANCE",
+    "SAME_RANK_SHARE",
+    "SHORT_STRETCH_STEPS",
     "SLOW_CLOCK_SHARE",
+    "SPIKE_FLOOR_NS",
+    "SPIKE_SHARE",
+    "SPIKE_SPREADS",
     "SPREADS_APART",
+    "STALLS_AT_MOST",
     "STALLS_SHARE",
+    "STALL_FLOOR_NS",
+    "STALL_NS",
+    "STALL_OVER_SPIKES",
+    "STALL_STEPS",
     "STOPS_AT_LEAST",
     "STRETCH_STEPS",
     "THROTTLED_SAMPLES",
     "THROTTLED_SHARE",
+    "TREND_BLOCKS",
+    "TREND_CHANCE",
+    "TREND_STEPS",
     "UNEVEN_FLOOR_NS",
     "UNEVEN_SHARE",
     "UTILISATION_LOW_PERCENT",
@@ -246,6 +278,75 @@ CONFIRM_STEPS = 2
 """Between the first look that finds something and the one that shows it."""
 RELEASE_STEPS = 20
 """Without it before it is withdrawn: longer than the period of most things that come and go."""
+# -- over time ----------------------------------------------------------------------------------------------------
+
+LOCAL_STEPS = 21
+"""A step is set against the median of so many around it: ten slow ones in a row do not move it, and a drift over
+hundreds of steps does not make every late step a spike."""
+SPIKE_SHARE = 0.5
+"""Of the typical step: a step half as long again is seen by the eye; smaller ones matter only when they keep a beat."""
+SPIKE_SPREADS = 6.0
+"""… and so many robust spreads above its neighbours: on an uneven job half a step is nothing special."""
+SPIKE_FLOOR_NS = 1_000_000
+"""One scheduling slice of a busy machine; below it every process has spikes."""
+STALL_STEPS = 3.0
+"""Typical steps lost at once, from which on one look at the clock notices it …"""
+STALL_NS = 1_000_000_000
+"""… or a second, however long the steps are; a stall is warned of from here on …"""
+STALL_FLOOR_NS = 100_000_000
+"""… and never mentioned below a tenth of one: tiny steps lose three of their kind whenever a process is moved."""
+STALL_OVER_SPIKES = 5.0
+"""… and where there are spikes all the time, only when it is so many times larger than they are: of ten noisy ones some
+are always three times their median."""
+CORE_SHARE = 0.1
+"""Of the slowest step of a stall: its neighbours that lost less are not called a part of it."""
+STALLS_AT_MOST = 3
+"""Large spikes that are single events; from four on they recur, and that they do is the finding."""
+RECURRING_SPIKES = 4
+"""Spikes that are no accident any more …"""
+PERIODIC_SPIKES = 3
+"""… or three, when their distances are equal."""
+JITTER_SHARE = 0.02
+"""Of the time: spikes that cost less together are what every machine has."""
+PERIODIC_SHARE = 0.01
+"""Of the time, where they keep a beat: that has one cause and can be helped (+15% every tenth step costs 1.5%)."""
+JITTER_WARNING_SHARE = 0.15
+"""Of the time, without a beat: a busy machine loses a tenth by itself."""
+SAME_RANK_SHARE = 0.8
+"""Of the spikes must lie with one rank to blame it; with a different one each time it is chance who is hit."""
+SAME_RANK_CHANCE = 1e-3
+"""Chance that spikes without a beat would favour some rank as much by themselves."""
+REGULAR_SHARE = 0.8
+"""Of the spikes (or periods) must keep the beat; a stray one does not hide it."""
+BEATS_SHARE = 0.6
+"""Of the beats must have a spike: a few may drown in the noise."""
+RHYTHM_CHANCE = (0.05, 0.1)
+"""Chance that spikes at random would keep a beat as well, by a careful count (of spikes at random 0.2% do); of three
+there is one distance only to check another by, and all it decides is whether they are told as one finding."""
+LONGEST_PERIOD = 100
+"""Steps: of small and rarer spikes even +100% is below one per cent of the time."""
+FOLDS = 5
+"""Periods to be seen at the least: the median of five stands against two strays."""
+TREND_STEPS = 20
+"""Fewer steps cannot show growth with the certainty asked for, whatever they do."""
+TREND_BLOCKS = 8
+"""The same for their stretches."""
+TREND_CHANCE = 1e-4
+"""Chance that a series without trend gives one (Mann–Kendall)."""
+GROWTH_SHARE = 0.05
+"""Of the typical step: the least growth or change that is told …"""
+GROWTH_WARNING_SHARE = 0.10
+"""… and that is warned of: clocks and room temperature move a machine by a few per cent in an afternoon."""
+LEVEL_STEPS = 8
+"""The shortest stretch that has a level of its own: its median stands against three strays."""
+SHORT_STRETCH_STEPS = 10
+"""Wander is judged between stretches of so many steps: about the shortest change that is looked for."""
+CHANGE_CHANCE = 1e-4
+"""Chance that a series without change gives one at any place (Bonferroni)."""
+DROP_STEPS = 10
+"""The shortest slow stretch that is a drop of throughput; shorter ones are stalls."""
+DROP_SHARE = 0.10
+"""By so much slower: what passed by itself is not worth telling below it."""
 
 # -- crashes ------------------------------------------------------------------------------------------------------
 

@@ -60,8 +60,11 @@ class Fault:
     ms: float
     steps: range | None = None
     """None: every step."""
+    ramp: bool = False
+    """Whether it grows, from nothing at the run's first step to ``ms`` at its end."""
 
 
+<<<<<<< HEAD
 def gpu_uuid(rank: int) -> str:
     """Of the device that a rank is on, as torch says it (NVML puts ``GPU-`` before it)."""
     return f"00000000-0000-4000-8000-{rank:012x}"
@@ -69,6 +72,10 @@ def gpu_uuid(rank: int) -> str:
 
 def slow_at(rank: int, phase: str, ms: float, steps: range | None = None) -> Fault:
     return Fault(rank=rank, phase=phase, ms=ms, steps=steps)
+=======
+def slow_at(rank: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> Fault:
+    return Fault(rank=rank, phase=phase, ms=ms, steps=steps, ramp=ramp)
+>>>>>>> timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +182,8 @@ class Cluster:
                 spread += (random.random(shape) < self.tail) * random.exponential(3.0, shape)
             times[names.index(name)] = base_ms * spread
         for fault in self.faults:
-            steps = slice(None) if fault.steps is None else np.array([s for s in fault.steps if s < self.steps], int)
-            times[names.index(fault.phase), fault.rank, steps] += fault.ms
+            hit = np.array([s for s in fault.steps or range(self.steps) if s < self.steps], int)
+            times[names.index(fault.phase), fault.rank, hit] += fault.ms * (hit / self.steps if fault.ramp else 1.0)
         times[names.index("forward"), :, : self.warmup_steps] += self.warmup_ms
         for step in self.compile_steps:
             times[names.index("forward"), :, step] += self.compile_ms
