@@ -107,7 +107,10 @@ def _steady(lowest: Floats, centres: Floats, samples: int, comparisons: int) -> 
     differences = known[:, late] - known[:, early]
     per_step = np.median(differences / (centres[late] - centres[early]), axis=1)
     z = (np.sign(differences).sum(axis=1) - 1) / np.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
-    steadily = judged & goes_on & (per_step > 0) & (z >= z_needed(comparisons))
+    # A level that wanders goes far too, but its single moves are large against the way it came.
+    moves = np.diff(known, axis=1)
+    drifts = growth >= thresholds.CREEP_DRIFT_T * np.sqrt(blocks - 1) * moves.std(axis=1)
+    steadily = judged & goes_on & drifts & (per_step > 0) & (z >= z_needed(comparisons))
     return _rise(
         steadily,
         _grew(floor[:, 0], growth, thresholds.CREEP_SHARE, thresholds.CREEP_FLOOR_BYTES),

@@ -7,6 +7,7 @@ most that was ever in use (``peak_allocated``; at the ends of steps, where activ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice_machine import FRAGMENTED, IMBALANCED, PRESSED
 from stepscope.diagnosis.claims import Claim
-from stepscope.diagnosis.placed import Gpu, gpu_readings, row_medians
+from stepscope.diagnosis.placed import Gpu, gpu_readings, last_of_rows, row_medians
 from stepscope.diagnosis.robust import lower_median
 from stepscope.diagnosis.units import bytes_text, share_text
 from stepscope.diagnosis.view import View, cost_of
@@ -42,17 +43,24 @@ class Devices:
     used_most: Floats
     """[G]; nan with too few samples."""
 
-    @property
-    def rows_by_gpu(self) -> dict[int, list[int]]:
-        return {index: list(gpu.rows) for index, gpu in enumerate(self.gpus) if gpu.rows}
+    @cached_property
+    def gpu_of_row(self) -> NDArray[np.intp]:
+        """[R]; -1 where it is not known."""
+        out = np.full(len(self.peak), -1, np.intp)
+        for index, gpu in enumerate(self.gpus):
+            out[list(gpu.rows)] = index
+        return out
 
     @property
     def total_by_row(self) -> Floats:
         """[R]; of the device that a rank is on."""
-        out = np.full(len(self.peak), np.nan)
-        for gpu, rows in self.rows_by_gpu.items():
-            out[rows] = self.total[gpu]
-        return out
+        return np.append(self.total, np.nan)[self.gpu_of_row]
+
+    def by_gpu(self, values: Floats) -> Floats:
+        """[G]; the sum over the ranks on each, without what is nan."""
+        known = (self.gpu_of_row >= 0) & ~np.isnan(values)
+        sums = np.bincount(self.gpu_of_row[known], weights=values[known], minlength=len(self.gpus))
+        return np.asarray(sums, np.float64)
 
 
 def devices_of(view: View) -> Devices:
@@ -67,7 +75,7 @@ def devices_of(view: View) -> Devices:
         reserved=row_medians(window.reserved[view.rows, half:]),
         gpus=gpus,
         total=np.fmax.reduce(total, axis=1, initial=np.nan),
-        used=_last(used),
+        used=last_of_rows(used),
         used_most=np.where(few, np.nan, np.fmax.reduce(used, axis=1, initial=np.nan)),
     )
 
@@ -86,9 +94,7 @@ def find_levels(view: View, devices: Devices, growing: Bools) -> list[Claim]:
 
 
 def _pressure(view: View, devices: Devices) -> list[Claim]:
-    needed = devices.used_most.copy()
-    for gpu, rows in devices.rows_by_gpu.items():
-        needed[gpu] -= np.nansum(np.maximum(devices.reserved[rows] - devices.peak[rows], 0.0))
+    needed = devices.used_most - devices.by_gpu(np.maximum(devices.reserved - devices.peak, 0.0))
     share = needed / devices.total
     full = np.flatnonzero(share >= thresholds.PRESSURE_SHARE)
     if not len(full):
@@ -192,14 +198,6 @@ def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
         confidence=0.9,
     )
     return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
-
-
-def _last(values: Floats) -> Floats:
-    """[N]; the last of each row that is there."""
-    out = np.full(len(values), np.nan)
-    for column in values.T:
-        out = np.where(np.isnan(column), out, column)
-    return out
 
 
 def _known(value: float) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ WHY = {
 HELD_BACK = frozenset(WHY)
 """Reasons that no healthy GPU has; a software power cap is normal under load."""
 TRAINING = ("forward", "backward", "optimizer")
+NONE: frozenset[str] = frozenset()
 LISTED = 16
 """GPUs named in the evidence at the most."""
 WORDS = {
@@ -175,7 +175,7 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
 
 
 def _clocks(gpus: list[Gpu], readings: Readings) -> _Clocks:
-    by_line = [_reasons(line) for line in readings.lines]
+    by_line = [_reasons(line.get("throttle_reasons")) for line in readings.lines]
     samples = np.bincount(readings.owner, minlength=len(gpus))
     every: list[set[str]] = [set() for _ in gpus]
     for owner, names in zip(readings.owner, by_line, strict=True):
@@ -214,9 +214,8 @@ def _share(readings: Readings, samples: NDArray[np.intp], hits: list[bool]) -> F
     return np.asarray(counts / np.maximum(samples, 1), np.float64)
 
 
-def _reasons(line: Mapping[str, Any]) -> set[str]:
-    names = line.get("throttle_reasons")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+def _reasons(names: object) -> frozenset[str]:
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) and names else NONE
 
 
 def _title(view: View, gpu: Gpu, seen: _Clocks, at: int) -> str:

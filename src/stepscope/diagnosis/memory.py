@@ -7,7 +7,6 @@ a second.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ from stepscope.diagnosis.advice_machine import CREEP
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.creep import Rise, rise_of_samples, rise_of_steps
 from stepscope.diagnosis.device_memory import Devices, devices_of, find_levels, fragmented
-from stepscope.diagnosis.placed import at_steps, host_readings, process_readings
+from stepscope.diagnosis.placed import at_steps, host_readings, last_of_rows, process_readings
 from stepscope.diagnosis.units import bytes_text, duration_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
@@ -88,33 +87,25 @@ def _resident(view: View, comparisons: int) -> Rise:
 
 def _device_end(view: View, devices: Devices, rise: Rise) -> _End:
     """The first device that is full: ranks that share one fill it together."""
-    ends = []
-    for gpu, rows in devices.rows_by_gpu.items():
-        growing = [row for row in rows if rise.rises[row]]
-        if growing:
-            inside = devices.reserved[rows] - np.fmax(devices.peak[rows], rise.last[rows])
-            room = devices.total[gpu] - devices.used[gpu] + float(np.nansum(np.maximum(inside, 0.0)))
-            ends.append(room / float(rise.per_step[growing].sum()))
-    return _end(view, ends)
+    inside = np.maximum(devices.reserved - np.fmax(devices.peak, rise.last), 0.0)
+    room = devices.total - devices.used + devices.by_gpu(inside)
+    return _end(view, room, devices.by_gpu(np.where(rise.rises, rise.per_step, 0.0)))
 
 
 def _host_end(view: View, rise: Rise) -> _End:
     hosts, readings = host_readings(view)
-    available = readings.of("mem_available")
-    ends = []
-    for host, row in zip(hosts, available, strict=True):
-        growing = [index for index, name in enumerate(view.hosts) if name == host and rise.rises[index]]
-        left = row[~np.isnan(row)]
-        if growing and len(left):
-            ends.append(float(left[-1]) / float(rise.per_step[growing].sum()))
-    return _end(view, ends)
+    places = {host: index for index, host in enumerate(hosts)}
+    at = np.array([places[host] for host in view.hosts], np.intp)
+    growth = np.bincount(at, weights=np.where(rise.rises, rise.per_step, 0.0), minlength=len(hosts))
+    return _end(view, last_of_rows(readings.of("mem_available")), np.asarray(growth, np.float64))
 
 
-def _end(view: View, steps_left: Sequence[float]) -> _End:
-    known = [max(left, 0.0) for left in steps_left if math.isfinite(left)]
-    if not known:
+def _end(view: View, room: Floats, per_step: Floats) -> _End:
+    """The first of several places with so many bytes left that grow by so many a step."""
+    known = (per_step > 0) & ~np.isnan(room)
+    if not known.any():
         return _End()
-    in_steps = min(known)
+    in_steps = float((np.maximum(room[known], 0.0) / per_step[known]).min())
     ends = view.window.end_wall_ns[view.rows]
     step_s = float(np.nanmax(ends) - np.nanmin(ends)) / 1e9 / max(len(view.window.steps) - 1, 1)
     step = int(view.window.steps[-1]) + math.ceil(in_steps)

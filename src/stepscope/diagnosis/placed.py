@@ -8,7 +8,7 @@ unless the ranks of its host must use all that there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,14 +16,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.samples import number, of_kind
+from stepscope.diagnosis.samples import LARGEST, number
 from stepscope.diagnosis.view import View
 from stepscope.records.identity import RankIdentity
 
-__all__ = ["Gpu", "Readings", "at_steps", "gpu_readings", "host_readings", "process_readings", "row_medians"]
+__all__ = [
+    "Gpu",
+    "Readings",
+    "at_steps",
+    "gpu_readings",
+    "host_readings",
+    "last_of_rows",
+    "process_readings",
+    "row_medians",
+]
 
 Floats = NDArray[np.float64]
 Lines = Sequence[Mapping[str, Any]]
+Key = tuple[object, ...]
+NoneType = type(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +52,9 @@ class Readings:
     """Samples of N things, each in the order of time: every key is an array [N, T], nan where there is none."""
 
     count: int
-    lines: Lines
     owner: NDArray[np.intp]
     """By line: whose it is, 0 … N-1."""
+    lines: Lines
 
     @cached_property
     def _columns(self) -> NDArray[np.intp]:
@@ -55,56 +66,64 @@ class Readings:
         return out
 
     def of(self, key: str) -> Floats:
-        values = [number(line, key) for line in self.lines]
-        return self.arranged(np.array([np.nan if value is None else value for value in values], np.float64))
-
-    def arranged(self, values: Floats) -> Floats:
-        """[N, T] of one value a line."""
         out = np.full((self.count, int(self._columns.max(initial=-1)) + 1), np.nan)
-        out[self.owner, self._columns] = values
+        out[self.owner, self._columns] = _numbers([line.get(key) for line in self.lines])
         return out
 
 
 def host_readings(view: View) -> tuple[list[str], Readings]:
     """The hosts of the ranks, in the order of ranks."""
     hosts = list(dict.fromkeys(view.hosts))
-    owners = {host: index for index, host in enumerate(hosts)}
-    lines = list(of_kind(view.window.samples, "host"))
-    return hosts, _readings(lines, [_looked_up(owners, line.get("node")) for line in lines], len(hosts))
+    lines = _of_kind(view, "host")
+    keys, which = _distinct(lines, "node")
+    return hosts, _readings(lines, which, keys, {(host,): index for index, host in enumerate(hosts)})
 
 
 def process_readings(view: View) -> Readings:
     """One row for each rank of the view."""
-    owners = {(identity.host, identity.pid): row for row, identity in enumerate(_identities(view))}
-    lines = list(of_kind(view.window.samples, "process"))
-    keys = [(line.get("node"), line.get("pid")) for line in lines]
-    return _readings(lines, [_looked_up(owners, key) for key in keys], len(view.rows))
+    lines = _of_kind(view, "process")
+    keys, which = _distinct(lines, "node", "pid")
+    rows = {(identity.host, identity.pid): row for row, identity in enumerate(_identities(view))}
+    return _readings(lines, which, keys, rows)
 
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
     """The GPUs that the job's ranks use."""
-    identities = _identities(view)
-    users = Counter(identity.host for identity in identities if identity.device == "cuda")
-    lines = [line for line in of_kind(view.window.samples, "gpu") if _text(line.get("node")) in users]
-    keys = [(_text(line.get("node")), _bare(line.get("uuid")), _index(line.get("index"))) for line in lines]
-    by_uuid: dict[tuple[str, str], list[int]] = {}
+    lines = _of_kind(view, "gpu")
+    keys, which = _distinct(lines, "node", "uuid", "index", "name")
+    used = _used(_identities(view), keys)
+    gpus = [
+        Gpu(
+            node=str(node),
+            index=index if isinstance(index, int) else None,
+            name=name if isinstance(name, str) else "",
+            rows=tuple(rows),
+        )
+        for (node, _, index, name), rows in used.items()
+    ]
+    return gpus, _readings(lines, which, keys, {key: index for index, key in enumerate(used)})
+
+
+def _used(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """Which of the GPUs (node, uuid, index, name) ranks use, and the rows of those ranks where that is known."""
+    users: dict[str, list[int]] = {}
+    by_uuid: dict[tuple[object, str], list[int]] = {}
     for row, identity in enumerate(identities):
-        if identity.device_uuid:
-            by_uuid.setdefault((identity.host, _bare(identity.device_uuid)), []).append(row)
-    seen = Counter(node for node, _, _ in set(keys))
-    told = {node for node, uuid, _ in keys if (node, uuid) in by_uuid}
-    gpus: list[Gpu] = []
-    owners: dict[tuple[str, str, int | None], int] = {}
-    for key, line in zip(keys, lines, strict=True):
-        node, uuid, index = key
-        rows = by_uuid.get((node, uuid), [])
-        if key in owners or not (rows or (node not in told and seen[node] <= users[node])):
-            continue
-        if not rows and seen[node] == 1:
-            rows = [row for row, identity in enumerate(identities) if identity.host == node]
-        owners[key] = len(gpus)
-        gpus.append(Gpu(node=node, index=index, name=_text(line.get("name")), rows=tuple(rows)))
-    return gpus, _readings(lines, [owners.get(key, -1) for key in keys], len(gpus))
+        if identity.device == "cuda":
+            users.setdefault(identity.host, []).append(row)
+            if identity.device_uuid:
+                by_uuid.setdefault((identity.host, _bare(identity.device_uuid)), []).append(row)
+    used: dict[Key, list[int]] = {}
+    for key in keys:
+        if rows := by_uuid.get((key[0], _bare(key[1]))):
+            used[key] = rows
+    told = {key[0] for key in used}
+    seen = Counter(key[0] for key in keys)
+    for key in keys:
+        node = key[0]
+        if node in users and node not in told and seen[node] <= len(users[str(node)]):
+            used[key] = users[str(node)] if seen[node] == 1 else []
+    return used
 
 
 def at_steps(view: View, wall_ns: Floats) -> Floats:
@@ -131,34 +150,65 @@ def row_medians(values: Floats) -> Floats:
     return np.asarray((ordered[rows, low] + ordered[rows, high]) / 2, np.float64)
 
 
+def last_of_rows(values: Floats) -> Floats:
+    """[N]; the last of each row that is there."""
+    out = np.full(len(values), np.nan)
+    for column in values.T:
+        out = np.where(np.isnan(column), out, column)
+    return out
+
+
 def _identities(view: View) -> list[RankIdentity]:
     return [view.window.identities[index] for index in view.rows]
 
 
-def _readings(lines: Lines, owners: Iterable[int], count: int) -> Readings:
-    """Without the lines that are nobody's (-1), in the order of time."""
-    owner = np.fromiter(owners, np.intp)
-    wall_ns = np.array([number(line, "wall_ns") or 0.0 for line in lines], np.float64)
-    order = np.argsort(wall_ns, kind="stable")
+def _of_kind(view: View, kind: str) -> Lines:
+    return [line for line in view.window.samples if line.get("kind") == kind]
+
+
+def _distinct(lines: Lines, *names: str) -> tuple[list[Key], NDArray[np.intp]]:
+    """The different keys among the lines, and by line which of them it has; None for what is no name and no number.
+
+    No key is made for each line: a hundred thousand tuples keep the garbage collector busy for longer than all else.
+    """
+    which = np.zeros(len(lines), np.intp)
+    for name in names:
+        known: dict[object, int] = {}
+        column = [line.get(name) for line in lines]
+        if not set(map(type, column)) <= {str, int}:
+            column = [_name(part) for part in column]
+        own = np.array([known.setdefault(part, len(known)) for part in column], np.intp)
+        which = np.unique(which * max(len(known), 1) + own, return_inverse=True)[1]
+    first = np.unique(which, return_index=True)[1]
+    return [tuple(_name(lines[at].get(name)) for name in names) for at in first], which
+
+
+def _name(value: object) -> str | int | None:
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _readings(lines: Lines, which: NDArray[np.intp], keys: Sequence[Key], owners: Mapping[Any, int]) -> Readings:
+    """Without the lines that are nobody's, in the order of time."""
+    owner = np.array([owners.get(key, -1) for key in keys], np.intp)[which]
+    order = np.argsort(_numbers([line.get("wall_ns") for line in lines]), kind="stable")
     order = order[owner[order] >= 0]
-    return Readings(count=count, lines=[lines[index] for index in order], owner=owner[order])
+    return Readings(count=len(owners), owner=owner[order], lines=[lines[at] for at in order])
 
 
-def _looked_up(owners: Mapping[Any, int], key: Hashable) -> int:
-    try:
-        return owners.get(key, -1)
-    except TypeError:  # a list or an object where a name should be
-        return -1
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _numbers(values: Sequence[Any]) -> Floats:
+    """nan for what is no number."""
+    if set(map(type, values)) <= {float, int, NoneType}:
+        try:
+            column = np.array(values, np.float64)
+        except OverflowError:
+            pass
+        else:
+            column[~(np.abs(column) < LARGEST)] = np.nan
+            return column
+    known = (number({"": value}, "") for value in values)
+    return np.array([np.nan if value is None else value for value in known], np.float64)
 
 
 def _bare(uuid: object) -> str:
     """NVML says ``GPU-…`` where torch says only the rest."""
-    return _text(uuid).removeprefix("GPU-")
-
-
-def _index(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return uuid.removeprefix("GPU-") if isinstance(uuid, str) else ""

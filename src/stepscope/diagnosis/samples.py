@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["during", "number", "numbers", "of_kind"]
+__all__ = ["LARGEST", "during", "number", "numbers", "of_kind"]
 
 LARGEST = 1e300
+"""Beyond it is nothing that anybody measured, and an integer of that size has no float."""
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:
@@ -15,7 +16,6 @@ def number(line: Mapping[str, Any], key: str) -> float | None:
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # Beyond 1e300 is nothing that anybody measured, and an integer of that size has no float.
     return float(value) if -LARGEST < value < LARGEST else None
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "CPU_RUNNABLE_PER_CORE",
     "CREEP_ALIKE_SHARE",
     "CREEP_BLOCKS",
+    "CREEP_DRIFT_T",
     "CREEP_FEW_BYTES",
     "CREEP_FEW_EVEN",
     "CREEP_FEW_SAMPLES",
@@ -369,6 +370,8 @@ CREEP_SAMPLES = 12
 CREEP_THIRD_SHARE = 0.5
 """Each third of the run must rise by at least half of its even share: a cache that fills up slows down (an exponential
 that has come to 95% rises by a third of it in its last third)."""
+CREEP_DRIFT_T = 2.5
+"""Against a random walk (t of its moves), which Mann–Kendall takes for a trend; five equal stairs in a run pass."""
 CREEP_FEW_SAMPLES = 3
 """The least that show a rise that goes on: two rises.  Samples come once a second."""
 CREEP_FEW_BYTES = 256 << 20
