@@ -54,9 +54,12 @@ def test_steps(run: Path) -> None:
 def test_every_phase_is_a_column_and_device_times_may_be_missing(run: Path) -> None:
     names = [row[0] for row in query(run, "describe steps").rows]
     assert names[:5] == ["rank", "attempt", "step", "start_ns", "wall_ns"]
-    phases = [name for name in names if name.endswith("_ns") and not name.startswith(("device_", "ddp_"))][2:]
+    phases = [name for name in names if name.endswith("_ns") and not name.startswith(("device_", "ddp_", "between_"))][
+        2:
+    ]
     assert (phases[0], phases[-2:]) == ("input_ns", ["phase_my_phase_ns", "other_ns"])
     assert {"comm_ns", "eval_ns", "phase_my_phase_ns", "device_forward_ns", "device_phase_my_phase_ns"} <= set(names)
+    assert query(run, "select max(between_ns) from steps").rows == ((0,),)
     counts = "select rank, count(device_wall_ns), max(comm_ns) from steps group by rank order by rank"
     assert query(run, counts).rows == ((0, 0, 0), (1, 5, 0))
 

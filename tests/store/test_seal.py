@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -66,8 +67,8 @@ def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
     write_steps(second, 400)
     user = [0] * 16
     user[9], user[11], user[12] = 5, 6, (1 << 64) - 1
-    odd = STEP_SLOT.pack(STEP, 0, 1, 30, 1, 2, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0)
-    drain(rings(5), ended=8).append(RingBatch(slots=[odd], last_seq=1, lost=0, torn=0))
+    odd = STEP_SLOT.pack(STEP, 0, 1, 30, 1, 2, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0, 7)
+    drain(rings(5), ended=8).append(RingBatch(slots=[odd], last_seq=9, lost=0, torn=0))
     write_steps(rings(0, attempt=1), 2)
     first.set_state(RingState.EXITED)
     drain(first, limit=7)
@@ -100,6 +101,16 @@ def test_a_sealed_run_reads_exactly_the_same(run: Path) -> None:
         *["errors", "events.jsonl", "logs", "ranks.json", "rings", "run.json", "samples.parquet", "steps.parquet"]
     ]
     assert list((run / "rings").iterdir()) == []
+
+
+def test_time_between_steps_is_kept_and_older_runs_have_none(run: Path) -> None:
+    """``between_ns`` came later than the first runs: their files lack the column."""
+    seal.seal(run)
+    assert [sum(one.steps["between_ns"].tolist()) for one in open_run(run).ranks] == [0, 0, 7, 0]
+    sealed, older = run / "steps.parquet", run / "older.parquet"
+    duckdb.sql(f"COPY (SELECT * EXCLUDE between_ns FROM read_parquet('{sealed}')) TO '{older}' (FORMAT parquet)")
+    older.replace(sealed)
+    assert [sum(one.steps["between_ns"].tolist()) for one in open_run(run).ranks] == [0, 0, 0, 0]
 
 
 def test_sealing_frees_the_session(run: Path, paths: RunPaths) -> None:
@@ -229,7 +240,9 @@ def noisy_steps(count: int, rng: random.Random) -> RingBatch:
         wall_ns = sum(phases)
         # As in a ring: a record ends a dozen words after the one before it, and not always the same number.
         seq = 17 * (step + 1) + rng.randrange(3)
-        slots.append(STEP_SLOT.pack(STEP, 0, seq, step, start_ns, wall_ns, *phases, 0, 0, 0, 1, 1, 0, 0, 1, 0))
+        between_ns = int(phases[0] * rng.uniform(0.3, 0.7))
+        rest = (0, 0, 0, 1, 1, 0, 0, 1, 0, between_ns)
+        slots.append(STEP_SLOT.pack(STEP, 0, seq, step, start_ns, wall_ns, *phases, *rest))
         start_ns += wall_ns
     return RingBatch(slots=slots, last_seq=17 * count + 3, lost=0, torn=0)
 

@@ -1,4 +1,7 @@
-"""Samples of this node and of the ranks' processes, by psutil.  Rates are bytes per second since the sample before."""
+"""Samples of this node and of the ranks' processes.  Rates are bytes per second since the sample before.
+
+By psutil, but for what the kernel says about waiting tasks (``pressure``) and the CPU of the job (``jobcpu``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import psutil
+
+from stepscope.agent.jobcpu import JobCpu
+from stepscope.agent.pressure import Pressure
 
 __all__ = ["HostSampler"]
 
@@ -22,6 +28,8 @@ class HostSampler:
         self._node = node
         self._processes: dict[int, psutil.Process] = {}
         self._counters: dict[str, tuple[float, int]] = {}
+        self._pressure = Pressure()
+        self._job = JobCpu(psutil.cpu_count() or 1)
         psutil.cpu_percent()
         self._counters_of_host()
 
@@ -53,6 +61,7 @@ class HostSampler:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # psutil's, in containers without /proc/vmstat
             swap = psutil.swap_memory()
+        own = self._job.percent(self._processes)
         return {
             "cpu_percent": psutil.cpu_percent(),
             "cpu_count": psutil.cpu_count() or 1,
@@ -61,6 +70,8 @@ class HostSampler:
             "mem_available": memory.available,
             "swap_used": swap.used,
             **self._counters_of_host(),
+            **self._pressure.sample(),
+            **({} if own is None else {"own_cpu_percent": own}),
         }
 
     def _counters_of_host(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@
             micro_batches, forwards                          2 x u32
             ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP's own logging said, 0 = nothing
             batches, zero                                    2 x u32   waits for input: batches, and new iterators
-            32 zero bytes
+            between_ns                                           u64   of phase_ns[other], before the first phase
+            24 zero bytes
     DEVICE  step, wall_ns, phase_ns[16]                     18 x u64   device time between the phase's marks
     NOTE    step, u16 length, utf-8 JSON                    at most NOTE_BYTES of it
 
@@ -71,7 +72,7 @@ FLAG_FIRST = 32
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""
 
-STEP_SLOT = struct.Struct(f"<4xHHQ3Q{PHASE_SLOTS}Q3Q2I2Q2I32x")
+STEP_SLOT = struct.Struct(f"<4xHHQ3Q{PHASE_SLOTS}Q3Q2I2Q2IQ24x")
 DEVICE_SLOT = struct.Struct(f"<4xHHQ2Q{PHASE_SLOTS}Q96x")
 NOTE_SLOT = struct.Struct("<4xHHQQH230s")
 NOTE_BYTES = 230
@@ -96,7 +97,8 @@ STEP_FIELDS: _Fields = [
     ("ddp_comm_ns", "<u8"),
     ("batches", "<u4"),
     ("zero", "<u4"),
-    ("spare", "V32"),
+    ("between_ns", "<u8"),
+    ("spare", "V24"),
 ]
 
 DEVICE_FIELDS: _Fields = [

@@ -7,6 +7,10 @@ could have known at the moment:
 - input waited for on behalf of an evaluation is ``eval``;
 - forward run again inside backward (activation checkpointing) is ``backward``;
 - what the last backward took beyond the computing that DDP measured was waiting for peers: ``comm``.
+
+Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
+(``between_ns``): it lies between two iterations.  A step in which no phase is entered has none, since nothing shows
+where its iteration began; nor has the first of a process, which begins at the first activity seen.
 """
 
 from __future__ import annotations
@@ -55,6 +59,8 @@ class StreamDecoder:
         self._about = dict.fromkeys(_STEP_DATA, 0)
         self._flags_word = 0
         self._pending_input = 0
+        self._under_way = True
+        self._between = 0
         self._loss = False
         self._backward_began = 0
         self._last_backward = 0
@@ -127,6 +133,9 @@ class StreamDecoder:
                 self._pending_input = 0
         self._loss = False
         self._ns[phase] += spent
+        if not self._under_way:
+            self._under_way = True
+            self._between = self._ns[OTHER]
         self._phase = begun
 
     def _leave(self, begun: int, spent: int, at: int) -> None:
@@ -220,8 +229,10 @@ class StreamDecoder:
                 said[w.DDP_COMM],
                 min(entries[INPUT], 0xFFFFFFFF),
                 0,
+                self._between,
             )
             self.records.append(record)
         self._clear()
         self._begin = self._mark = end
         self._phase = phase
+        self._under_way = phase != OTHER

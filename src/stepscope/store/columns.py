@@ -35,6 +35,7 @@ PLAIN = (
     "peak_allocated",
     "ddp_compute_ns",
     "ddp_comm_ns",
+    "between_ns",
 )
 """Fields of a step that are columns under their own names."""
 

@@ -14,8 +14,8 @@
          u32  torn        given up as unreadable, likewise
          ...  payload: zlib of the slots' bytes 4..256, transposed: byte 4 of every slot, byte 5 of every slot …
 
-Transposed, the bytes that hardly change from step to step stand together and pack well: a noisy CPU run takes about
-25 bytes a step where the ring takes 256.  A frame counts as soon as it is whole; what a crash cut off is passed by
+Transposed, the bytes that hardly change from step to step stand together and pack well: a noisy CPU run takes less
+than 30 bytes a step where a slot has 256.  A frame counts as soon as it is whole; what a crash cut off is passed by
 readers and overwritten by the next writer.  One writer at a time (the node's agent); any number of readers.
 Standard library only: the agent writes with it.
 """

@@ -7,6 +7,9 @@ can be measured (DDP on CPU) and stays inside ``backward`` where it cannot (FSDP
 
     run = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 30.0),)).run()
 
+``other`` lies between two steps (``between_ns``); what a fault or a phase named ``inside`` takes is ``other`` as well,
+but lies within one.
+
 Everything follows from the seed; nothing here reads a clock or a file.
 """
 
@@ -34,7 +37,9 @@ from stepscope.records.slot import (
 
 __all__ = ["Cluster", "Death", "Fault", "slow_at"]
 
-AFTER_SYNC = frozenset({"optimizer", "other", "eval", "checkpoint"})
+INSIDE = "inside"
+"""Not a phase but a place: time that is booked as ``other`` and does not lie between two steps."""
+AFTER_SYNC = frozenset({"optimizer", "other", "eval", "checkpoint", INSIDE})
 """Phases that a rank is in after the all-reduce; all others come before it."""
 STEP_DTYPE = np.dtype(STEP_FIELDS)
 DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
@@ -128,17 +133,19 @@ class Cluster:
         names, times = self._work_ns()
         start, wait, wall = self._synchronise(names, times)
         host, device = self._book(names, times, wait)
-        return tuple(self._rank(rank, names, start, wall, host, device) for rank in range(self.ranks))
+        between = times[names.index("other")]
+        names.remove(INSIDE)
+        return tuple(self._rank(rank, names, start, wall, host, device, between) for rank in range(self.ranks))
 
     # -- the model ------------------------------------------------------------------------------------------------
 
     def _work_ns(self) -> tuple[list[str], NDArray[np.float64]]:
-        """Names by slot and the working time [phase, rank, step]; nan once a rank is dead."""
+        """Names by slot, then INSIDE, and the working time [phase, rank, step]; nan once a rank is dead."""
         named = [*self.phases_ms, *(fault.phase for fault in self.faults)]
-        user = sorted({name for name in named if name not in BUILTIN_PHASES})
+        user = sorted({name for name in named if name not in BUILTIN_PHASES and name != INSIDE})
         if len(user) > PHASE_SLOTS - FIRST_USER_SLOT:
             raise ValueError(f"at most {PHASE_SLOTS - FIRST_USER_SLOT} phases of one's own: {user}")
-        names = [*BUILTIN_PHASES, *user]
+        names = [*BUILTIN_PHASES, *user, INSIDE]
         random = np.random.default_rng(self.seed)
         times = np.zeros((len(names), self.ranks, self.steps))
         shape = (self.ranks, self.steps)
@@ -187,6 +194,8 @@ class Cluster:
         """Host time and device time per phase: where each kind of clock sees the work and the wait."""
         truth = times.copy()
         truth[names.index("comm" if self.comm_measured else "backward")] += wait
+        truth[names.index("other")] += truth[names.index(INSIDE)]
+        truth = truth[: names.index(INSIDE)]
         if not self.device_timed:
             return truth, None
         host = truth.copy()
@@ -206,6 +215,7 @@ class Cluster:
         wall: NDArray[np.float64],
         host: NDArray[np.float64],
         device: NDArray[np.float64] | None,
+        between: NDArray[np.float64],
     ) -> RankSeries:
         death = next((death for death in self.deaths if death.rank == rank), None)
         finished = self.unfinished.get(rank, self.steps)
@@ -216,6 +226,7 @@ class Cluster:
         phase_ns = np.rint(host[:, rank, keep]).astype(np.uint64)
         rows["phase_ns"][:, : len(names)] = phase_ns.T
         rows["wall_ns"] = phase_ns.sum(axis=0)
+        rows["between_ns"] = np.where(keep == 0, 0, np.rint(between[rank, keep])).astype(np.uint64)
         rows["start_ns"] = start[rank, keep].astype(np.uint64) + ANCHOR_MONO_NS
         rows["flags"] = self._flags(keep)
         rows["batches"] = rows["micro_batches"] = rows["forwards"] = 1
