@@ -58,10 +58,12 @@ class Fault:
     ms: float
     steps: range | None = None
     """None: every step."""
+    ramp: bool = False
+    """Whether it grows, from nothing at the run's first step to ``ms`` at its end."""
 
 
-def slow_at(rank: int, phase: str, ms: float, steps: range | None = None) -> Fault:
-    return Fault(rank=rank, phase=phase, ms=ms, steps=steps)
+def slow_at(rank: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> Fault:
+    return Fault(rank=rank, phase=phase, ms=ms, steps=steps, ramp=ramp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +160,8 @@ class Cluster:
                 spread += (random.random(shape) < self.tail) * random.exponential(3.0, shape)
             times[names.index(name)] = base_ms * spread
         for fault in self.faults:
-            steps = slice(None) if fault.steps is None else np.array([s for s in fault.steps if s < self.steps], int)
-            times[names.index(fault.phase), fault.rank, steps] += fault.ms
+            hit = np.array([s for s in fault.steps or range(self.steps) if s < self.steps], int)
+            times[names.index(fault.phase), fault.rank, hit] += fault.ms * (hit / self.steps if fault.ramp else 1.0)
         times[names.index("forward"), :, : self.warmup_steps] += self.warmup_ms
         for step in self.compile_steps:
             times[names.index("forward"), :, step] += self.compile_ms

@@ -102,6 +102,8 @@ class Job:
         self.optimizer = SlowSGD(self.model.parameters(), lr=0.01)
         self.optimizer.wait = self.wait
         self.kept = []
+        bulk_mb = max((fault.ms for fault in args.fault if fault.phase == "h2d"), default=0)
+        self.bulk = torch.ones(int(bulk_mb * 262_144))
         self._hold()
 
     def _join(self):
@@ -192,9 +194,8 @@ class Job:
 
     def _gradients(self, batch, loss_of, step):
         pictures, labels = batch
-        megabytes = self.plan.fault_s("h2d", step) * 1000
-        if megabytes:
-            torch.ones(int(megabytes * 262_144)).to(self.device)
+        if megabytes := self.plan.fault_s("h2d", step) * 1000:
+            self.bulk[: int(megabytes * 262_144)].to(self.device)
         pictures, labels = pictures.to(self.device), labels.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.autocast):
             loss = loss_of(self.model(pictures), labels) / self.args.accumulate
