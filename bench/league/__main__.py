@@ -79,10 +79,11 @@ def _play_all(cases: Sequence[Case], tools: Sequence[str], args: argparse.Namesp
         if reason:
             print(f"[{number}/{len(jobs)}] {key} {tool}: not run, {reason}", file=sys.stderr)
             continue
-        stale = tool not in kept.get(key, {}) or kept[key].get("args") != list(case.args)
+        before = kept.get(key, {}).get(tool, {"problem": "not run", "seconds": 0.0})
+        stale = before["problem"] or kept[key].get("args") != list(case.args)
         if not (args.fresh or stale or (args.rejudge and tool == "stepscope")):
             continue
-        outcome = _play(case, tool, args.out / "kept" / str(repeat), args)
+        outcome = _play(case, tool, args.out / "kept" / str(repeat), args, before["seconds"])
         if outcome is None:
             continue
         if kept.get(key, {}).get("args") != list(case.args):
@@ -94,10 +95,10 @@ def _play_all(cases: Sequence[Case], tools: Sequence[str], args: argparse.Namesp
     return kept
 
 
-def _play(case: Case, tool: str, keep: Path, args: argparse.Namespace) -> Outcome | None:
+def _play(case: Case, tool: str, keep: Path, args: argparse.Namespace, seconds: float) -> Outcome | None:
     if tool == "traceml":
         return None if args.rejudge else run_traceml(case, keep, args.traceml_python)
-    return judge_again(case, keep) if args.rejudge else run_stepscope(case, keep)
+    return judge_again(case, keep, seconds) if args.rejudge else run_stepscope(case, keep)
 
 
 def _totals(tools: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def _healthy() -> Iterator[Case]:
         "compile": (1, ("--compile", compiler, *quickstart)),
         "accumulate": (1, ("--accumulate", "4")),
         "accumulate-2": (2, ("--accumulate", "4")),
-        "uneven-last-batch": (1, ("--epoch", "330", *quickstart)),
+        "uneven-last-batch": (1, ("--epoch", "1000", *quickstart)),
         "checkpoint-every-50": (1, ("--fault", "checkpoint:0:20:every=50", "--steps", "160")),
         "evaluation-every-50": (2, ("--fault", "eval:all:40:every=50", "--steps", "160")),
         "autocast": (1, ("--autocast", *quickstart)),

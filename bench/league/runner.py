@@ -69,8 +69,8 @@ def run_stepscope(case: Case, keep: Path) -> Outcome:
     return Outcome(claims=(), seconds=seconds, problem=problem) if problem else judge_again(case, keep, seconds)
 
 
-def judge_again(case: Case, keep: Path, seconds: float = 0.0) -> Outcome:
-    """Diagnose what was recorded before."""
+def judge_again(case: Case, keep: Path, seconds: float) -> Outcome:
+    """Diagnose what was recorded before, in so many seconds."""
     folder = keep / case.id.replace("/", "-")
     if not (folder / "run.json").exists():
         return Outcome(claims=(), seconds=seconds, problem="no run was kept")

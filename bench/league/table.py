@@ -41,7 +41,8 @@ def render(tools: Mapping[str, Sequence[Scored]]) -> str:
     lines = []
     for tool, scored in tools.items():
         if scored:
-            lines += ["", tool, "", *_families(scored), "", *_totals(scored)]
+            lines += ["", tool, "", *_families(scored)]
+    lines += ["", *_side_by_side({tool: scored for tool, scored in tools.items() if scored})]
     for tool, scored in tools.items():
         wrong = [each for each in scored if not each.judged.perfect]
         if wrong:
@@ -71,25 +72,24 @@ def _detection(scored: Sequence[Scored]) -> str:
     return f"median {statistics.median(after):g}, max {max(after)}{missed}"
 
 
-def _totals(scored: Sequence[Scored]) -> Iterator[str]:
-    sums = total([each.judged for each in scored])
+def _side_by_side(tools: Mapping[str, Sequence[Scored]]) -> Iterator[str]:
+    yield f"  {'':26}{'bar':>6}" + "".join(f"{tool:>28}" for tool in tools)
+    sums = {tool: total([each.judged for each in scored]) for tool, scored in tools.items()}
     for name, field, bar in BARS:
-        right, of = getattr(sums, field)
-        share = f"{right / of:.3f}" if of else "·"
-        bar_said = _held(right / of >= bar, f"{bar:g}") if bar and of else ""
-        yield f"  {name:24}{share:>8}  {f'{right} of {of}':14}{bar_said}".rstrip()
-    warned, healthy = sums.healthy_warned
-    yield f"  {'healthy with a warning':24}{warned:>8}  {f'of {healthy}':14}{_held(warned == 0, '0')}"
-    effect = [each for each in scored if each.family == EFFECT and each.has_start]
-    if any(each.detected_after is not None for each in effect):
-        slowest = max((each.detected_after or 0) for each in effect)
-        held = slowest <= EFFECT_STEPS and all(each.detected_after is not None for each in effect)
-        said = _detection(effect)
-        yield f"  {'steps until a 10% effect':24}{slowest:>8}  {said:14}  {_held(held, str(EFFECT_STEPS))}"
+        cells = [_share(getattr(each, field), bar) for each in sums.values()]
+        yield f"  {name:26}{bar or '':>6}" + "".join(f"{cell:>28}" for cell in cells)
+    cells = [f"{each.healthy_warned[0]} of {each.healthy_warned[1]}" for each in sums.values()]
+    yield f"  {'healthy with a warning':26}{'0':>6}" + "".join(f"{cell:>28}" for cell in cells)
+    effects = [_detection([each for each in scored if each.family == EFFECT]) for scored in tools.values()]
+    yield f"  {'steps until a 10% effect':26}{EFFECT_STEPS:>6}" + "".join(f"{cell:>28}" for cell in effects)
 
 
-def _held(held: bool, bar: str) -> str:
-    return f"(bar {bar}: {'held' if held else 'MISSED'})"
+def _share(pair: tuple[int, int], bar: float | None) -> str:
+    right, of = pair
+    if not of:
+        return "·"
+    below = "MISSED  " if bar and right / of < bar else ""
+    return f"{below}{right / of:.3f} ({right} of {of})"
 
 
 def _wrong_line(scored: Scored) -> str:

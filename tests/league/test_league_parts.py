@@ -146,7 +146,7 @@ def test_the_table_says_what_was_missed() -> None:
         has_start=True,
     )
     text = render({"stepscope": [missed, found], "other": []})
-    assert "recall                     0.500  1 of 2        (bar 0.97: MISSED)" in text
-    assert "steps until a 10% effect      12  median 12, max 12, 1 never  (bar 10: MISSED)" in text
+    assert "recall                      0.97      MISSED  0.500 (1 of 2)" in text
+    assert "steps until a 10% effect      10  median 12, max 12, 1 never" in text
     assert "effect10/2/x                       missed   [nothing]" in text
     assert "other" not in text

@@ -158,10 +158,13 @@ class Job:
             while True:
                 yield torch.randn(args.batch, 1, side, side), torch.randint(10, (args.batch,))
         length = args.epoch or args.batch * args.steps * args.accumulate
-        pictures = Images(length, args.batch, lambda batch: self.plan.seconds("input", batch // args.accumulate), side)
+        pictures = Images(length, args.batch, self._input_s, side)
         loader = DataLoader(pictures, batch_size=args.batch, num_workers=args.workers, shuffle=bool(args.epoch))
         while True:
             yield from loader
+
+    def _input_s(self, batch):
+        return self.plan.seconds("input", batch // self.args.accumulate) / self.args.accumulate
 
     def train(self, around):
         loss_of = nn.CrossEntropyLoss()
@@ -172,10 +175,11 @@ class Job:
             with around(self.model):
                 time.sleep(self.plan.seconds("early", step))
                 self.optimizer.zero_grad()
-                for micro_batch in range(self.args.accumulate):
-                    if micro_batch:
-                        batch = next(batches)
-                    loss = self._gradients(batch, loss_of, step)
+                for _ in range(self.args.accumulate - 1):
+                    with self.model.no_sync() if self.ranks > 1 else contextlib.nullcontext():
+                        self._gradients(batch, loss_of, step)
+                    batch = next(batches)
+                loss = self._gradients(batch, loss_of, step)
                 time.sleep(self.plan.seconds("inside", step))
                 self.optimizer.step()
             if self.args.groups > 1:
