@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 TEST_ARGS ?=
+LEAGUE_ARGS ?=
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
 
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
@@ -13,7 +14,7 @@ RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types contracts bench clean
+.PHONY: help setup demo test lint format types contracts bench league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ bench: $(RUN_READY) ## Measure overhead and throughput here, in short; docs/benc
 	$(BIN)/python bench/overhead.py $(BENCH_ARGS)
 	$(BIN)/python bench/throughput.py --seconds 3
 	@echo "How these are measured, and the published figures: docs/benchmarks.md"
+
+league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
+	PYTHONPATH=bench $(BIN)/python -m league $(LEAGUE_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -34,6 +34,7 @@ __all__ = [
     "print_size",
     "save",
     "tools_of",
+    "traceml_command",
 ]
 
 HERE = Path(__file__).resolve().parent
@@ -106,20 +107,17 @@ class StepscopeTool(Tool):
 
 class TraceMLTool(Tool):
     def command(self, script: list[str], work: Path) -> list[str]:
-        ports = [str(port) for port in _free_ports(2)]
-        executable = Path(self.python).parent / "traceml"
-        start = [str(executable)] if executable.exists() else [self.python, "-m", "traceml_ai.launcher.cli"]
-        options = [
-            "--run-name",
-            "bench",
-            "--logs-dir",
-            str(work),
-            "--aggregator-port",
-            ports[0],
-            "--master-port",
-            ports[1],
-        ]
-        return [*start, "run", script[0], *options, "--args", *script[1:]]
+        return traceml_command(self.python, script, work)
+
+
+def traceml_command(python: str, script: list[str], work: Path, *, ranks: int = 1) -> list[str]:
+    """How TraceML starts a script; its files will be under ``work`` / "bench"."""
+    aggregator, master = (str(port) for port in _free_ports(2))
+    executable = Path(python).parent / "traceml"
+    start = [str(executable)] if executable.exists() else [python, "-m", "traceml_ai.launcher.cli"]
+    options = ["--run-name", "bench", "--logs-dir", str(work), "--nproc-per-node", str(ranks)]
+    options += ["--aggregator-port", aggregator, "--master-port", master]
+    return [*start, "run", script[0], *options, "--args", *script[1:]]
 
 
 def add_tool_arguments(parser: argparse.ArgumentParser) -> None:

@@ -39,3 +39,12 @@ def test_waiting_for_a_device_is_not_between() -> None:
     assert (series.steps["between_ns"] < 3_000_000).all()
     assert (series.steps["phase_ns"][:, OTHER] > 20_000_000).all()
     assert np.all(series.device_steps["wall_ns"] == series.device_steps["phase_ns"].sum(axis=1))
+
+
+def test_a_fault_may_grow_and_keep_to_some_steps() -> None:
+    fault = slow_at(0, "forward", 40.0, range(5, 10, 2), ramp=True)
+    cluster = Cluster(ranks=1, steps=10, noise=0.0, warmup_ms=0.0, phases_ms={"forward": 10.0}, faults=(fault,))
+    (series,) = cluster.run().ranks
+    forward = series.phase_names.index("forward")
+    extra_ms = series.steps["phase_ns"][:, forward] / 1e6 - 10.0
+    assert extra_ms.tolist() == [0, 0, 0, 0, 0, 20, 0, 28, 0, 36]

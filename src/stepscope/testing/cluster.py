@@ -64,18 +64,13 @@ class Fault:
     """Whether it grows, from nothing at the run's first step to ``ms`` at its end."""
 
 
-<<<<<<< HEAD
 def gpu_uuid(rank: int) -> str:
     """Of the device that a rank is on, as torch says it (NVML puts ``GPU-`` before it)."""
     return f"00000000-0000-4000-8000-{rank:012x}"
 
 
-def slow_at(rank: int, phase: str, ms: float, steps: range | None = None) -> Fault:
-    return Fault(rank=rank, phase=phase, ms=ms, steps=steps)
-=======
 def slow_at(rank: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> Fault:
     return Fault(rank=rank, phase=phase, ms=ms, steps=steps, ramp=ramp)
->>>>>>> timing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,67 +5,15 @@ Knows nothing of Stepscope.  Started by torchrun:  slow_rank.py --slow-rank 2 --
 
 import argparse
 import os
-import time
 
 import torch
 import torch.distributed as dist
+from pieces import Images, Net, SlowSGD
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 PHASES = ("input", "forward", "backward", "optimizer")
-
-
-class Images(Dataset):
-    """Random pictures with a label each."""
-
-    def __init__(self, length, pause_s):
-        self.length = length
-        self.pause_s = pause_s
-        self.picture = torch.randn(1, 16, 16)
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        time.sleep(self.pause_s)
-        return self.picture, index % 10
-
-
-class Pause(torch.autograd.Function):
-    """The identity, whose gradient takes a while."""
-
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-
-class Net(nn.Module):
-    def __init__(self, forward_s, backward_s):
-        super().__init__()
-        self.forward_s = forward_s
-        self.backward_s = backward_s
-        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(8 * 12 * 12, 10)
-
-    def forward(self, x):
-        time.sleep(self.forward_s)
-        return self.head(Pause.apply(self.features(x), self.backward_s))
-
-
-class SlowSGD(torch.optim.SGD):
-    pause_s = 0.0
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        time.sleep(self.pause_s)
-        return super().step(closure)
 
 
 def main():
@@ -85,8 +33,10 @@ def main():
         pause[args.slow_phase] = args.slow_ms / 1000
 
     batch = 16
-    data = DataLoader(Images(batch * args.steps, pause["input"] / batch), batch_size=batch)
-    model = DistributedDataParallel(Net(pause["forward"], pause["backward"]))
+    data = DataLoader(Images(batch * args.steps, batch, lambda step: pause["input"]), batch_size=batch)
+    net = Net()
+    net.forward_s, net.backward_s = pause["forward"], pause["backward"]
+    model = DistributedDataParallel(net)
     optimizer = SlowSGD(model.parameters(), lr=0.01)
     optimizer.pause_s = pause["optimizer"]
     loss_of = nn.CrossEntropyLoss()

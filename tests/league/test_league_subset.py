@@ -1,0 +1,49 @@
+"""A small league in every test run: some real cases, and the made-up ones with a few seeds.
+
+``SUBSET`` and ``SYNTHETIC`` hold what the rules get right; ``make league`` runs all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from league.__main__ import synthetic
+from league.cases import CASES
+from league.runner import run_stepscope
+from league.score import judge
+
+SUBSET = (
+    "place/1/input-always",
+    "place/2/input-always",
+    "uneven/2/inside-always",
+    "healthy/1/padded",
+    "healthy/2/padded-2",
+    "healthy/1/tiny",
+    "healthy/1/quickstart",
+    "healthy/1/long-forward",
+)
+SYNTHETIC = ("healthy/*", "place/*/input")
+SEEDS = 3
+CASES_BY_ID = {case.id: case for case in CASES}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", SUBSET)
+def test_real_case(name: str, tmp_path: Path) -> None:
+    case = CASES_BY_ID[name]
+    outcome = run_stepscope(case, tmp_path)
+    assert outcome.problem == ""
+    judged = judge(case.truth, outcome.claims, case.ranks)
+    assert judged.perfect, (judged, outcome.claims)
+    # What the league asks is what the user was told.
+    saved = json.loads(next(tmp_path.rglob("summary.json")).read_text())
+    assert [finding["kind"] for finding in saved["findings"]] == [claim.kinds[0] for claim in outcome.claims]
+
+
+@pytest.mark.parametrize("only", SYNTHETIC)
+def test_synthetic_cells(only: str) -> None:
+    scored = synthetic(only, SEEDS)
+    assert scored
+    assert [(each.id, each.said) for each in scored if not each.judged.perfect] == []
