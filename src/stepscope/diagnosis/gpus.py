@@ -148,7 +148,9 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     told = np.flatnonzero(grave if grave.any() else seen.limited)
     if not len(told):
         return []
-    order = np.lexsort((-np.nan_to_num(seen.clock[told], nan=np.inf), np.where(seen.hot, seen.held, 0.0)[told]))
+    # Held back most, then the slowest, then the first.
+    hot_share = np.where(seen.hot, seen.held, 0.0)[told]
+    order = np.lexsort((-told, -np.nan_to_num(seen.clock[told], nan=np.inf), hot_share))
     worst = int(told[order[-1]])
     reasons = seen.reasons[worst]
     hot = bool(seen.hot[worst])

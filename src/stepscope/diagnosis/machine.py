@@ -24,6 +24,7 @@ from stepscope.records.finding import Finding, Severity
 __all__ = ["find_machine"]
 
 Floats = NDArray[np.float64]
+ONE_CPU = "the CPU"
 
 
 def find_machine(view: View) -> list[Claim]:
@@ -118,7 +119,7 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
 def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool) -> str:
     where = _where(view, host)
     cores = _whole(seen.cores[at])
-    of_cores = f"all {cores} cores" if cores is not None and cores > 1 else "the CPU"
+    of_cores = f"all {cores} cores" if cores is not None and cores > 1 else ONE_CPU
     if others:
         taken = (seen.percent[at] - seen.own[at]) / 100 * seen.cores[at]
         of = "the cores" if cores is None else count_text(cores, "core")
@@ -130,7 +131,9 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
         waited = share_text(float(seen.pressure[at]))
         return f"Tasks wait for a processor in {waited} of the time{where}, though the CPUs are not full."
     by_job = seen.own[at] >= thresholds.CPU_OWN_SHARE * seen.percent[at]
-    return f"The job keeps {of_cores} busy{where}." if by_job else f"{of_cores.capitalize()}{where} busy all the time."
+    if by_job:
+        return f"The job keeps {of_cores}{where} busy."
+    return f"{of_cores[0].upper()}{of_cores[1:]}{where} {'is' if of_cores == ONE_CPU else 'are'} busy all the time."
 
 
 # -- memory -------------------------------------------------------------------------------------------------------
