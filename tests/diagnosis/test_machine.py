@@ -69,6 +69,14 @@ def test_other_processes_on_the_cores_are_a_warning() -> None:
     assert full.advice[0].startswith("Something else runs there")
 
 
+def test_other_processes_take_nothing_from_ranks_that_sleep() -> None:
+    (full,) = found(on_host(ranks=1, cpu_percent=100.0, own_cpu_percent=2.0, cpu_count=2, procs_running=11))
+    assert (full.kind, full.severity) == ("cpu_saturated", "info")
+    assert full.title == "Other processes use 1.96 of 2 cores; the job needs little."
+    (full,) = found(on_host(ranks=1, cpu_percent=100.0, own_cpu_percent=9.0, cpu_count=2, procs_running=11))
+    assert full.severity == "warning"
+
+
 def test_threads_times_ranks_is_a_warning_with_the_right_number() -> None:
     facts = {"threads": 8, "loader": {"num_workers": 2}}
     (full,) = found(on_host(facts=facts, cpu_percent=100.0, own_cpu_percent=98.0, cpu_count=8, procs_running=30))
