@@ -177,7 +177,7 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
 
 
 def _clocks(gpus: list[Gpu], readings: Readings) -> _Clocks:
-    by_line = [_reasons(line.get("throttle_reasons")) for line in readings.lines]
+    by_line = [_reasons(names) for names in readings.lines("throttle_reasons")]
     samples = np.bincount(readings.owner, minlength=len(gpus))
     every: list[set[str]] = [set() for _ in gpus]
     for owner, names in zip(readings.owner, by_line, strict=True):
