@@ -274,9 +274,7 @@ MEMORY_KEYS = ("node", "pid", "rss", "rss_file", "index", "uuid", "mem_used", "m
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["host", "process", "gpu"]), st.dictionaries(st.sampled_from(MEMORY_KEYS), ANYTHING)
-        ),
+        st.tuples(st.sampled_from(["host", "process", "gpu"]), st.dictionaries(st.sampled_from(MEMORY_KEYS), ANYTHING)),
         max_size=20,
     )
 )

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from stepscope.agent.jobcpu import JobCpu
+from stepscope.agent.mapped import mapped_bytes
 from stepscope.agent.pressure import Pressure
 
 __all__ = ["HostSampler"]
@@ -87,11 +88,13 @@ class HostSampler:
         return rates
 
     def _process(self, process: psutil.Process) -> dict[str, Any]:
+        mapped = mapped_bytes(process.pid)
         try:
             with process.oneshot():
                 return {
                     "cpu_percent": process.cpu_percent(),
                     "rss": process.memory_info().rss,
+                    **({} if mapped is None else {"rss_file": mapped}),
                     "threads": process.num_threads(),
                     **self._counters_of_process(process),
                 }

@@ -148,7 +148,9 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     told = np.flatnonzero(grave if grave.any() else seen.limited)
     if not len(told):
         return []
-    order = np.lexsort((-np.nan_to_num(seen.clock[told], nan=np.inf), np.where(seen.hot, seen.held, 0.0)[told]))
+    # Held back most, then the slowest, then the first.
+    hot_share = np.where(seen.hot, seen.held, 0.0)[told]
+    order = np.lexsort((-told, -np.nan_to_num(seen.clock[told], nan=np.inf), hot_share))
     worst = int(told[order[-1]])
     reasons = seen.reasons[worst]
     hot = bool(seen.hot[worst])
@@ -175,7 +177,7 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
 
 
 def _clocks(gpus: list[Gpu], readings: Readings) -> _Clocks:
-    by_line = [_reasons(line.get("throttle_reasons")) for line in readings.lines]
+    by_line = [_reasons(names) for names in readings.lines("throttle_reasons")]
     samples = np.bincount(readings.owner, minlength=len(gpus))
     every: list[set[str]] = [set() for _ in gpus]
     for owner, names in zip(readings.owner, by_line, strict=True):

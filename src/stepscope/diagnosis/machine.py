@@ -24,6 +24,7 @@ from stepscope.records.finding import Finding, Severity
 __all__ = ["find_machine"]
 
 Floats = NDArray[np.float64]
+ONE_CPU = "the CPU"
 
 
 def find_machine(view: View) -> list[Claim]:
@@ -47,6 +48,7 @@ class _Cpu:
     running: Floats
     load: Floats
     pressure: Floats
+    ranks: Floats
 
     @property
     def full(self) -> NDArray[np.bool_]:
@@ -62,8 +64,17 @@ class _Cpu:
         return np.asarray(busy & (self.own < thresholds.CPU_OTHERS_SHARE * self.percent), np.bool_)
 
     @property
+    def wanted(self) -> NDArray[np.bool_]:
+        """Whether the job's ranks themselves want to run most of the time."""
+        each = self.own / 100 * self.cores / np.maximum(self.ranks, 1.0)
+        fair = np.minimum(self.cores / np.maximum(self.running, 1.0), 1.0)
+        return np.asarray(~(each < thresholds.CPU_WANTED_SHARE * fair), np.bool_)
+
+    @property
     def heavy(self) -> NDArray[np.bool_]:
-        return np.asarray(self.running >= thresholds.CPU_HEAVY_PER_CORE * self.cores, np.bool_)
+        """The job itself crowds the cores."""
+        crowded = self.running >= thresholds.CPU_HEAVY_PER_CORE * self.cores
+        return np.asarray(crowded & ~self.others, np.bool_)
 
 
 def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
@@ -76,15 +87,16 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
         running=row_medians(readings.of("procs_running")),
         load=row_medians(readings.of("load1")),
         pressure=row_medians(readings.of("cpu_pressure")),
+        ranks=np.array([view.hosts.count(host) for host in hosts], np.float64),
     )
     full = seen.full & enough
     if not full.any():
         return []
     others, heavy = seen.others & full, seen.heavy & full
-    # The gravest first: taken by others, crowded by the job, merely full.
-    worst = int(np.lexsort((seen.running / seen.cores, heavy, others, full))[-1])
-    severity: Severity = "warning" if others.any() or heavy.any() else "info"
-    told = np.flatnonzero(others | heavy if severity == "warning" else full)
+    grave = (others & seen.wanted) | heavy
+    severity: Severity = "warning" if grave.any() else "info"
+    told = np.flatnonzero(grave if grave.any() else full)
+    worst = int(told[np.lexsort((seen.running[told] / seen.cores[told], heavy[told], others[told]))[-1]])
     return [
         _claim(
             view,
@@ -118,11 +130,12 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
 def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool) -> str:
     where = _where(view, host)
     cores = _whole(seen.cores[at])
-    of_cores = f"all {cores} cores" if cores is not None and cores > 1 else "the CPU"
+    of_cores = f"all {cores} cores" if cores is not None and cores > 1 else ONE_CPU
     if others:
         taken = (seen.percent[at] - seen.own[at]) / 100 * seen.cores[at]
         of = "the cores" if cores is None else count_text(cores, "core")
-        return f"Other processes use {number_text(float(taken))} of {of}{where}; the job has to share."
+        then = "the job has to share" if seen.wanted[at] else "the job needs little"
+        return f"Other processes use {number_text(float(taken))} of {of}{where}; {then}."
     if heavy:
         running = number_text(float(seen.running[at]))
         return f"The job crowds {of_cores}{where}: typically {running} tasks want to run at once."
@@ -130,7 +143,9 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
         waited = share_text(float(seen.pressure[at]))
         return f"Tasks wait for a processor in {waited} of the time{where}, though the CPUs are not full."
     by_job = seen.own[at] >= thresholds.CPU_OWN_SHARE * seen.percent[at]
-    return f"The job keeps {of_cores} busy{where}." if by_job else f"{of_cores.capitalize()}{where} busy all the time."
+    if by_job:
+        return f"The job keeps {of_cores}{where} busy."
+    return f"{of_cores[0].upper()}{of_cores[1:]}{where} {'is' if of_cores == ONE_CPU else 'are'} busy all the time."
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

@@ -32,9 +32,21 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-Lines = Sequence[Mapping[str, Any]]
+Columns = Mapping[str, Sequence[Any]]
 Key = tuple[object, ...]
 NoneType = type(None)
+KEYS = {
+    "host": (
+        "wall_ns", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1", "cpu_pressure",
+        "mem_total", "mem_available", "swap_used", "memory_pressure",
+    ),
+    "process": ("wall_ns", "node", "pid", "rss", "rss_file"),
+    "gpu": (
+        "wall_ns", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
+        "throttle_reasons",
+    ),
+}  # fmt: skip
+"""What the rules want of the samples, by kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +66,12 @@ class Readings:
     count: int
     owner: NDArray[np.intp]
     """By line: whose it is, 0 … N-1."""
-    lines: Lines
+    order: NDArray[np.intp]
+    """By line: where in the columns it stands."""
+    columns: Columns
 
     @cached_property
-    def _columns(self) -> NDArray[np.intp]:
+    def _places(self) -> NDArray[np.intp]:
         """By line: the how many-th of its owner it is."""
         taken = np.bincount(self.owner, minlength=self.count) if len(self.owner) else np.zeros(self.count, np.intp)
         by_owner = np.argsort(self.owner, kind="stable")
@@ -66,31 +80,36 @@ class Readings:
         return out
 
     def of(self, key: str) -> Floats:
-        out = np.full((self.count, int(self._columns.max(initial=-1)) + 1), np.nan)
-        out[self.owner, self._columns] = _numbers([line.get(key) for line in self.lines])
+        out = np.full((self.count, int(self._places.max(initial=-1)) + 1), np.nan)
+        out[self.owner, self._places] = _numbers(self.columns[key])[self.order]
         return out
+
+    def lines(self, key: str) -> list[Any]:
+        """Line by line, as ``owner``, whatever it is."""
+        column = self.columns[key]
+        return [column[at] for at in self.order]
 
 
 def host_readings(view: View) -> tuple[list[str], Readings]:
     """The hosts of the ranks, in the order of ranks."""
     hosts = list(dict.fromkeys(view.hosts))
-    lines = _of_kind(view, "host")
-    keys, which = _distinct(lines, "node")
-    return hosts, _readings(lines, which, keys, {(host,): index for index, host in enumerate(hosts)})
+    columns = _columns(view, "host")
+    keys, which = _distinct(columns, "node")
+    return hosts, _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
 
 
 def process_readings(view: View) -> Readings:
     """One row for each rank of the view."""
-    lines = _of_kind(view, "process")
-    keys, which = _distinct(lines, "node", "pid")
+    columns = _columns(view, "process")
+    keys, which = _distinct(columns, "node", "pid")
     rows = {(identity.host, identity.pid): row for row, identity in enumerate(_identities(view))}
-    return _readings(lines, which, keys, rows)
+    return _readings(columns, which, keys, rows)
 
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
     """The GPUs that the job's ranks use."""
-    lines = _of_kind(view, "gpu")
-    keys, which = _distinct(lines, "node", "uuid", "index", "name")
+    columns = _columns(view, "gpu")
+    keys, which = _distinct(columns, "node", "uuid", "index", "name")
     used = _used(_identities(view), keys)
     gpus = [
         Gpu(
@@ -101,7 +120,7 @@ def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
         )
         for (node, _, index, name), rows in used.items()
     ]
-    return gpus, _readings(lines, which, keys, {key: index for index, key in enumerate(used)})
+    return gpus, _readings(columns, which, keys, {key: index for index, key in enumerate(used)})
 
 
 def _used(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict[Key, list[int]]:
@@ -162,37 +181,46 @@ def _identities(view: View) -> list[RankIdentity]:
     return [view.window.identities[index] for index in view.rows]
 
 
-def _of_kind(view: View, kind: str) -> Lines:
-    return [line for line in view.window.samples if line.get("kind") == kind]
+def _columns(view: View, kind: str) -> Columns:
+    """The keys of all lines of a kind.
 
-
-def _distinct(lines: Lines, *names: str) -> tuple[list[Key], NDArray[np.intp]]:
-    """The different keys among the lines, and by line which of them it has; None for what is no name and no number.
-
-    No key is made for each line: a hundred thousand tuples keep the garbage collector busy for longer than all else.
+    All of a line at once, as there may be a hundred thousand of them, far apart in memory; and with no object for each,
+    which would keep the garbage collector busy for longer than all else.
     """
-    which = np.zeros(len(lines), np.intp)
+    columns: dict[str, list[Any]] = {key: [] for key in KEYS[kind]}
+    adders = [(key, column.append) for key, column in columns.items()]
+    for line in view.window.samples:
+        get = line.get
+        if get("kind") == kind:
+            for key, add in adders:
+                add(get(key))
+    return columns
+
+
+def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp]]:
+    """The different keys among the lines, and by line which of them it has; None for what is no name and no number."""
+    which = np.zeros(len(columns[names[0]]), np.intp)
     for name in names:
         known: dict[object, int] = {}
-        column = [line.get(name) for line in lines]
+        column = columns[name]
         if not set(map(type, column)) <= {str, int}:
             column = [_name(part) for part in column]
         own = np.array([known.setdefault(part, len(known)) for part in column], np.intp)
         which = np.unique(which * max(len(known), 1) + own, return_inverse=True)[1]
     first = np.unique(which, return_index=True)[1]
-    return [tuple(_name(lines[at].get(name)) for name in names) for at in first], which
+    return [tuple(_name(columns[name][at]) for name in names) for at in first], which
 
 
 def _name(value: object) -> str | int | None:
     return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
-def _readings(lines: Lines, which: NDArray[np.intp], keys: Sequence[Key], owners: Mapping[Any, int]) -> Readings:
+def _readings(columns: Columns, which: NDArray[np.intp], keys: Sequence[Key], owners: Mapping[Any, int]) -> Readings:
     """Without the lines that are nobody's, in the order of time."""
     owner = np.array([owners.get(key, -1) for key in keys], np.intp)[which]
-    order = np.argsort(_numbers([line.get("wall_ns") for line in lines]), kind="stable")
+    order = np.argsort(_numbers(columns["wall_ns"]), kind="stable")
     order = order[owner[order] >= 0]
-    return Readings(count=len(owners), owner=owner[order], lines=[lines[at] for at in order])
+    return Readings(count=len(owners), owner=owner[order], order=order, columns=columns)
 
 
 def _numbers(values: Sequence[Any]) -> Floats:

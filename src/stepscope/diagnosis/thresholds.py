@@ -33,6 +33,7 @@ __all__ = [
     "CPU_OWN_SHARE",
     "CPU_PRESSURE",
     "CPU_RUNNABLE_PER_CORE",
+    "CPU_WANTED_SHARE",
     "CREEP_ALIKE_SHARE",
     "CREEP_BLOCKS",
     "CREEP_DRIFT_T",
@@ -439,6 +440,8 @@ CPU_OWN_SHARE = 0.8
 """Of the CPU in use: the job keeps itself busy."""
 CPU_OTHERS_SHARE = 0.7
 """Of the CPU in use; when the job has less than this, others take a third of the machine from it."""
+CPU_WANTED_SHARE = 0.5
+"""Of what each runnable task gets; a rank that uses less sleeps most of the time, and others take nothing from it."""
 RAM_LOW_SHARE = 0.05
 """Of a host's memory available: the kernel drops file caches, and reading data becomes slow …"""
 RAM_CRITICAL_SHARE = 0.02

@@ -36,6 +36,7 @@ SAMPLE_COLUMNS = {
     "mem_used": "BIGINT",
     "swap_used": "BIGINT",
     "rss": "BIGINT",
+    "rss_file": "BIGINT",
     "threads": "BIGINT",
     "net_rx_bps": "DOUBLE",
     "net_tx_bps": "DOUBLE",

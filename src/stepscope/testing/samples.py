@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ GPU: Mapping[str, Any] = {
     "power_w": 400.0,
     "power_limit_w": 700.0,
     "sm_clock_mhz": 1980,
-    "throttle_reasons": (),
+    "throttle_reasons": [],
 }
 
 
@@ -73,7 +74,7 @@ def with_samples(
             "cpu_percent": 90.0,
             **(process or {}),
         }
-        own["rss"] = [int(level * MIB) for level in _values(rss_mb, series.rank, seconds)]
+        own["rss"] = partial(_resident, rss_mb)
         lines += _lines(series.identity.host, seconds, series.rank, own)
         if series.identity.device == "cuda":
             device = {"kind": "gpu", "index": series.identity.local_rank, "uuid": f"GPU-{gpu_uuid(series.rank)}"}
@@ -92,7 +93,7 @@ def _lines(node: str, seconds: NDArray[np.float64], which: int, values: Mapping[
         {
             "wall_ns": ANCHOR_WALL_NS + int(at * 1e9),
             "node": node,
-            **{key: list(of[index]) if isinstance(of[index], tuple) else of[index] for key, of in columns.items()},
+            **{key: of[index] for key, of in columns.items()},
         }
         for index, at in enumerate(seconds)
     ]
@@ -100,7 +101,13 @@ def _lines(node: str, seconds: NDArray[np.float64], which: int, values: Mapping[
 
 def _values(value: Value, which: int, seconds: NDArray[np.float64]) -> list[Any]:
     """One for each sample, as JSON has them."""
-    found = value(which, seconds) if callable(value) else value
+    if not callable(value):
+        return [value] * len(seconds)
+    found = value(which, seconds)
     if isinstance(found, np.ndarray):
         found = found.tolist()
     return found if isinstance(found, list) else [found] * len(seconds)
+
+
+def _resident(rss_mb: Value, which: int, seconds: NDArray[np.float64]) -> list[Any]:
+    return [int(level * MIB) for level in _values(rss_mb, which, seconds)]
