@@ -121,6 +121,23 @@ def test_sends_before_and_receives_after_all_computing_never_were(two_stages: li
     assert ends([*rows, early, late], [1, 0.5, 0.5, 2, 4, 0.5, 0.5, 2, 1, 1, 0, 0], stages=2)[:10] == plain
 
 
+def test_the_first_backward_traffic_is_posted_two_forwards_before() -> None:
+    """And one stream carries one thing after the other, needed or not."""
+    operations = [
+        *(op("forward-compute", number, number + 1, sequence=number) for number in range(3)),
+        op("backward-compute", 5, 6),
+        op("backward-recv", 2, 5),
+        op("backward-recv", 7, 8, sequence=1),
+        op("backward-send", 2, 5, stage=1),
+        op("forward-compute", 0, 1, stage=1),
+        op("backward-compute", 1, 2, stage=1),
+    ]
+    found = ends(operations, [10, 20, 30, 1, 2, 5, 2, 1, 1], stages=2)
+    assert found[3] == 61, "after all forwards"
+    assert found[4] == found[6] == 32, "the receive is posted at 30, the send was ready at 2"
+    assert found[5] == 37, "the second receive after the first"
+
+
 def test_a_schedule_with_holes_is_refused() -> None:
     middle = [op("forward-compute", number, number + 1, stage=stage, sequence=number) for number in range(3)
               for stage in range(3)]  # fmt: skip

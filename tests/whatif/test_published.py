@@ -8,7 +8,7 @@ import pytest
 from whatif_published import compared, deviations
 
 CLOSE = 1e-4
-"""Asked for is 0.01; what is left between the two is single against double precision."""
+"""Asked for is 0.01; what is left is of the size of single precision, in which the traces are."""
 
 
 @pytest.mark.parametrize("name", ["AR", "ST"])
