@@ -300,7 +300,7 @@ def test_the_objects_are_free_to_go(recording: Recording) -> None:
 
 
 def test_facts_are_looked_at_now_and_then_only(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[int] = []
     look = LiveObjects.look
     monkeypatch.setattr(LiveObjects, "look", lambda self, step: asked.append(step) or look(self, step))
     train(Net(), [(torch.randn(2, 8),)] * 1100)
@@ -316,7 +316,7 @@ def test_a_large_model_is_counted_over_some_steps(recording: Recording, monkeypa
     model = nn.Sequential(nn.Linear(8, 8), *[nn.Identity() for _ in range(50)])
     train(model, [(torch.randn(2, 8),)] * 4)
     assert "model" not in recording.facts()
-    train(model, [(torch.randn(2, 8),)] * 4)
+    train(model, [(torch.randn(2, 8),)] * 5)
     assert recording.facts()["model"]["modules"] == 52
     assert recording.recorder._asked_at == 9
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepscope.records.facts import FORM
 from stepscope.records.series import RankError, RunData
 from stepscope.reports import summarise
 from stepscope.reports.summary import status_of
@@ -18,7 +19,7 @@ from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 
 KEYS = [
     *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases", "memory", "host"),
-    *("verdict", "findings", "errors", "notices", "logs"),
+    *("facts", "facts_differ", "verdict", "findings", "errors", "notices", "logs"),
 ]
 BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
 """Objects whose keys are names out of the run."""
@@ -86,6 +87,31 @@ def test_every_run_has_the_whole_document(name: str) -> None:
     summary = summarise(RUNS[name].run(), logs=["logs/rank-0.log"])
     assert list(summary) == KEYS
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def with_facts(*facts: dict[str, Any]) -> RunData:
+    run = Cluster(ranks=len(facts)).run()
+    return replace(run, ranks=tuple(replace(one, facts=said) for one, said in zip(run.ranks, facts, strict=True)))
+
+
+def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
+    loader = {"num_workers": 2, "prefetch_factor": None, "length": 10, "set_epoch_missing": True}
+    other = {"num_workers": 4, "prefetch_factor": 2, "length": 9, "set_epoch_missing": False}
+    said = {"loader": loader, "threads": 8, "ddp": {"gradient_mb": 4.0, "static_graph": True}}
+    rest = {"loader": other, "threads": 1, "ddp": {"gradient_mb": 3.0, "static_graph": True}, "mesh": {"names": []}}
+    summary = summarise(with_facts({}, said, rest, {"threads": 8}))
+    assert summary["facts"] == said
+    assert summary["facts_differ"] == ["loader.num_workers", "loader.prefetch_factor", "threads"]
+    alike = summarise(with_facts(said, said, {}))
+    assert (alike["facts"], alike["facts_differ"]) == (said, [])
+    assert (summarise(with_facts({}))["facts"], summarise(with_facts({}))["facts_differ"]) == ({}, [])
+
+
+def test_every_fact_is_in_the_docs(root: Path) -> None:
+    section = (root / "docs/schema.md").read_text().partition("### facts")[2].partition("\n### ")[0]
+    documented = set(re.findall(r"`([a-z0-9_]+)`", section))
+    for key, form in FORM.items():
+        assert {key, *(form if isinstance(form, dict) else ())} <= documented
 
 
 def test_every_key_is_in_the_docs(root: Path) -> None:

@@ -24,6 +24,8 @@ from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, SLOT_HE
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter, split
 from stepscope.ring.layout import (
     BLOCK_HEAD,
+    FACTS_BYTES,
+    FACTS_OFFSET,
     HEADER_BYTES,
     HOOK_FAILURES_WORD,
     IDENTITY_OFFSET,
@@ -228,10 +230,52 @@ def test_an_identity_can_change_and_a_half_written_one_is_not_used(ring: RingWri
 
 
 def test_an_identity_that_does_not_fit_keeps_its_rank(ring: RingWriter, read: RingReader) -> None:
-    ring.set_identity(RankIdentity(host="node", pid=1, rank=6, script="/ü" * 2000 + "/train.py"))
+    ring.set_facts({"threads": 3})
+    ring.set_identity(RankIdentity(host="n" * 64, pid=1, rank=6, script="程" * 2000 + "/train.py"))
     found = read.header().identity
     assert found.rank == 6
     assert found.script.endswith("/train.py")
+    assert read.header().facts == {"threads": 3}
+
+
+def test_facts_can_change_and_half_written_ones_are_not_used(ring: RingWriter, read: RingReader) -> None:
+    assert read.header().facts == {}
+    ring.set_facts({"threads": 3, "autocast": None})
+    assert read.header().facts == {"threads": 3, "autocast": None}
+    overwrite(ring.path, FACTS_OFFSET + BLOCK_HEAD.size + 3, b"#")
+    assert read.header().facts == {"threads": 3, "autocast": None}
+    newcomer = RingReader(ring.path)
+    assert newcomer.header().facts == {}
+    newcomer.close()
+    ring.set_facts({"threads": 4})
+    assert read.header().facts == {"threads": 4}
+
+
+def test_facts_that_do_not_fit_lose_the_least_important(ring: RingWriter, read: RingReader) -> None:
+    long = "ü" * 120
+    peers = [[n, 1 << 40, 1 << 40] for n in range(40)]
+    model = {"class": long, "dtype": long}
+    ring.set_facts({"threads": 2, "mesh": {"names": [long] * 6, "shape": [1]}, "model": model, "peers": peers})
+    assert read.header().facts == {"peers": peers, "model": model}
+    write_step(stream := RingStream(ring.path.with_name("2.ring"), ME, capacity=MIN_CAPACITY), 0)
+    stream.ring.set_facts({"peers": [[1 << 60, 1 << 60, 1 << 60]] * 64})
+    reader = RingReader(stream.ring.path)
+    assert reader.header().facts == {}
+    assert len(reader.read(0).slots) == 1
+    reader.close()
+    stream.close()
+
+
+FACTS_OF_ANOTHER_HAND = [
+    *(b"[]", b"7", b"", b"\xff", b"[" * 2000, b'{"threads":NaN}', b'{"threads":-1}', b'{"loader":[]}', b'{"threads":'),
+    *(b'{"peers":[[0,0,1]]}', b'{"peers":[]}', b'{"ddp":{"bucket_mb":' + b"9" * 400 + b"}}", b'{"unheard":1}'),
+]
+
+
+@pytest.mark.parametrize("text", FACTS_OF_ANOTHER_HAND, ids=range(len(FACTS_OF_ANOTHER_HAND)))
+def test_facts_of_another_hand_are_none(ring: RingWriter, read: RingReader, text: bytes) -> None:
+    overwrite(ring.path, FACTS_OFFSET, BLOCK_HEAD.pack(len(text), zlib.crc32(text)) + text)
+    assert read.header().facts == {}
 
 
 @pytest.mark.parametrize(
@@ -468,6 +512,18 @@ def test_fuzz_identity(pristine: bytes, tmp_path: Path, text: bytes) -> None:
     data = bytearray(pristine)
     block = BLOCK_HEAD.pack(len(text), zlib.crc32(text)) + text
     data[IDENTITY_OFFSET : IDENTITY_OFFSET + len(block)] = block
+    (tmp_path / "fuzz.ring").write_bytes(data)
+    survive(tmp_path / "fuzz.ring")
+
+
+@FUZZ
+@given(
+    text=st.binary(max_size=FACTS_BYTES) | st.from_regex(r"\{.*\}", fullmatch=True).map(str.encode), lie=st.booleans()
+)
+def test_fuzz_facts(pristine: bytes, tmp_path: Path, text: bytes, lie: bool) -> None:
+    data = bytearray(pristine)
+    block = (BLOCK_HEAD.pack(len(text) + lie * 5000, zlib.crc32(text)) + text)[: HEADER_BYTES - FACTS_OFFSET]
+    data[FACTS_OFFSET : FACTS_OFFSET + len(block)] = block
     (tmp_path / "fuzz.ring").write_bytes(data)
     survive(tmp_path / "fuzz.ring")
 

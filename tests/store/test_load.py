@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from stepscope.errors import NotARun
 from stepscope.records.slot import DEVICE, DEVICE_FIELDS, STEP, STEP_FIELDS
 from stepscope.ring import RingBatch, RingState
-from stepscope.ring.layout import HOOK_FAILURES_WORD, MIN_CAPACITY, VERSION
+from stepscope.ring.layout import BLOCK_HEAD, FACTS_OFFSET, HOOK_FAILURES_WORD, MIN_CAPACITY, VERSION
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.create import RunPaths
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.load import open_run
 from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.store.processes import process_alive, processes_alive
+from stepscope.store.sql import query
 from stepscope.testing.rings import (
     START_NS,
     STEP_NS,
@@ -206,6 +207,23 @@ def test_a_sidecar_that_cannot_be_read_costs_the_name_not_the_steps(paths: RunPa
     assert data.notices[0] == f"steps/{sidecar.name} could not be read; which rank its steps belong to is a guess."
 
 
+def test_facts_outlive_the_ring_and_a_torn_header(paths: RunPaths, rings: Any, drain: Any) -> None:
+    first, second = rings(0), rings(1)
+    for ring in (first, second):
+        ring.ring.set_facts({"threads": 2, "ddp": {"bucket_mb": 25.0}})
+        write_steps(ring, 2)
+    drain(first, ended=5)
+    drain(second)
+    assert not first.path.exists()
+    with second.path.open("r+b") as file:
+        file.seek(FACTS_OFFSET + BLOCK_HEAD.size)
+        file.write(b"torn")
+    finish(paths)
+    data = open_run(paths.run_dir)
+    assert [series.facts for series in data.ranks] == [{"threads": 2, "ddp": {"bucket_mb": 25.0}}] * 2
+    assert query(paths.run_dir, "select facts from ranks").rows[0] == ('{"ddp": {"bucket_mb": 25.0}, "threads": 2}',)
+
+
 def test_two_that_claim_one_rank(paths: RunPaths, rings: Any) -> None:
     first, second, third = rings(0), rings(0), rings(1)
     for ring, count in ((first, 3), (second, 4), (third, 5)):
@@ -359,7 +377,7 @@ def test_fuzz_the_small_files(paths: RunPaths, which: str, text: bytes) -> None:
 @FUZZ
 @given(
     keys=st.dictionaries(
-        st.sampled_from(["pid", "state", "phase_names", "identity", "live_phase", "ended_wall_ns"]), JSON
+        st.sampled_from(["pid", "state", "phase_names", "identity", "live_phase", "ended_wall_ns", "facts"]), JSON
     )
 )
 def test_fuzz_sidecar_values(paths: RunPaths, rings: Any, drain: Callable[..., Any], keys: dict[str, Any]) -> None:

@@ -50,12 +50,16 @@ SAMPLES = [
 ]
 
 
+FACTS = {"peers": [[0, 4, 2]], "loader": {"num_workers": 2, "prefetch_factor": None}, "autocast": None, "threads": 3}
+
+
 @pytest.fixture
 def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
     """A run with something of everything; sealed, it must read the same."""
     first = rings(0, device="cuda", device_timed=True)
     first.set_phase_name(9, "augment")
     first.set_phase_name(10, "Loss")
+    first.ring.set_facts(FACTS)
     for step in range(20):
         write_step(first, step, flags=step % 4)
         if step % 3 == 0:
@@ -96,6 +100,7 @@ def test_a_sealed_run_reads_exactly_the_same(run: Path) -> None:
     assert plain(after) == plain(before)
     assert after.meta["sealed"] is True
     assert len(before.ranks) == 4
+    assert [series.facts for series in after.ranks] == [FACTS, {}, {}, {}]
     assert before.samples == tuple(SAMPLES)
     assert sorted(path.name for path in run.iterdir()) == [
         *["errors", "events.jsonl", "logs", "ranks.json", "rings", "run.json", "samples.parquet", "steps.parquet"]
@@ -153,6 +158,25 @@ def test_what_is_no_run_is_not_sealed(tmp_path: Path) -> None:
     with pytest.raises(NotARun):
         seal.seal(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("facts", [None, 7, [], "x", {"loader": 3, "threads": "2"}, {"unheard": {}}], ids=str)
+def test_sealed_facts_of_another_hand_are_none(run: Path, facts: Any) -> None:
+    seal.seal(run)
+    about = json.loads((run / "ranks.json").read_text())
+    for rank in about["ranks"]:
+        rank["facts"] = facts
+    (run / "ranks.json").write_text(json.dumps(about))
+    assert [series.facts for series in open_run(run).ranks] == [{}] * 4
+
+
+def test_a_run_sealed_before_there_were_facts_still_opens(run: Path) -> None:
+    seal.seal(run)
+    about = json.loads((run / "ranks.json").read_text())
+    for rank in about["ranks"]:
+        del rank["facts"]
+    (run / "ranks.json").write_text(json.dumps(about))
+    assert [series.facts for series in open_run(run).ranks] == [{}] * 4
 
 
 class Killed(BaseException):

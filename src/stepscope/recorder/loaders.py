@@ -1,9 +1,9 @@
 """The loader that feeds the training: how it is set up, and whether its sampler is told which epoch begins.
 
-A loader is seen when the script asks it for an iterator; its settings are read then (a loader in ``for x in
-DataLoader(…)`` does not live any longer), and it is known again by a weak reference.  Most scripts have several; the one
-that feeds the training is the one whose iterator was taken last when the recorder looks around after a step, a shuffling
-one if there is any, and it stays that as long as it lives.
+A loader is seen when the script asks it for an iterator; its settings are read then (the loader of ``for x in
+DataLoader(…)`` does not live any longer), and it is known again by a weak reference.  Most scripts have several.  The
+one that feeds the training is the one whose iterator was taken last when the recorder looks around after a step, a
+shuffling one if there is any; it stays that as long as it lives.
 
 *set_epoch.*  A ``DistributedSampler`` that shuffles gives the same order in each epoch unless it is told its number.
 An iterator taken a second time at the same epoch may also be a mere look at one batch, so it counts only once steps

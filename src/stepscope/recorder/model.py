@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,11 @@ __all__ = ["ModelWalk", "unwrapped"]
 MODULES_AT_ONCE = 16
 """Between two looks at the clock."""
 MAX_MESHES = 8
+MAX_WRAPPERS = 8
 MIB = 1 << 20
+SYNC = "SyncBatchNorm"
+COMPILED = "OptimizedModule"
+"""What ``torch.compile`` makes of a module."""
 
 
 class ModelWalk:
@@ -33,11 +36,12 @@ class ModelWalk:
         self._left: list[tuple[weakref.ref[Any], bool]] = [(self.root, False)]
         """Modules to visit, and whether they are inside of a DDP."""
         self._seen: set[int] = set()
-        self._modules = 0
-        self._batchnorm = 0
-        self._sync_batchnorm = 0
+        self._classes: dict[type, int] = {}
+        """How many modules of each class."""
+        self._parameter_classes: dict[type, bool] = {}
+        """Whether the parameters of a class have a device mesh: asking the instances is slow."""
         self._compiled = False
-        self._sizes: Counter[str] = Counter()
+        self._sizes: dict[Any, int] = {}
         """Parameters by dtype."""
         self._gradient_bytes = 0
         self._ddp: weakref.ref[Any] | None = None
@@ -49,35 +53,34 @@ class ModelWalk:
 
     @property
     def dtype(self) -> str:
-        return max(self._sizes, key=self._sizes.__getitem__, default="")
+        return str(max(self._sizes, key=self._sizes.__getitem__, default="")).removeprefix("torch.")
 
     def go_on(self, now: Callable[[], int], until_ns: int) -> None:
+        visited = 0
         while self._left:
-            for _ in range(min(MODULES_AT_ONCE, len(self._left))):
-                reference, in_ddp = self._left.pop()
-                module = reference()
-                if module is not None and id(module) not in self._seen:
-                    self._visit(module, in_ddp)
-            if now() >= until_ns:
+            reference, in_ddp = self._left.pop()
+            module = reference()
+            if module is not None and id(module) not in self._seen:
+                self._visit(module, in_ddp)
+            visited += 1
+            if visited % MODULES_AT_ONCE == 0 and now() >= until_ns:
                 break
         if not self._left and self.facts is None:
-            self._seen.clear()
             self.facts = self._sum_up()
+            self._seen.clear()
+            self._classes.clear()  # the script's
+            self._parameter_classes.clear()
 
     def _visit(self, module: Any, in_ddp: bool) -> None:
         self._seen.add(id(module))
         kind = type(module)
-        name = kind.__name__
-        self._modules += 1
-        if "BatchNorm" in name:
-            if name == "SyncBatchNorm":
-                self._sync_batchnorm += 1
-            else:
-                self._batchnorm += 1
-        self._compiled |= name == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        if not in_ddp and _is_ddp(module):
+        number = self._classes.get(kind, 0)
+        self._classes[kind] = number + 1
+        if not number and not in_ddp and _is_ddp(module):  # a second DDP is not looked at
             in_ddp = True
-            self._ddp = self._ddp or weakref.ref(module)
+            self._ddp = weakref.ref(module)
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self._compiled = True
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in self._seen:
                 self._seen.add(id(parameter))
@@ -87,25 +90,31 @@ class ModelWalk:
     def _count(self, parameter: Any, in_ddp: bool) -> None:
         dtype = parameter.dtype
         size = parameter.numel()
-        self._sizes[str(dtype).removeprefix("torch.")] += size
+        self._sizes[dtype] = self._sizes.get(dtype, 0) + size
         if in_ddp and parameter.requires_grad:
             self._gradient_bytes += size * dtype.itemsize
-        mesh = getattr(parameter, "device_mesh", None)
-        if mesh is not None and len(self._meshes) < MAX_MESHES and not any(known() is mesh for known in self._meshes):
-            self._meshes.append(weakref.ref(mesh))
+        kind = type(parameter)
+        meshed = self._parameter_classes.get(kind)
+        if meshed is None:
+            meshed = self._parameter_classes[kind] = hasattr(kind, "device_mesh")
+        if meshed and len(self._meshes) < MAX_MESHES:
+            mesh = parameter.device_mesh
+            if not any(known() is mesh for known in self._meshes):
+                self._meshes.append(weakref.ref(mesh))
 
     def _sum_up(self) -> dict[str, Any]:
         root = self.root()
         if root is None:
             return {}
         inner = unwrapped(root)
+        named = [(kind.__name__, layers) for kind, layers in self._classes.items()]
         model = {
             "class": _own_class(type(inner)).__name__,
             "parameters": self.parameters,
-            "modules": self._modules,
-            "batchnorm": self._batchnorm,
-            "sync_batchnorm": self._sync_batchnorm,
-            "compiled": self._compiled,
+            "modules": sum(self._classes.values()),
+            "batchnorm": sum(layers for name, layers in named if "BatchNorm" in name and name != SYNC),
+            "sync_batchnorm": sum(layers for name, layers in named if name == SYNC),
+            "compiled": self._compiled or any(name == COMPILED for name, _ in named),
             "dtype": self.dtype,
         }
         meshes = [mesh for mesh in (known() for known in self._meshes) if mesh is not None]
@@ -130,11 +139,11 @@ def _is_ddp(module: Any) -> bool:
 
 def unwrapped(module: Any) -> Any:
     """The user's own model inside of DDP and of ``torch.compile``."""
-    for _ in range(8):
-        inner = module._modules.get("_orig_mod" if type(module).__name__ == "OptimizedModule" else "module")
-        if inner is None or not (_is_ddp(module) or type(module).__name__ == "OptimizedModule"):
+    for _ in range(MAX_WRAPPERS):
+        compiled = type(module).__name__ == COMPILED
+        if not compiled and not _is_ddp(module):
             break
-        module = inner
+        module = module._modules["_orig_mod" if compiled else "module"]
     return module
 
 

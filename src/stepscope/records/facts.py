@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["checked_facts", "pack_facts", "rank_runs"]
+__all__ = ["FORM", "checked_facts", "pack_facts", "rank_runs"]
 
 MAX_TEXT = 120
 """Names of classes and dtypes; the names of classes that a program makes may be of any length."""
@@ -49,7 +49,7 @@ def _is_run(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)) and value[1] > 0 and value[2] > 0
 
 
-_FORM: dict[str, Check | dict[str, Check]] = {
+FORM: dict[str, Check | dict[str, Check]] = {
     "peers": lambda value: bool(value) and _list_of(_is_run)(value),
     "loader": {
         "num_workers": _is_count,
@@ -101,7 +101,7 @@ def checked_facts(raw: object) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
         return {}
     facts: dict[str, Any] = {}
-    for key, form in _FORM.items():
+    for key, form in FORM.items():
         if key not in raw:
             continue
         value = raw[key]

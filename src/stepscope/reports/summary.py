@@ -15,6 +15,7 @@ from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
+from stepscope.reports.facts import differing_facts, facts_of_run
 from stepscope.reports.machine import host_table, memory_table
 from stepscope.reports.notices import notices_of
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
@@ -56,6 +57,8 @@ def summarise(
         "phases": phases_table(window),
         "memory": memory_table(current, run.samples),
         "host": host_table(run.samples),
+        "facts": facts_of_run(current),
+        "facts_differ": differing_facts(current),
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),

@@ -39,6 +39,7 @@ RANK_COLUMNS = {
     "device_index": "BIGINT", "device_uuid": "VARCHAR", "device_timed": "BOOLEAN", "backend": "VARCHAR",
     "torch": "VARCHAR", "python": "VARCHAR", "script": "VARCHAR", "lost": "BIGINT", "torn": "BIGINT",
     "hook_failures": "BIGINT", "anchor_mono_ns": "BIGINT", "anchor_wall_ns": "BIGINT", "ended_wall_ns": "BIGINT",
+    "facts": "VARCHAR",
 }  # fmt: skip
 
 _LARGEST = (1 << 63) - 1
