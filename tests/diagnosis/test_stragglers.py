@@ -147,7 +147,9 @@ def test_one_long_stall_is_no_straggler(after_sync: str) -> None:
 def test_an_input_wait_on_one_rank_is_a_straggler_not_input_bound() -> None:
     for ranks in (2, 4):
         findings = findings_of(Cluster(ranks=ranks, steps=60, faults=(slow_at(1, "input", 40.0),)))
-        assert [(finding.kind, finding.ranks, finding.phase) for finding in findings] == [("input_straggler", (1,), "input")]
+        assert [(finding.kind, finding.ranks, finding.phase) for finding in findings] == [
+            ("input_straggler", (1,), "input")
+        ]
 
 
 NOISES = [(0.02, 0.0, 0.0), (0.1, 0.02, 0.0), (0.3, 0.05, 0.0), (0.05, 0.01, 0.03), (0.1, 0.05, 0.1)]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.errors import RingForeign, RingVersion
-from stepscope.records.places import RING_SUFFIX
+from stepscope.records.places import RING_SUFFIX, STACKS_SUFFIX
 from stepscope.records.series import RankState
 from stepscope.ring import RingHeader, RingReader, split
 from stepscope.store.paths import segment_path, sidecar_path
@@ -38,7 +38,7 @@ class RingDrain:
         """OSError when an existing segment cannot be read."""
         self.reader = reader
         self.header: RingHeader = reader.header()
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         key = sidecar_of(self.header).key
         self.segment = SegmentWriter(segment_path(run_dir, key))
         self.resumed = sidecar_path(run_dir, key).exists()
@@ -90,12 +90,13 @@ class RingDrain:
         about = sidecar_of(self.header, heard_wall_ns=time.time_ns())
         if self.ended_wall_ns is not None:
             about = replace(about, state=self.state(), ended_wall_ns=self.ended_wall_ns)
-        write_sidecar(self._run_dir, about)
+        write_sidecar(self.run_dir, about)
         self._sidecar_s = time.monotonic()
 
     def remove(self) -> None:
         """The ring is drained and its process gone: free its memory."""
         self.reader.path.unlink(missing_ok=True)
+        self.reader.path.with_suffix(STACKS_SUFFIX).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Events and samples on their way to disk.  What the disk refuses waits here, within bounds, and is tried again."""
+"""Events, samples and stacks on their way to disk.  What it refuses waits here, within bounds, and is tried again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.store.jsonl import append_jsonl
-from stepscope.store.paths import EVENTS, SAMPLES
+from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 
 __all__ = ["Journal"]
 
 MAX_EVENTS = 2000
 MAX_SAMPLES = 2000
+MAX_STACKS = 200
 """Beyond these the oldest go: minutes of a full disk."""
 
 
@@ -26,6 +27,7 @@ class Journal:
         self._run_dir = run_dir
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
+        self._stacks: deque[dict[str, Any]] = deque(maxlen=MAX_STACKS)
         self._refused = False
         self._recovered = False
 
@@ -35,9 +37,12 @@ class Journal:
     def samples(self, records: Iterable[dict[str, Any]]) -> None:
         self._samples.extend(records)
 
+    def stack(self, record: dict[str, Any]) -> None:
+        self._stacks.append(record)
+
     def flush(self) -> bool:
         """Write everything that waits; False when the disk refuses."""
-        for name, waiting in ((EVENTS, self._events), (SAMPLES, self._samples)):
+        for name, waiting in ((EVENTS, self._events), (SAMPLES, self._samples), (STACKS, self._stacks)):
             if not waiting:
                 continue
             try:

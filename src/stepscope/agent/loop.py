@@ -21,10 +21,11 @@ from stepscope.agent.gpu import GpuSampler
 from stepscope.agent.host import HostSampler
 from stepscope.agent.journal import Journal
 from stepscope.agent.parents import Parents
+from stepscope.agent.stacks import StackAsker
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
-from stepscope.store.paths import EVENTS
+from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
 
 __all__ = ["Agent", "Ending"]
@@ -67,6 +68,7 @@ class Agent:
         self._poll = select.poll()
         self._poll.register(stdin, select.POLLIN)
         self._by_pidfd: dict[int, RingDrain] = {}
+        self._askers: dict[RingDrain, StackAsker] = {}
         self._seen_ranks = False
         self._closed_s: float | None = None
         self._terminated = False
@@ -104,6 +106,7 @@ class Agent:
             if drain.pidfd is None and not drain.alive():
                 self._bury(drain)
             else:
+                self._ask_for_stack(drain)
                 self._try(drain.save_sidecar, drain)
                 if drain.due():
                     self._try(drain.drain, drain)
@@ -170,6 +173,7 @@ class Agent:
             os.close(drain.pidfd)
             drain.pidfd = None
         self._host.forget(drain.header.pid)
+        self._askers.pop(drain, None)
         first = drain.ended_wall_ns is None
         if first:
             drain.ended_wall_ns = time.time_ns()
@@ -195,6 +199,15 @@ class Agent:
             message = f"rank {rank}: {drain.segment.lost - lost} records were overwritten before they could be read"
             self._journal.event("warning", message=message)
         return True
+
+    def _ask_for_stack(self, drain: RingDrain) -> None:
+        if drain not in self._askers:
+            earlier = read_jsonl(drain.run_dir / STACKS)[0] if drain.resumed else []
+            asked = sum(stack.get("pid") == drain.header.pid for stack in earlier)
+            self._askers[drain] = StackAsker(drain.reader, drain.header.pid, asked=asked)
+        stack = self._askers[drain].look(drain.pidfd)
+        if stack is not None:
+            self._journal.stack({"rank": drain.header.identity.rank, **stack})
 
     def _sample(self) -> None:
         ranks = [(drain.header.pid, drain.header.identity.rank) for drain in self._rings.known.values()]

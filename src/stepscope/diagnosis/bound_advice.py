@@ -53,7 +53,10 @@ def for_h2d(view: View, _: Floats) -> tuple[str, ...]:
     pinned = _facts(view, "loader").get("pin_memory")
     if pinned is False:
         first = "The DataLoader has pin_memory=False: copies from pageable memory block; set pin_memory=True …"
-        return first, "… and copy with .to(device, non_blocking=True), so that the next batch travels behind the computation."
+        return (
+            first,
+            "… and copy with .to(device, non_blocking=True), so that the next batch travels behind the computation.",
+        )
     return (
         "Copy with .to(device, non_blocking=True) from pinned memory; a second stream for the next batch hides it.",
         "Send fewer bytes: uint8 pictures converted on the device, lengths instead of masks.",
@@ -64,7 +67,9 @@ def for_comm(view: View, _: Floats) -> tuple[str, ...]:
     ddp, model = _facts(view, "ddp"), _facts(view, "model")
     lines = []
     if ddp.get("find_unused_parameters") is True:
-        lines.append("find_unused_parameters=True walks the graph each step and delays the buckets: drop it if all are used.")
+        lines.append(
+            "find_unused_parameters=True walks the graph each step and delays the buckets: drop it if all are used."
+        )
     gradient_mb, bucket_mb = number(ddp, "gradient_mb"), number(ddp, "bucket_mb")
     if gradient_mb and bucket_mb:
         if gradient_mb / bucket_mb < FEW_BUCKETS:
@@ -92,7 +97,9 @@ def for_optimizer(view: View, _: Floats) -> tuple[str, ...]:
         lines.append(f"{name} does not run fused: fused=True (or foreach=True) updates all tensors in a few kernels.")
     if optimizer.get("foreach") is False:
         lines.append("foreach=False updates one tensor after the other: leave it out.")
-    lines.append("Accumulate gradients over several batches, so that it runs less often; or shard it (ZeroRedundancyOptimizer).")
+    lines.append(
+        "Accumulate gradients over several batches, so that it runs less often; or shard it (ZeroRedundancyOptimizer)."
+    )
     return tuple(lines)
 
 

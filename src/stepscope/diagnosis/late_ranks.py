@@ -125,7 +125,9 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
         cost=cost,
         evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place),
-        advice=for_straggler(ranks, hosts, phase, world_size=len(view.ranks), place=place, node=kind == "node_straggler"),
+        advice=for_straggler(
+            ranks, hosts, phase, world_size=len(view.ranks), place=place, node=kind == "node_straggler"
+        ),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, saved_ns=saved_ns)
@@ -173,7 +175,9 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
         seen = f" ({place})" if place else ""
         return f"{named_ranks(ranks)} {spend} {excess} more than the peers {doing}{seen} {when}; {waiting}."
     who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
-    where = {None: ", in no single phase,", "other": " within the step but in no known phase"}.get(phase, f" in {phase}")
+    where = {None: ", in no single phase,", "other": " within the step but in no known phase"}.get(
+        phase, f" in {phase}"
+    )
     return f"{who} {excess} slower than the peers{where} {when}; {waiting}."
 
 

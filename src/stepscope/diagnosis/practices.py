@@ -40,4 +40,3 @@ def _normalising(model: Mapping[str, Any], world_size: int) -> Iterator[str]:
 def _part(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = facts.get(name)
     return part if isinstance(part, dict) else {}
-

@@ -145,7 +145,9 @@ def _advice(name: str, place: str) -> tuple[str, ...]:
         return ADVICE[name]
     if name != "other":
         return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
-    first = f"Look at {place}: that is where the ranks were seen." if place else 'Put "with stepscope.phase(name):" there.'
+    first = (
+        f"Look at {place}: that is where the ranks were seen." if place else 'Put "with stepscope.phase(name):" there.'
+    )
     return first, "Usual ones: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
 
 
@@ -183,7 +185,9 @@ def find_wait_heavy(view: View) -> list[Claim]:
             "steps_used": int(used.sum()),
         },
         advice=(
-            f"Look at {place}." if place else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
+            f"Look at {place}."
+            if place
+            else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
             "Usual ones: gradient clipping and norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
         ),
         confidence=0.9,

@@ -204,7 +204,9 @@ def _groups_differ(view: View) -> list[Claim]:
             "excess_ms": round(typical_ns / 1e6, 3),
             "steps_used": int(by_group.shape[1]),
         },
-        advice=("Move layers from the slowest stage to the others, or give it fewer: embedding and loss count as layers too.",),
+        advice=(
+            "Move layers from the slowest stage to the others, or give it fewer: embedding and loss count as layers too.",
+        ),
         confidence=0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]

@@ -11,6 +11,7 @@ from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.optimizer import OptimizerHooks
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.stacks import StackOffer
 
 __all__ = ["Instrumentation"]
 
@@ -39,6 +40,8 @@ class Instrumentation:
         checkpoint.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)
         backward.install(recorder, torch, patches)
+        recorder.stacks = StackOffer()
+        self._undo.append(recorder.stacks.withdraw)
         recorder.ask_after_steps(forward)
 
     def remove(self) -> None:

@@ -19,6 +19,7 @@ from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
 from stepscope.recorder.ledger import NOT_NOW, Ledger
+from stepscope.recorder.stacks import StackOffer
 from stepscope.recorder.steps import StepBoundaries
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FIRST_USER_SLOT, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
@@ -84,6 +85,7 @@ class Recorder:
         self._now = now
         self._capacity = capacity
         self._search: RootSearch | None = None
+        self.stacks: StackOffer | None = None
         self.ledger = Ledger(now, self._start)
         self.forget(forked=False)
 
@@ -112,6 +114,8 @@ class Recorder:
         self._told_facts: dict[str, Any] = {}
         self._forked = forked
         self._broken = False
+        if self.stacks is not None:
+            self.stacks.forget()
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -222,6 +226,7 @@ class Recorder:
         ring.set_state(RingState.RUNNING)
         self.ring = ring
         self.ledger.open(ring)
+        self._offer_stacks(ring)
         self._compiled = _compile_count()
         return True
 
@@ -240,11 +245,17 @@ class Recorder:
         guard.warn(f"{reason}; its steps are recorded on disk instead, at {fallback}")
         return ring
 
+    def _offer_stacks(self, ring: RingWriter) -> None:
+        # Only into memory: a signal handler must not wait for a disk.
+        if self.stacks is not None and ring.path.parent == self._session:
+            self.stacks.open(ring)
+
     def _take_over(self) -> bool:
         """Steps are taken on another thread than the one seen first: before the first step, that one trains."""
         if self.step or self.ring is None or self._broken:
             return False
         self.ledger.thread = get_ident()
+        self._offer_stacks(self.ring)
         return True
 
     def _look_around(self, optimizer: object) -> None:

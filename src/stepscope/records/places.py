@@ -4,6 +4,7 @@ A *session* is the folder of one run's rings on one node, in memory (``/dev/shm`
 as the run.  The *run directory* is where the run stays.
 
     <session>/<pid>.ring              the ring of one process
+    <session>/<pid>.stacks            where it was seen outside all phases, on its way to the agent
     <run>/rings/<pid>.ring            the same, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
@@ -21,9 +22,11 @@ __all__ = [
     "ENV_CLAIM",
     "ENV_RUN_DIR",
     "ENV_SESSION",
+    "ENV_STACKS",
     "ENV_SWITCH",
     "RING_SUFFIX",
     "SESSION_LOCK",
+    "STACKS_SUFFIX",
     "error_path",
     "helper_environment",
     "log_path",
@@ -33,11 +36,14 @@ __all__ = [
 
 ENV_SWITCH = "STEPSCOPE"
 """``0`` switches everything off."""
+ENV_STACKS = "STEPSCOPE_STACKS"
+"""``0``: no rank is ever asked for its stack."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
 """Set by a process that is a rank (or the script), for its children to see that they are not."""
 RING_SUFFIX = ".ring"
+STACKS_SUFFIX = ".stacks"
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
 

@@ -10,6 +10,8 @@
     56    u64  head             how many words were ever written, as last announced; word n stands at n % capacity
     64    u64  state            RingState
     72    u64  hook_failures    errors of ours that the guard swallowed
+    120   u64  stacks           0, or a signal that makes the process write its stack to PID.stacks beside the ring,
+                                with the descriptor of that file from bit 8 on
     128   7 x 32s               the user's phase names, utf-8, zero padded
     512   u32 length, u32 crc, utf-8 JSON of RankIdentity
     2048  u32 length, u32 crc, utf-8 JSON of the facts (``records/facts.py``); zeros until there are any
@@ -42,6 +44,8 @@ __all__ = [
     "NAMES_OFFSET",
     "NAME_BYTES",
     "RESERVE_WORDS",
+    "STACKS_FD_SHIFT",
+    "STACKS_WORD",
     "STATE_WORD",
     "TURN_WORDS",
     "VERSION",
@@ -67,6 +71,8 @@ FIXED = struct.Struct("<8s2I5Q")
 HEAD_WORD = 7
 STATE_WORD = 8
 HOOK_FAILURES_WORD = 9
+STACKS_WORD = 15
+STACKS_FD_SHIFT = 8
 
 NAMES_OFFSET = 128
 NAME_BYTES = 32

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records.facts import checked_facts
@@ -32,6 +32,8 @@ from stepscope.ring.layout import (
     NAME_BYTES,
     NAMES_OFFSET,
     RESERVE_WORDS,
+    STACKS_FD_SHIFT,
+    STACKS_WORD,
     STATE_WORD,
     TURN_WORDS,
     VERSION,
@@ -39,7 +41,7 @@ from stepscope.ring.layout import (
     RingState,
 )
 
-__all__ = ["RingBatch", "RingHeader", "RingReader", "split"]
+__all__ = ["LivePhase", "RingBatch", "RingHeader", "RingReader", "split"]
 
 MAX_CAPACITY = 1 << 30
 """A capacity above this is garbage, not a ring."""
@@ -49,6 +51,15 @@ SETTLE_S = 0.0002
 CHUNK_WORDS = 1 << 16
 LOOK_BACK = 4096
 """How far back ``header`` looks for the number of the step under way."""
+
+
+class LivePhase(NamedTuple):
+    """Where the process is now."""
+
+    phase: int
+    since_ns: int
+    """When the last word was written; with it two looks at the same stretch are told from looks at two."""
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,17 +151,25 @@ class RingReader:
         head: int = self._header[HEAD_WORD]
         return head
 
+    def state(self) -> RingState:
+        state = self._header[STATE_WORD]
+        return RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING
+
+    def stack_offer(self) -> tuple[int, int] | None:
+        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not."""
+        word = self._header[STACKS_WORD]
+        return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
+
     def header(self) -> RingHeader:
         words = self._header
-        state = words[STATE_WORD]
-        live_phase, live_since_ns, live_step = self._live()
+        live_phase, live_since_ns, live_step = self.live()
         return RingHeader(
             pid=self._pid,
             start_ticks=self._ticks,
             anchor_mono_ns=self._mono,
             anchor_wall_ns=self._wall,
             head=words[HEAD_WORD],
-            state=RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING,
+            state=self.state(),
             live_phase=live_phase,
             live_since_ns=live_since_ns,
             live_step=live_step,
@@ -219,7 +238,7 @@ class RingReader:
         self._read_until(after)
         self._decoder.lost = 0
 
-    def _live(self) -> tuple[int, int, int]:
+    def live(self) -> LivePhase:
         """The phase the process is in now, since when, and in which step: from the last words, announced or not."""
         head = self.head()
         phase = since = step = 0
@@ -238,7 +257,7 @@ class RingReader:
             if word & w.DATA or word >> w.TIME_SHIFT <= since:
                 break
             since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
-        return phase, since, step
+        return LivePhase(phase, since, step)
 
     def _phase_names(self) -> tuple[str, ...]:
         user = (

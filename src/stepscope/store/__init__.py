@@ -5,6 +5,7 @@
     steps/KEY.json         what its ring's header last said            sidecar
     samples.jsonl          host, process and GPU samples               jsonl
     events.jsonl           what happened when                          jsonl
+    stacks.jsonl           where ranks were outside all phases         jsonl, stacks
     errors/ logs/ rings/   written by the training processes           records.places
     steps.parquet  samples.parquet  ranks.json                         the sealed form of the above: seal
     summary.json  summary.txt  findings.json                           results

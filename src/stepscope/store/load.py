@@ -11,8 +11,9 @@ from stepscope.errors import NotARun
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
-from stepscope.store.paths import EVENTS, SAMPLES
+from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 from stepscope.store.processes import agent_alive, launcher_alive, processes_alive
+from stepscope.store.stacks import read_stacks
 
 __all__ = ["open_run"]
 
@@ -38,7 +39,8 @@ def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
 
     ranks, notices = read_ranks(path)
     events, _ = read_jsonl(path / EVENTS)
-    errors, _ = _read_errors(path, ranks)
+    numbers = _numbers(ranks)
+    errors, _ = _read_errors(path, numbers)
     return RunData(
         name=meta["name"],
         path=str(path),
@@ -47,6 +49,7 @@ def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
         samples=tuple(read_samples(path)),
         events=tuple(events),
         errors=errors,
+        stacks=read_stacks(path, numbers)[0],
         notices=tuple(notices),
     )
 
@@ -62,10 +65,12 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
     notices += assembled.notices
     events, bad_events = read_jsonl(path / EVENTS)
     samples, bad_samples = read_jsonl(path / SAMPLES)
-    errors, bad_errors = _read_errors(path, ranks)
+    numbers = _numbers(ranks)
+    errors, bad_errors = _read_errors(path, numbers)
+    stacks, bad_stacks = read_stacks(path, numbers)
     if not live:
         notices += _deaths(meta, events)
-        for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples)):
+        for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples), (STACKS, bad_stacks)):
             if bad:
                 notices.append(f"{bad:,} lines of {name} could not be read.")
     notices += bad_errors
@@ -77,6 +82,7 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
         samples=tuple({k: v for k, v in sample.items() if v is not None} for sample in samples),
         events=_merge_notes(events, assembled.notes),
         errors=errors,
+        stacks=stacks,
         notices=tuple(notices),
     )
 
@@ -108,12 +114,17 @@ def _deaths(meta: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
     return notices
 
 
-def _read_errors(path: Path, ranks: Sequence[RankSeries]) -> tuple[tuple[RankError, ...], list[str]]:
-    """What the dying processes wrote, in order of death, under the ranks that the series have."""
+def _numbers(ranks: Sequence[RankSeries]) -> dict[int, int | None]:
+    """The rank that each pid is shown as; None when two processes had it."""
     numbers: dict[int, int | None] = {}
     for series in ranks:
         pid = series.identity.pid
         numbers[pid] = None if pid in numbers else series.rank
+    return numbers
+
+
+def _read_errors(path: Path, numbers: dict[int, int | None]) -> tuple[tuple[RankError, ...], list[str]]:
+    """What the dying processes wrote, in order of death, under the ranks that the series have."""
     errors: list[RankError] = []
     notices: list[str] = []
     for file in sorted((path / "errors").glob("*.json")):

@@ -14,6 +14,7 @@ __all__ = [
     "SAMPLES_PARQUET",
     "SEGMENT_SUFFIX",
     "SIDECAR_SUFFIX",
+    "STACKS",
     "STEPS",
     "STEPS_PARQUET",
     "SUMMARY",
@@ -26,6 +27,7 @@ __all__ = [
 META = "run.json"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
+STACKS = "stacks.jsonl"
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"

@@ -1,0 +1,185 @@
+"""Where a rank is while no phase claims its time: its stack, asked for by a signal that it offered.
+
+What passes outside all phases has no name; the stack gives it one.  A rank is asked when it has been in ``other`` for a
+while, rarely and not often in all, and never otherwise.  It answers through its faulthandler, into a file beside its
+ring (``recorder/stacks.py`` says why that is safe for it).  Before each question is checked, in the kernel's own words,
+that the process catches the signal in its main thread and that its descriptor still is that file; the signal goes
+through the pidfd, so it can reach no other process.  An answer counts only if the rank was in the same stretch of
+``other`` before and after.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.records.phases import BUILTIN_PHASES, OTHER
+from stepscope.records.places import STACKS_SUFFIX
+from stepscope.ring import RingReader, RingState
+from stepscope.ring.reader import LivePhase
+
+__all__ = ["StackAsker", "parse_stack"]
+
+STRETCH_NS = 50_000_000
+"""So long in ``other`` before a rank is asked."""
+PAUSE_S = 2.0
+"""Between two questions to the same rank."""
+MAX_QUESTIONS = 40
+"""To one rank in one run: enough to tell one habit from three, and over soon in a script that is all ``other``."""
+BRIEF_S = 0.001
+BRIEF_LOOKS = 6
+"""An answer mostly comes at once, so we wait for it this often, this long; if it does not, until the next look."""
+PATIENCE_S = 2.0
+"""A rank that did not answer by then, although it took the signal, is not asked again."""
+MAX_BYTES = 1 << 17
+MAX_FRAMES = 50
+
+_HEAD = "Stack (most recent call first):"
+_FRAME = re.compile(r'  File "([^\n]*)", line ([0-9]{1,9}|\?\?\?) in ([^\n]*)')
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
+_CUT = "  ..."
+_OUTERMOST = ("<module>", "_run_module_as_main")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    live: LivePhase
+    wall_ns: int
+    asked_s: float
+
+
+class StackAsker:
+    """Asks one rank.  Call ``look`` at every look at its ring."""
+
+    def __init__(self, reader: RingReader, pid: int, *, asked: int = 0, proc: Path = Path("/proc")) -> None:
+        self._reader = reader
+        self._pid = pid
+        self._proc = proc / str(pid)
+        self._path = reader.path.with_suffix(STACKS_SUFFIX)
+        self._left = MAX_QUESTIONS - asked
+        self._next_s = 0.0
+        self._question: _Question | None = None
+        self._seen = b""
+
+    def look(self, pidfd: int | None) -> dict[str, Any] | None:
+        """A stack, when there is a new one; without the rank's number, which the caller knows."""
+        offer = self._reader.stack_offer()
+        if offer is None or pidfd is None:
+            return None
+        if self._question is None:
+            if not self._ask(pidfd, *offer):
+                return None
+            for _ in range(BRIEF_LOOKS):
+                time.sleep(BRIEF_S)
+                if (answer := self._answer(at_once=True)) is not None or self._question is None:
+                    return answer
+            return None
+        late = time.monotonic() - self._question.asked_s > PATIENCE_S
+        answer = self._answer(at_once=False)
+        if late and not self._seen:
+            self._give_up(offer[0])
+        return answer
+
+    def _ask(self, pidfd: int, number: int, fd: int) -> bool:
+        """Whether the rank was asked: it is due, and it listens."""
+        if self._left <= 0 or time.monotonic() < self._next_s or self._reader.state() is not RingState.RUNNING:
+            return False
+        live = self._reader.live()
+        if live.phase != OTHER or not 0 < live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
+            return False
+        self._next_s = time.monotonic() + PAUSE_S
+        try:
+            if not self._listens(number, fd):
+                return False
+            os.truncate(self._path, 0)
+            signal.pidfd_send_signal(pidfd, number)
+        except (OSError, ValueError):
+            return False  # it just ended, or what it offers is no signal
+        self._left -= 1
+        self._seen = b""
+        self._question = _Question(live=live, wall_ns=time.time_ns(), asked_s=time.monotonic())
+        return True
+
+    def _listens(self, number: int, fd: int) -> bool:
+        """Whether the main thread catches the signal, has none of it waiting, and the descriptor is our file."""
+        masks = self._masks()
+        if number < signal.SIGRTMIN or not all(name in masks for name in ("SigCgt", "SigBlk", "SigPnd", "ShdPnd")):
+            return False
+        bit = 1 << (number - 1)
+        if not masks["SigCgt"] & bit or (masks["SigBlk"] | masks["SigPnd"] | masks["ShdPnd"]) & bit:
+            return False
+        theirs, ours = (self._proc / "fd" / str(fd)).stat(), self._path.stat()
+        return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def _masks(self) -> dict[str, int]:
+        lines = (line.partition(":\t") for line in (self._proc / "status").read_text(errors="replace").splitlines())
+        return {name: int(mask, 16) for name, _, mask in lines if name[:3] in ("Sig", "Shd") and name != "SigQ"}
+
+    def _answer(self, *, at_once: bool) -> dict[str, Any] | None:
+        """What was written, once it is whole: the same at two looks, and ending where a main thread's stack does."""
+        question = self._question
+        written = self._read()
+        whole = bool(written) and written == self._seen
+        self._seen = written
+        if question is None or not whole:
+            return None
+        frames = parse_stack(written.decode(errors="replace"))
+        if at_once and (not frames or frames[-1]["function"] not in _OUTERMOST):
+            return None
+        self._question = None
+        if not frames or self._reader.live() != question.live:
+            return None
+        about = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
+        return {**about, "phase": BUILTIN_PHASES[OTHER], "frames": frames[:MAX_FRAMES]}
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                return file.read(MAX_BYTES)
+        except OSError:
+            return b""
+
+    def _give_up(self, number: int) -> None:
+        """Not answered in time: still waiting is a reason to wait too, anything else to ask no more."""
+        try:
+            masks = self._masks()
+        except (OSError, ValueError):
+            masks = {}
+        waiting = (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) >> (number - 1) & 1
+        if self._question is not None and not waiting:
+            self._question = None
+            self._left = 0
+
+
+def parse_stack(text: str) -> list[dict[str, Any]]:
+    """Frames, innermost first, of what faulthandler wrote; none when a single line is not as it writes them."""
+    lines = text.split("\n")
+    if len(lines) < 3 or lines[0] != _HEAD or lines[-1]:
+        return []
+    frames = lines[1:-1]
+    if frames[-1] == _CUT:
+        frames.pop()
+    found = [_FRAME.fullmatch(line) for line in frames]
+    return [] if None in found else [_frame(match.groups()) for match in found if match]
+
+
+def _frame(groups: Sequence[str]) -> dict[str, Any]:
+    file, line, function = groups
+    return {"file": _plain(file), "line": int(line) if line.isdecimal() else 0, "function": _plain(function)}
+
+
+def _plain(text: str) -> str:
+    """Undo faulthandler's escapes of what is not ASCII."""
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(escape: re.Match[str]) -> str:
+    code = int(escape.group(1) or escape.group(2) or escape.group(3), 16)
+    printable = code < 0x110000 and chr(code).isprintable()
+    return chr(code) if printable else escape.group()

@@ -1,0 +1,55 @@
+"""``stacks.jsonl``: where ranks were seen in long stretches that no phase claims, as the agent wrote it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.store.jsonl import read_jsonl
+from stepscope.store.paths import STACKS
+
+__all__ = ["read_stacks"]
+
+_LARGEST = (1 << 63) - 1
+_NUMBERS = ("rank", "pid", "wall_ns", "step")
+
+
+def read_stacks(run_dir: Path, ranks: Mapping[int, int | None]) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The stacks, in order of time, and how many lines were none.
+
+    ``ranks``: the rank that each pid is shown as, where that is known.
+    """
+    records, bad = read_jsonl(run_dir / STACKS)
+    stacks = []
+    for record in records:
+        stack = _checked(record)
+        if stack is None:
+            bad += 1
+            continue
+        shown = ranks.get(stack["pid"])
+        stacks.append(stack if shown is None else {**stack, "rank": shown})
+    return tuple(sorted(stacks, key=lambda stack: stack["wall_ns"])), bad
+
+
+def _checked(raw: dict[str, Any]) -> dict[str, Any] | None:
+    frames = raw.get("frames")
+    if not all(_is_count(raw.get(name)) for name in _NUMBERS) or not isinstance(raw.get("phase"), str):
+        return None
+    if not isinstance(frames, list) or not frames or not all(_is_frame(frame) for frame in frames):
+        return None
+    plain = [{name: frame[name] for name in ("file", "line", "function")} for frame in frames]
+    return {**{name: raw[name] for name in (*_NUMBERS, "phase")}, "frames": plain}
+
+
+def _is_frame(raw: Any) -> bool:
+    return (
+        isinstance(raw, dict)
+        and _is_count(raw.get("line"))
+        and isinstance(raw.get("file"), str)
+        and isinstance(raw.get("function"), str)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST

@@ -1,0 +1,350 @@
+"""Asking a process for its stack: only one that listens, only outside all phases, only within one stretch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.agent import stacks
+from stepscope.agent.stacks import MAX_QUESTIONS, StackAsker, parse_stack
+from stepscope.ring import RingReader
+
+NUMBER = signal.SIGRTMIN + 12
+
+CHILD = textwrap.dedent(
+    """
+    import os, platform, signal, sys
+    from pathlib import Path
+    from stepscope.recorder.stacks import StackOffer
+    from stepscope.records.identity import RankIdentity
+    from stepscope.ring import RingState
+    from stepscope.ring.layout import STACKS_WORD
+    from stepscope.testing.rings import RingStream
+    folder, number = Path(sys.argv[1]), int(sys.argv[2])
+    stream = RingStream(folder / f"{os.getpid()}.ring", RankIdentity(host="node", pid=os.getpid()))
+    stream.ring.set_state(RingState.RUNNING)
+    path = folder / f"{os.getpid()}.stacks"
+    offer, heard = StackOffer(), []
+
+    def wait_for_word():
+        return sys.stdin.readline().strip()
+
+    print("ready", flush=True)
+    while word := wait_for_word():
+        if word == "offer":
+            offer.open(stream.ring)
+        elif word == "pretend":  # announce a signal that nothing catches
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            stream.ring.header[STACKS_WORD] = number | fd << 8
+        elif word == "catch":
+            signal.signal(number, lambda *_: heard.append(1))
+        elif word == "block":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+        elif word == "unblock":
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        elif word == "other file":
+            os.dup2(os.open(folder / "other", os.O_WRONLY | os.O_CREAT), offer._fd)
+        elif word.startswith("enter"):
+            stream.clock.advance(1)
+            stream.ledger.enter(int(word.split()[1]))
+        elif word == "step":
+            stream.clock.advance(1)
+            stream.ledger.end_step(0, 6, 0)
+        elif word == "state":
+            stream.ring.set_state(RingState.EXITED)
+        print(len(heard), flush=True)
+    """
+)
+
+
+class Child:
+    """A process with a ring that has been in ``other`` since its clock stopped, long ago."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", CHILD, str(folder), str(int(NUMBER))]
+        self.process: subprocess.Popen[str] = subprocess.Popen(command, env=environment, **pipes)
+        self._hear()
+        self.pid = self.process.pid
+        self.reader = RingReader(folder / f"{self.pid}.ring")
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def say(self, word: str) -> int:
+        """How often a handler of its own was called so far."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        heard = int(self._hear())
+        stat = Path(f"/proc/{self.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.001)  # until it waits for the next word
+        return heard
+
+    def _hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> int:
+        self.process.communicate()
+        self.reader.close()
+        os.close(self.pidfd)
+        return self.process.returncode
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    child = Child(tmp_path)
+    yield child
+    assert child.close() == 0, "the process did not survive"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Signals that were sent; they are."""
+    numbers: list[int] = []
+    original = signal.pidfd_send_signal
+
+    def send(pidfd: int, number: int) -> None:
+        numbers.append(number)
+        original(pidfd, number)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", send)
+    return numbers
+
+
+def look_until(asker: StackAsker, pidfd: int, done: Callable[[Any], bool]) -> Any:
+    deadline = time.monotonic() + 30
+    while not done(found := asker.look(pidfd)):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int], tmp_path: Path) -> None:
+    child.say("offer")
+    child.say("step")
+    asker = StackAsker(child.reader, child.pid)
+    stack = look_until(asker, child.pidfd, lambda found: found is not None)
+    assert (stack["pid"], stack["step"], stack["phase"]) == (child.pid, 7, "other")
+    assert [frame["function"] for frame in stack["frames"]] == ["wait_for_word", "<module>"]
+    assert [frame["file"] for frame in stack["frames"]] == ["<string>", "<string>"]
+    line = next(n for n, text in enumerate(CHILD.splitlines(), 1) if "sys.stdin.readline" in text)
+    assert stack["frames"][0]["line"] == line
+    assert sent == [NUMBER]
+    assert asker.look(child.pidfd) is None  # not again so soon
+    assert sent == [NUMBER]
+
+
+def test_a_signal_that_is_not_caught_is_never_sent(child: Child, sent: list[int]) -> None:
+    """It would end the process."""
+    child.say("pretend")
+    asker = StackAsker(child.reader, child.pid)
+    assert asker.look(child.pidfd) is None
+    assert sent == []
+
+
+def test_nor_one_that_is_blocked(child: Child, sent: list[int]) -> None:
+    """Another thread would get it, and show where that one is."""
+    child.say("offer")
+    child.say("block")
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+def test_nor_when_the_descriptor_is_another_file_by_now(child: Child, sent: list[int], tmp_path: Path) -> None:
+    child.say("offer")
+    child.say("other file")
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+@pytest.mark.parametrize("word", [9, 15 | 5 << 8, 200 | 5 << 8, (1 << 64) - 1])
+def test_nor_any_other_that_a_damaged_header_names(tmp_path: Path, child: Child, sent: list[int], word: int) -> None:
+    child.say("offer")
+    with child.reader.path.open("r+b") as file:
+        file.seek(120)
+        file.write(word.to_bytes(8, "little"))
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+def test_nor_without_an_offer_or_a_pidfd(child: Child, sent: list[int]) -> None:
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    child.say("offer")
+    assert StackAsker(child.reader, child.pid).look(None) is None
+    assert sent == []
+
+
+@pytest.mark.parametrize("phase", [1, 3, 4, 5, 6, 7, 8, 9])
+def test_nor_inside_a_phase(child: Child, sent: list[int], phase: int) -> None:
+    child.say("offer")
+    child.say(f"enter {phase}")
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+def test_nor_in_a_short_stretch(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    child.say("offer")
+    since = child.reader.live().since_ns
+    asker = StackAsker(child.reader, child.pid)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + 49_999_999)
+    assert asker.look(child.pidfd) is None
+    assert sent == []
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + 50_000_000)
+    assert look_until(asker, child.pidfd, lambda found: found is not None)
+    assert sent == [NUMBER]
+
+
+def test_nor_when_it_says_that_it_is_over(child: Child, sent: list[int]) -> None:
+    child.say("offer")
+    child.say("state")
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+def test_what_was_written_in_another_stretch_is_dropped(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
+    child.say("offer")
+    asker = StackAsker(child.reader, child.pid)
+    assert asker.look(child.pidfd) is None
+    child.say("enter 3")
+    assert look_until(asker, child.pidfd, lambda _: asker._question is None) is None
+    assert sent == [NUMBER]
+
+
+def test_a_late_answer_counts_while_the_stretch_lasts(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
+    child.say("offer")
+    asker = StackAsker(child.reader, child.pid)
+    stack = look_until(asker, child.pidfd, lambda found: found is not None)
+    assert stack["frames"][0]["function"] == "wait_for_word"
+    assert sent == [NUMBER]
+
+
+def test_only_so_often(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
+    child.say("offer")
+    asker = StackAsker(child.reader, child.pid, asked=MAX_QUESTIONS - 3)
+    for _ in range(3):
+        look_until(asker, child.pidfd, lambda found: found is not None)
+    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+    assert len(sent) == 3
+    assert (child.reader.path.with_suffix(".stacks")).stat().st_size < 1000
+
+
+def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that somebody put there past us: it hears one signal and no more."""
+    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(stacks, "PATIENCE_S", 0.05)
+    child.say("pretend")
+    child.say("catch")
+    asker = StackAsker(child.reader, child.pid)
+    look_until(asker, child.pidfd, lambda _: sent and asker._question is None)
+    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+    assert sent == [NUMBER]
+    assert child.say("how often?") == 1
+
+
+def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(stacks, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
+    child.say("offer")
+    asker = StackAsker(child.reader, child.pid)
+    listens = asker._listens
+
+    def listens_and_blocks(number: int, fd: int) -> bool:
+        heard = listens(number, fd)
+        child.say("block")
+        return heard
+
+    monkeypatch.setattr(asker, "_listens", listens_and_blocks)
+    for _ in range(5):
+        assert asker.look(child.pidfd) is None
+    assert sent == [NUMBER]
+    child.say("unblock")
+    assert look_until(asker, child.pidfd, lambda found: found is not None)["frames"]
+    assert sent == [NUMBER]
+
+
+def test_a_process_that_is_gone_is_none(tmp_path: Path, sent: list[int]) -> None:
+    child = Child(tmp_path)
+    child.say("offer")
+    asker = StackAsker(child.reader, child.pid)
+    child.process.communicate()
+    assert asker.look(child.pidfd) is None
+    assert sent == []
+    child.close()
+
+
+# -- what faulthandler writes -----------------------------------------------------------------------------------------
+
+HEAD = "Stack (most recent call first):\n"
+
+
+def test_every_frame_is_read() -> None:
+    text = HEAD + '  File "/a b/tr\\xe4in \\u2713.py", line 12 in write_report\n  File "<string>", line 3 in <module>\n'
+    assert parse_stack(text) == [
+        {"file": "/a b/träin ✓.py", "line": 12, "function": "write_report"},
+        {"file": "<string>", "line": 3, "function": "<module>"},
+    ]
+
+
+def test_a_very_deep_stack_is_cut_and_a_line_may_be_unknown() -> None:
+    text = HEAD + '  File "a", line ??? in f\n  ...\n'
+    assert parse_stack(text) == [{"file": "a", "line": 0, "function": "f"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        HEAD,
+        HEAD.strip(),
+        HEAD + "  ...\n",
+        HEAD + '  File "a", line 1 in f',
+        '  File "a", line 1 in f\n',
+        HEAD + '  File "a", line 1 in f\nhello\n',
+        HEAD + "  <no Python frame>\n",
+        HEAD + '  File "a", line -1 in f\n',
+        HEAD + '  File "a", line 99999999999 in f\n',
+        HEAD + '  File "a", line 1 in f\n' + HEAD + '  File "a", line 1 in f\n',
+        HEAD + '  ...\n  File "a", line 1 in f\n',
+        "Current thread 0x0001 (most recent call first):\n" + '  File "a", line 1 in f\n',
+    ],
+)
+def test_anything_else_is_none(text: str) -> None:
+    assert parse_stack(text) == []
+
+
+PIECES = (HEAD, '  File "', '", line ', "12", " in ", "f", "\n", "\\x", "\\U0010ffff", "  ...\n", "???")
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join))
+def test_fuzz_parser(text: str) -> None:
+    for frame in parse_stack(text) + parse_stack(HEAD + text) + parse_stack(HEAD + text + "\n"):
+        assert set(frame) == {"file", "line", "function"}
+        assert 0 <= frame["line"] < 10**9
+        assert "\n" not in frame["file"] + frame["function"]
+
+
+@given(st.binary())
+def test_fuzz_bytes(data: bytes) -> None:
+    assert parse_stack(data.decode(errors="replace")) == []

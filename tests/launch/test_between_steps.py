@@ -1,0 +1,109 @@
+"""A job that spends its time between steps: the run says where, and the job notices nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.records.phases import OTHER
+from stepscope.store.load import open_run
+
+Run = Callable[..., Any]
+
+LOOP = """
+import multiprocessing, os, signal, sys, time
+import torch
+from torch import nn
+
+OURS = signal.SIGRTMIN + 12
+heard = []
+if "own" in sys.argv:
+    signal.signal(OURS, lambda *_: heard.append(1))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def write_report():
+    time.sleep(0.3)
+
+
+for step in range(12):
+    if "late" in sys.argv and step == 6:
+        signal.signal(OURS, lambda *_: heard.append(1))
+    loss = model(torch.randn(8, 16)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+    write_report()
+    if "fork" in sys.argv and step == 8:
+        child = os.fork()
+        if not child:
+            os._exit(signal.getsignal(OURS) is not signal.SIG_DFL)
+        print(os.waitpid(child, 0)[1], file=sys.stderr)
+print(len(heard), file=sys.stderr)
+if "own" in sys.argv or "late" in sys.argv:
+    os.kill(os.getpid(), OURS)
+    print(len(heard), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def loop(script: Callable[..., Path]) -> Path:
+    return script(LOOP, "train.py")
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(LOOP.splitlines(), 1) if text in line)
+
+
+def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_python: Run, loop: Path) -> None:
+    done = run_stepscope("run", "--quiet", loop)
+    assert done.code == 0, done.stderr
+    data = open_run(done.run_dir)
+    assert data.stacks
+    for stack in data.stacks:
+        assert (stack["rank"], stack["phase"]) == (0, "other")
+        assert 1 <= stack["step"] <= 12
+        assert [(frame["file"], frame["line"], frame["function"]) for frame in stack["frames"]] == [
+            (str(loop), line_of("time.sleep"), "write_report"),
+            (str(loop), line_of("    write_report()"), "<module>"),
+        ]
+    (series,) = data.ranks
+    between, other = series.steps["between_ns"], series.steps["phase_ns"][:, OTHER]
+    assert between[0] == 0
+    assert (between[1:] >= 300_000_000).all()
+    assert (between <= other).all()
+    assert done.stdout == run_python(loop).stdout
+
+
+def test_switched_off_nobody_is_asked(run_stepscope: Run, loop: Path) -> None:
+    done = run_stepscope("run", "--quiet", loop, env={"STEPSCOPE_STACKS": "0"})
+    assert done.code == 0, done.stderr
+    assert not (done.run_dir / "stacks.jsonl").exists()
+    assert open_run(done.run_dir).stacks == ()
+
+
+@pytest.mark.parametrize(("when", "asked"), [("own", True), ("late", False)])
+def test_a_handler_of_the_scripts_own_is_its_own(run_stepscope: Run, loop: Path, when: str, asked: bool) -> None:
+    done = run_stepscope("run", "--quiet", loop, when)
+    assert (done.code, done.stderr.split()) == (0, ["0", "1"])
+    if asked:  # by another signal; with "late" the offer may have been withdrawn before the first question
+        assert open_run(done.run_dir).stacks
+
+
+def test_a_forked_child_is_left_alone(run_stepscope: Run, loop: Path) -> None:
+    done = run_stepscope("run", "--quiet", loop, "fork")
+    assert (done.code, done.stderr.split()) == (0, ["0", "0"])
+    assert {stack["pid"] for stack in open_run(done.run_dir).stacks} == {open_run(done.run_dir).ranks[0].identity.pid}
+
+
+def test_nothing_is_left_in_the_session(run_stepscope: Run, loop: Path) -> None:
+    done = run_stepscope("run", "--quiet", loop)
+    meta = json.loads((done.run_dir / "run.json").read_text())
+    assert not Path(meta["session"]).exists()

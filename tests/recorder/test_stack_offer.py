@@ -1,0 +1,320 @@
+"""Offering stacks: the script keeps its signals, its system calls and its children."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.recorder import guard, stacks
+from stepscope.recorder.stacks import CANDIDATES, StackOffer
+from stepscope.records.identity import RankIdentity
+from stepscope.ring import RingReader, RingWriter
+from stepscope.ring.layout import MIN_CAPACITY, STACKS_WORD
+
+FIRST = signal.SIGRTMIN + CANDIDATES[0]
+SECOND = signal.SIGRTMIN + CANDIDATES[1]
+STATE = (signal.signal, faulthandler.register)
+
+
+def caught(number: int) -> bool:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    mask = int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16)
+    return bool(mask >> (number - 1) & 1)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[RingWriter]:
+    ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+    yield ring
+    ring.close()
+
+
+@pytest.fixture
+def offer() -> Iterator[StackOffer]:
+    """Afterwards everything is as it was."""
+    failures = guard.failures()
+    offer = StackOffer()
+    yield offer
+    offer.withdraw()
+    for number in (FIRST, SECOND):
+        assert signal.getsignal(number) is signal.SIG_DFL
+        assert not caught(number)
+    assert (signal.signal, faulthandler.register) == STATE
+    assert guard.failures() == failures
+
+
+def written(ring: RingWriter) -> list[str]:
+    return ring.path.with_suffix(".stacks").read_text().splitlines()
+
+
+def test_the_header_says_which_signal_and_where_it_writes(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
+    offer.open(ring)
+    reader = RingReader(ring.path)
+    announced = reader.stack_offer()
+    assert announced is not None
+    number, fd = announced
+    assert number == FIRST
+    assert Path(f"/proc/self/fd/{fd}").readlink() == tmp_path / "1.stacks"
+    assert not os.get_inheritable(fd)
+    signal.raise_signal(number)
+    assert written(ring)[0] == "Stack (most recent call first):"
+    assert "in test_the_header_says_which_signal_and_where_it_writes" in written(ring)[1]
+    os.truncate(tmp_path / "1.stacks", 0)
+    signal.raise_signal(number)
+    assert written(ring)[0] == "Stack (most recent call first):"
+    offer.withdraw()
+    assert reader.stack_offer() is None
+    reader.close()
+
+
+def test_a_signal_that_the_script_uses_is_left_to_it(ring: RingWriter, offer: StackOffer) -> None:
+    heard: list[int] = []
+    signal.signal(FIRST, lambda number, _: heard.append(number))
+    try:
+        offer.open(ring)
+        assert ring.header[STACKS_WORD] & 0xFF == SECOND
+        signal.raise_signal(FIRST)
+        assert heard == [FIRST]
+        offer.withdraw()
+        signal.raise_signal(FIRST)
+        assert heard == [FIRST, FIRST]
+    finally:
+        signal.signal(FIRST, signal.SIG_DFL)
+
+
+def test_so_is_one_that_it_ignores_or_blocks(ring: RingWriter, offer: StackOffer) -> None:
+    signal.signal(FIRST, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [SECOND])
+    try:
+        offer.open(ring)
+        assert ring.header[STACKS_WORD] & 0xFF == signal.SIGRTMIN + CANDIDATES[2]
+    finally:
+        offer.withdraw()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(FIRST, signal.SIG_DFL)
+
+
+def test_a_script_that_wants_ours_later_gets_it_as_it_was(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+    heard: list[int] = []
+    try:
+        assert signal.signal(SECOND, signal.SIG_DFL) is signal.SIG_DFL
+        assert ring.header[STACKS_WORD] != 0
+        assert signal.signal(FIRST, lambda number, _: heard.append(number)) is signal.SIG_DFL
+        assert ring.header[STACKS_WORD] == 0
+        signal.raise_signal(FIRST)
+        assert heard == [FIRST]
+        assert written(ring) == []
+    finally:
+        signal.signal(FIRST, signal.SIG_DFL)
+
+
+def test_or_for_its_own_faulthandler(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
+    offer.open(ring)
+    with (tmp_path / "mine").open("w") as mine:
+        faulthandler.register(FIRST, file=mine, all_threads=False)
+        try:
+            signal.raise_signal(FIRST)
+        finally:
+            faulthandler.unregister(FIRST)
+    assert ring.header[STACKS_WORD] == 0
+    assert written(ring) == []
+    assert "most recent call first" in (tmp_path / "mine").read_text()
+
+
+def test_one_that_comes_when_the_interpreter_is_on_its_way_out_does_nothing(
+    ring: RingWriter, offer: StackOffer
+) -> None:
+    """faulthandler gives the signal back before the process is gone; the default would end it."""
+    offer.open(ring)
+    faulthandler.unregister(FIRST)
+    signal.raise_signal(FIRST)
+    assert written(ring) == []
+
+
+def test_a_forked_child_gives_it_back_and_the_parent_keeps_it(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+    pid = os.fork()
+    if not pid:
+        offer.forget()
+        left = caught(FIRST) or signal.getsignal(FIRST) is not signal.SIG_DFL or signal.signal is not STATE[0]
+        signal.signal(FIRST, signal.SIG_IGN)  # the child's own doing stays the child's
+        os._exit(int(left))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ring.header[STACKS_WORD] & 0xFF == FIRST
+    signal.raise_signal(FIRST)
+    assert "in test_a_forked_child" in written(ring)[1]
+
+
+def test_a_child_that_execs_has_the_default(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+    code = "print(open('/proc/self/status').read())"
+    status = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    masks = {
+        line.split()[0]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigCgt", "SigIgn")
+    }
+    assert not (masks["SigCgt:"] | masks["SigIgn:"]) >> (FIRST - 1) & 1
+
+
+def test_only_the_main_thread_is_offered(ring: RingWriter, offer: StackOffer) -> None:
+    def elsewhere() -> None:
+        thread = threading.Thread(target=offer.open, args=(ring,))
+        thread.start()
+        thread.join()
+
+    elsewhere()
+    assert ring.header[STACKS_WORD] == 0
+    offer.open(ring)
+    assert ring.header[STACKS_WORD] != 0
+    elsewhere()  # another thread took over
+    assert ring.header[STACKS_WORD] == 0
+
+
+def test_switched_off(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_STACKS", "0")
+    offer.open(ring)
+    assert ring.header[STACKS_WORD] == 0
+    assert not ring.path.with_suffix(".stacks").exists()
+
+
+def test_no_signal_free_no_offer(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "CANDIDATES", ())
+    offer.open(ring)
+    assert ring.header[STACKS_WORD] == 0
+
+
+def test_the_recorder_offers_with_its_ring_and_takes_it_back_with_the_hooks(recording: Any) -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    header = recording.recorder.ring.header
+    assert header[STACKS_WORD] & 0xFF == FIRST
+    recording.recorder.forget()  # as in a forked child
+    assert not caught(FIRST)
+    assert header[STACKS_WORD] & 0xFF == FIRST
+
+
+GOES_ON = textwrap.dedent(
+    """
+    import os, select, signal, socket, sys, threading, time
+    from pathlib import Path
+    from stepscope.recorder.stacks import StackOffer
+    from stepscope.records.identity import RankIdentity
+    from stepscope.ring import RingWriter
+    from stepscope.ring.layout import STACKS_WORD
+    ring = RingWriter(Path(sys.argv[1]) / "1.ring", RankIdentity(host="node", pid=os.getpid()))
+    offer = StackOffer()
+    offer.open(ring)
+    number = ring.header[STACKS_WORD] & 0xFF
+    over = threading.Event()
+
+    def ask():
+        while not over.wait(0.01):
+            os.kill(os.getpid(), number)  # to the process: the main thread gets it
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    begin = time.monotonic()
+    time.sleep(0.2)
+    assert time.monotonic() - begin >= 0.2
+    begin = time.monotonic()
+    assert select.select([], [], [], 0.2) == ([], [], [])
+    assert time.monotonic() - begin >= 0.2
+    one, other = socket.socketpair()
+    threading.Timer(0.2, other.send, (b"hello",)).start()
+    assert one.recv(10) == b"hello"
+    reading, writing = os.pipe()
+    threading.Timer(0.2, os.write, (writing, b"x" * 10)).start()
+    assert os.read(reading, 100) == b"x" * 10
+    poller = select.epoll()
+    assert poller.poll(0.2) == []
+    lock = threading.Lock()
+    lock.acquire()
+    threading.Timer(0.2, lock.release).start()
+    assert lock.acquire(timeout=10)
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(0.2)"], os.environ)
+    assert os.waitpid(child, 0) == (child, 0)
+    over.set()
+    asking.join()
+    print(open(ring.path.with_suffix(".stacks")).read().count("most recent call first"))
+    """
+)
+
+
+def test_sleep_select_recv_and_the_like_go_on(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", GOES_ON, str(tmp_path)], capture_output=True, text=True, env=env())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 20
+
+
+BUSY = textwrap.dedent(
+    """
+    import os, signal, sys, threading
+    from pathlib import Path
+    from stepscope.recorder.stacks import StackOffer
+    from stepscope.records.identity import RankIdentity
+    from stepscope.ring import RingWriter
+    from stepscope.ring.layout import STACKS_WORD
+    ring = RingWriter(Path(sys.argv[1]) / "1.ring", RankIdentity(host="node", pid=os.getpid()))
+    offer = StackOffer()
+    offer.open(ring)
+    number = ring.header[STACKS_WORD] & 0xFF
+    asked = threading.Event()
+
+    def ask():
+        for _ in range(20):
+            os.kill(os.getpid(), number)
+            asked.wait(0.02)
+        asked.set()
+
+    def down(n):
+        return n + down(n - 1) if n else sum(i * i for i in range(50))
+
+    threading.Thread(target=ask).start()
+    total = rounds = 0
+    while not asked.is_set():
+        total += down(30)
+        rounds += 1
+    assert total == rounds * (465 + sum(i * i for i in range(50)))
+    print(open(ring.path.with_suffix(".stacks")).read().count("most recent call first"))
+    """
+)
+
+
+def test_a_busy_loop_survives_twenty_questions(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY, str(tmp_path)], capture_output=True, text=True, env=env())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == 20
+
+
+LEAVES = GOES_ON.partition("over = ")[0] + "print(number, flush=True)"
+
+
+def test_a_process_that_is_asked_until_it_is_gone_ends_in_order(tmp_path: Path) -> None:
+    """Also while its interpreter is being taken down."""
+    command = [sys.executable, "-c", LEAVES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env()) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        while process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.0002)
+    assert process.returncode == 0
+
+
+def env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
