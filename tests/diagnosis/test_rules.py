@@ -16,13 +16,38 @@ from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
 from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
 
-KINDS = set(
-    "input_bound h2d_bound compute_bound comm_bound optimizer_bound between_steps wait_heavy "
-    "input_straggler compute_straggler h2d_straggler straggler rotating_straggler node_straggler imbalance "
-    "jitter stall drift change_point throughput_drop "
-    "memory_creep memory_pressure memory_imbalance fragmentation "
-    "low_gpu_utilisation gpu_throttled cpu_saturated ram_pressure "
-    "rank_crashed healthy insufficient_data".split()
+KINDS = {
+    "input_bound",
+    "h2d_bound",
+    "compute_bound",
+    "comm_bound",
+    "optimizer_bound",
+    "between_steps",
+    "wait_heavy",
+    "input_straggler",
+    "compute_straggler",
+    "h2d_straggler",
+    "straggler",
+    "rotating_straggler",
+    "node_straggler",
+    "imbalance",
+    "jitter",
+    "stall",
+    "drift",
+    "change_point",
+    "throughput_drop",
+    "memory_creep",
+    "memory_pressure",
+    "memory_imbalance",
+    "fragmentation",
+    "low_gpu_utilisation",
+    "gpu_throttled",
+    "cpu_saturated",
+    "ram_pressure",
+    "rank_crashed",
+    "healthy",
+    "insufficient_data",
+}
 )
 TOO_FEW = (
     "Only 4 steady steps to judge by (1 of 5 set apart as warm-up): "

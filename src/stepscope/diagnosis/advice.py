@@ -33,7 +33,7 @@ def for_straggler(
     """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host."""
     if node:
         return (
-            f"It is host {hosts[0]}, not a rank: compare its clocks, temperature, power limit and other load with the rest.",
+            f"It is host {hosts[0]}, not a rank: compare its clocks, temperature, power limit and load with the rest.",
             "Leave it out of the next allocation if nothing explains it; the price above is what it costs to keep it.",
         )
     who = named_ranks(ranks).lower()

@@ -74,8 +74,8 @@ def for_comm(view: View, _: Floats) -> tuple[str, ...]:
     if gradient_mb and bucket_mb:
         if gradient_mb / bucket_mb < FEW_BUCKETS:
             lines.append(
-                f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while backward "
-                f"still runs: try bucket_cap_mb={max(1, round(gradient_mb / 4))}."
+                f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while "
+                f"backward still runs: try bucket_cap_mb={max(1, round(gradient_mb / 4))}."
             )
         elif bucket_mb < SMALL_BUCKET_MB:
             lines.append(f"Buckets of {bucket_mb:.1f} MB are all latency: leave bucket_cap_mb at 25 or above.")

@@ -33,7 +33,7 @@ def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
     left = view.step_ns.copy()
     for claim in claims:
         left -= np.clip(claim.saved_ns, 0.0, np.maximum(left, 0.0))
-    return left
+    return np.asarray(left, np.float64)
 
 
 def severity_of(share: float, per_step_ns: float = float("inf")) -> Severity:

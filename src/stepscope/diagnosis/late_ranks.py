@@ -168,7 +168,8 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
     if kind == "node_straggler":
         host = view.hosts[group[0].rank]
         where = f" in {phase}" if phase else ""
-        return f"All {len(ranks)} ranks of host {host} are up to {excess} slower than their peers{where} {when}; {waiting}."
+        slower = f"are up to {excess} slower than their peers"
+        return f"All {len(ranks)} ranks of host {host} {slower}{where} {when}; {waiting}."
     if kind == "between_steps":
         doing = {"eval": "evaluating", "checkpoint": "in checkpoints"}.get(phase or "", "between two steps")
         spend = "spends" if len(ranks) == 1 else "spend"

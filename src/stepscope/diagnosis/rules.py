@@ -26,8 +26,19 @@ from stepscope.records.series import RunData
 __all__ = ["diagnose"]
 
 REMARKS = frozenset(
-    "jitter stall throughput_drop memory_creep memory_pressure memory_imbalance fragmentation low_gpu_utilisation "
-    "gpu_throttled cpu_saturated ram_pressure".split()
+    {
+        "jitter",
+        "stall",
+        "throughput_drop",
+        "memory_creep",
+        "memory_pressure",
+        "memory_imbalance",
+        "fragmentation",
+        "low_gpu_utilisation",
+        "gpu_throttled",
+        "cpu_saturated",
+        "ram_pressure",
+    }
 )
 """Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
 

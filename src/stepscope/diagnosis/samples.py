@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["LARGEST", "during", "number", "numbers", "of_kind"]
 
+Line = TypeVar("Line", bound=Mapping[str, Any])
 LARGEST = 1e300
 """Beyond it is nothing that anybody measured, and an integer of that size has no float."""
 
@@ -23,9 +24,9 @@ def numbers(lines: Iterable[Mapping[str, Any]], key: str) -> list[float]:
     return [value for line in lines if (value := number(line, key)) is not None]
 
 
-def during(lines: Iterable[dict[str, Any]], start_wall_ns: float, end_wall_ns: float) -> Iterator[dict[str, Any]]:
+def during(lines: Iterable[Line], start_wall_ns: float, end_wall_ns: float) -> Iterator[Line]:
     return (line for line in lines if start_wall_ns <= (number(line, "wall_ns") or 0) <= end_wall_ns)
 
 
-def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
+def of_kind(lines: Iterable[Line], kind: str) -> Iterator[Line]:
     return (line for line in lines if line.get("kind") == kind)

@@ -204,7 +204,7 @@ UNEVEN_SHARE = 0.05
 UNEVEN_FLOOR_NS = 1_000_000
 """On a crowded machine the scheduler alone puts a millisecond between the first rank and the last."""
 ROTATING_SPREADS = 5.0
-"""The last rank of a step stands out by so many spreads of the others; the largest of 1,024 normal values does by 3.3."""
+"""The last rank stands out by so many spreads of the others; the largest of 1,024 normal values does by 3.3."""
 ROTATING_EVEN = 2.0
 """What it is behind by is about the same in each step: the excess is so many of its own spreads.  Chance delays are not
 (an exponential distribution's median is one of its spreads)."""

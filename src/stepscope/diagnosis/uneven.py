@@ -131,7 +131,7 @@ def _rotation(
         },
         advice=(
             "Look for work that one rank does in turn: logging, saving or evaluating by step number modulo world size.",
-            "If nothing takes turns, batches differ in size: sort or bucket samples by length, so that all ranks get the like.",
+            "If nothing takes turns, batches differ in size: bucket samples by length, so that all ranks get the like.",
         ),
         confidence=0.9 if view.comm_measured else 0.7,
     )
@@ -158,7 +158,7 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
             "steps_used": len(view.steps),
         },
         advice=(
-            "Give all ranks batches of like size: bucket samples by length, pack sequences, or batch by tokens instead of samples.",
+            "Give all ranks batches of like size: bucket samples by length, pack sequences, or batch by tokens.",
             "Shuffle before sharding, so that no rank keeps the long ones.",
         ),
         confidence=0.85,
@@ -204,9 +204,7 @@ def _groups_differ(view: View) -> list[Claim]:
             "excess_ms": round(typical_ns / 1e6, 3),
             "steps_used": int(by_group.shape[1]),
         },
-        advice=(
-            "Move layers from the slowest stage to the others, or give it fewer: embedding and loss count as layers too.",
-        ),
+        advice=("Move layers from the slowest stage to the others: embedding and loss count as layers too.",),
         confidence=0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]

@@ -130,7 +130,7 @@ def view_of(window: Window) -> View:
 
 
 def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
-    """[S]; by how much each step would have been shorter had the culprits taken at most what their peers typically take.
+    """[S]; by how much each step would have been shorter had the culprits taken at most what their peers usually take.
 
     A step lasts as long as its slowest rank works, plus what is common to all; the common part does not change.
     """

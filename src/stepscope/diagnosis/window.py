@@ -197,7 +197,7 @@ class _Planes:
 
 
 def _period(planes: _Planes) -> tuple[float, float]:
-    """From the start of the first step to the end of the last, on the wall clock: imports load a machine differently."""
+    """From the start of the first step to the end of the last, on the wall clock: start-up is another matter."""
     if not planes.wall_ns.size:
         return 0.0, 0.0
     starts = planes.end_wall_ns - planes.wall_ns
