@@ -48,7 +48,6 @@ KINDS = {
     "healthy",
     "insufficient_data",
 }
-)
 TOO_FEW = (
     "Only 4 steady steps to judge by (1 of 5 set apart as warm-up): "
     "bottlenecks and stragglers cannot be told from chance."

@@ -34,7 +34,7 @@ STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 ADVICE = {
     "eval": ("Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",),
     "checkpoint": (
-        "Save less often, or in the background: torch.distributed.checkpoint.async_save returns after a copy in memory.",
+        "Save less often, or in the background: torch.distributed.checkpoint.async_save returns after one copy.",
         "Save from one rank, or sharded from all, but not the same bytes from each.",
     ),
 }
@@ -188,7 +188,7 @@ def find_wait_heavy(view: View) -> list[Claim]:
             f"Look at {place}."
             if place
             else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
-            "Usual ones: clipping and norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
+            "Usual ones: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
         ),
         confidence=0.9,
     )

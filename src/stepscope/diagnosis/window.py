@@ -136,7 +136,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
 
 def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:
     """Without the ranks that were gone before the window began."""
-    there = alive.any(axis=1)
+    there = np.asarray(alive.any(axis=1))
     return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
 
 
