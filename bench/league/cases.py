@@ -253,7 +253,7 @@ def _healthy() -> Iterator[Case]:
         "uneven-last-batch": (1, ("--epoch", "1000", *quickstart)),
         "checkpoint-every-50": (1, ("--fault", "checkpoint:0:20:every=50", "--steps", "160")),
         "evaluation-every-50": (2, ("--fault", "eval:all:40:every=50", "--steps", "160")),
-        "autocast": (1, ("--autocast", *quickstart)),
+        "autocast": (1, ("--autocast", "--net", "tiny")),
         "workers": (1, ("--workers", "2")),
         "cache-fills": (1, ("--cache-mb", "6", "--steps", "160")),
         # All ranks alike and slower in the model: that is how long the model takes.
