@@ -5,6 +5,7 @@
     ├── RunError                   a run directory cannot be used                      exit 3
     │   ├── NotARun                the folder is no run of ours
     │   └── RunUnwritable          the folder cannot be created or written
+    ├── TraceError                 a trace, or what describes it, cannot be used       exit 3
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
         ├── RingVersion            written by another version of the layout
@@ -25,6 +26,7 @@ __all__ = [
     "RunError",
     "RunUnwritable",
     "StepscopeError",
+    "TraceError",
     "UsageError",
 ]
 
@@ -49,6 +51,10 @@ class NotARun(RunError):
 
 class RunUnwritable(RunError):
     pass
+
+
+class TraceError(StepscopeError):
+    exit_code = 3
 
 
 class RingError(StepscopeError):

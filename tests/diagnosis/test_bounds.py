@@ -18,7 +18,8 @@ def compute(input_ms: float) -> dict[str, float]:
 
 
 def of(run: RunData) -> list[Finding]:
-    return diagnose(run, build_window(run.ranks))
+    """Without the remark that a job which computes most of the time computes most of the time."""
+    return [finding for finding in diagnose(run, build_window(run)) if finding.kind != "compute_bound"]
 
 
 def kinds(cluster: Cluster) -> list[tuple[str, str]]:

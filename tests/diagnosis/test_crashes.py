@@ -19,7 +19,7 @@ GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312. This is typica
 
 def crash_of(cluster: Cluster) -> Finding:
     run = cluster.run()
-    found, *rest = diagnose(run, build_window(run.ranks))
+    found, *rest = diagnose(run, build_window(run))
     assert found.kind == "rank_crashed"
     assert found.severity == "critical"
     assert all(finding.kind != "rank_crashed" for finding in rest)
@@ -104,7 +104,7 @@ def test_a_bug_that_hits_all_ranks_alike_is_one_finding() -> None:
 
 def test_a_script_that_never_trained() -> None:
     run = Cluster(ranks=0, steps=0, errors=(raised(0, "SyntaxError", "invalid syntax"),)).run()
-    (found,) = diagnose(run, build_window(run.ranks))
+    (found,) = diagnose(run, build_window(run))
     assert found.title == "The script raised SyntaxError: invalid syntax before the first step was complete."
     assert (found.ranks, found.steps, found.phase) == ((0,), None, None)
 
@@ -145,7 +145,7 @@ def test_ctrl_c_is_no_crash() -> None:
         meta={"end": end},
     ).run()
     assert failures_of(run) == []
-    assert {finding.kind for finding in diagnose(run, build_window(run.ranks))} == {"healthy"}
+    assert {finding.kind for finding in diagnose(run, build_window(run))} == {"healthy", "compute_bound"}
 
 
 def test_an_exception_during_an_interruption_is_still_one() -> None:
@@ -208,7 +208,7 @@ def test_each_attempt_keeps_its_own_errors() -> None:
     assert [error.type for error in second.errors] == [
         "ValueError", "AttributeError", "RuntimeError", "ChildFailedError"
     ]  # fmt: skip
-    found = diagnose(run, build_window(run.ranks))[0]
+    found = diagnose(run, build_window(run))[0]
     assert found.title == "Rank 1 raised ValueError: second (in step 7, in forward)."
     assert found.evidence["attempt"] == 1
     assert [failure.type for failure in failures_in(run, first)] == ["KeyError", ""]
@@ -226,7 +226,7 @@ def test_an_attempt_of_which_nothing_was_recorded_is_known_by_its_errors() -> No
         (0, 2, 1),
         (1, 0, 2),
     ]
-    found = diagnose(run, build_window(run.ranks))[0]
+    found = diagnose(run, build_window(run))[0]
     assert found.title == "Rank 1 raised ValueError: second before the first step was complete."
     assert found.cost["seconds"] == 0
 

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.testing.cluster import Cluster, Death, slow_at
 
 TINY_MS = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
+KINDS = {
+    "input": "input_straggler",
+    "h2d": "h2d_straggler",
+    "forward": "compute_straggler",
+    "backward": "compute_straggler",
+    "optimizer": "compute_straggler",
+    "other": "between_steps",
+    "checkpoint": "between_steps",
+    "augment": "straggler",
+}
+"""What a rank is called that is late in a phase."""
 STEP_MS = 39.0
 """Of the default cluster: 38 ms of work and the all-reduce."""
 
 
 def findings_of(cluster: Cluster) -> list[Finding]:
     run = cluster.run()
-    return diagnose(run, build_window(run.ranks))
+    return diagnose(run)
 
 
 def stragglers_of(cluster: Cluster) -> list[Finding]:
-    return [finding for finding in findings_of(cluster) if finding.kind == "straggler"]
+    return [finding for finding in findings_of(cluster) if finding.kind in KINDS.values()]
 
 
 def named(findings: list[Finding]) -> list[tuple[tuple[int, ...], str | None]]:
@@ -35,7 +46,7 @@ def test_ten_per_cent_in_any_phase_is_found_within_sixty_steps(phase: str, ranks
     culprit = (seed * 7 + 1) % ranks
     fault = slow_at(culprit, phase, 0.1 * STEP_MS)
     (found,) = stragglers_of(Cluster(ranks=ranks, steps=60, noise=0.03, seed=seed, faults=(fault,)))
-    assert (found.ranks, found.phase, found.severity) == ((culprit,), phase, "warning")
+    assert (found.kind, found.ranks, found.phase, found.severity) == (KINDS[phase], (culprit,), phase, "warning")
     assert found.evidence["excess_ms"] == pytest.approx(0.1 * STEP_MS, rel=0.3)
 
 
@@ -44,7 +55,7 @@ def test_ten_per_cent_in_any_phase_is_found_within_sixty_steps(phase: str, ranks
 def test_where_waiting_hides_in_backward_the_culprit_is_found_all_the_same(phase: str, ranks: int) -> None:
     fault = slow_at(ranks - 1, phase, 0.1 * STEP_MS)
     (found,) = stragglers_of(Cluster(ranks=ranks, steps=60, noise=0.03, comm_measured=False, faults=(fault,)))
-    assert (found.ranks, found.phase) == ((ranks - 1,), phase)
+    assert (found.kind, found.ranks, found.phase) == (KINDS[phase], (ranks - 1,), phase)
     assert found.confidence == (0.6 if ranks == 2 else 0.85)
     assert found.evidence["wait_measured"] is False
 
@@ -99,7 +110,7 @@ def test_two_ranks_with_different_trouble_are_two_findings_the_costlier_first() 
 def test_an_excess_spread_over_phases_names_no_phase() -> None:
     faults = tuple(slow_at(1, phase, 4.0) for phase in ("input", "forward", "backward"))
     (found,) = stragglers_of(Cluster(ranks=4, steps=60, faults=faults))
-    assert (found.ranks, found.phase) == ((1,), None)
+    assert (found.kind, found.ranks, found.phase) == ("straggler", (1,), None)
 
 
 def test_ranks_that_never_wait_for_each_other_are_compared_by_their_steps() -> None:
@@ -136,7 +147,7 @@ def test_one_long_stall_is_no_straggler(after_sync: str) -> None:
 def test_an_input_wait_on_one_rank_is_a_straggler_not_input_bound() -> None:
     for ranks in (2, 4):
         findings = findings_of(Cluster(ranks=ranks, steps=60, faults=(slow_at(1, "input", 40.0),)))
-        assert [(finding.kind, finding.ranks, finding.phase) for finding in findings] == [("straggler", (1,), "input")]
+        assert [(finding.kind, finding.ranks, finding.phase) for finding in findings] == [("input_straggler", (1,), "input")]
 
 
 NOISES = [(0.02, 0.0, 0.0), (0.1, 0.02, 0.0), (0.3, 0.05, 0.0), (0.05, 0.01, 0.03), (0.1, 0.05, 0.1)]
@@ -164,3 +175,17 @@ def test_a_healthy_noisy_job_is_never_warned_of(
             )
             loud = [finding.title for finding in findings_of(cluster) if finding.severity != "info"]
             assert loud == []
+
+
+def test_a_slow_backward_that_hides_behind_the_peers_wait_is_known_from_ddp() -> None:
+    """As on NCCL: every rank's backward is equally long, and DDP measures one in a hundred."""
+    cluster = Cluster(
+        ranks=4, steps=1000, comm_measured=False, device_timed=True, faults=(slow_at(2, "backward", 8.0),)
+    )
+    run = cluster.run()
+    assert stragglers_of(cluster) == []
+    for series in run.ranks:
+        series.steps["ddp_compute_ns"][100::100] = 20_000_000 + series.rank * 1000 + (series.rank == 2) * 8_000_000
+    (found,) = (finding for finding in diagnose(run) if finding.kind == "compute_straggler")
+    assert (found.ranks, found.phase, found.evidence["compared"]) == ((2,), "backward", "ddp")
+    assert found.cost["share"] == pytest.approx(8 / 47, abs=0.01)

@@ -7,13 +7,45 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.diagnosis import Apart, build_window
+from stepscope.diagnosis import Apart, Window, build_window
+from stepscope.records.series import RankSeries
 from stepscope.records.slot import FLAG_DISCOVERY
-from stepscope.testing.cluster import Cluster, Death, slow_at
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+
+
+def window_of(*ranks: RankSeries) -> Window:
+    return build_window(replace(Cluster(ranks=0, steps=0).run(), ranks=ranks))
+
+
+def test_a_window_over_the_last_steps_forgets_ranks_that_were_gone_by_then() -> None:
+    run = Cluster(ranks=3, steps=60, deaths=(Death(rank=1, step=30),)).run()
+    window = build_window(run, last=20)
+    assert (window.ranks, window.steps[0], window.steps[-1], window.left_out) == ((0, 2), 40, 59, 0)
+    assert build_window(run, last=200).ranks == (0, 1, 2)
+
+
+def test_samples_and_stacks_are_those_of_the_steps() -> None:
+    run = Cluster(ranks=1, steps=60, noise=0.0, warmup_ms=0.0).run()
+    times = [ANCHOR_WALL_NS + int(ms * 1e6) for ms in (-1, 100, 1400, 2000, 2400)]
+    lines = tuple({"kind": "host", "wall_ns": wall_ns} for wall_ns in times)
+    run = replace(run, samples=lines, stacks=lines)
+    assert [line["wall_ns"] for line in build_window(run).samples] == times[1:4]
+    assert [line["wall_ns"] for line in build_window(run, last=20).stacks] == times[3:4]
+
+
+def test_ranks_are_peers_as_the_recorder_says_else_all_of_them() -> None:
+    def told(peers: object) -> list[int]:
+        ranks = Cluster(ranks=4, steps=12).series()
+        by_rank = peers if isinstance(peers, dict) else dict.fromkeys(range(4), peers)
+        return list(window_of(*(replace(one, facts={"peers": by_rank.get(one.rank)}) for one in ranks)).groups)
+
+    assert told({0: [[0, 2, 2]], 1: [[1, 2, 2]], 2: [[0, 2, 2]], 3: [[1, 2, 2]]}) == [0, 1, 0, 1]
+    for garbage in (None, [], "all", [[0, 1]], [[0, "2", 1]], [[0, -1, 1]], [7]):
+        assert told(garbage) == [0, 0, 0, 0]
 
 
 def test_all_steps_of_all_ranks_line_up() -> None:
-    window = build_window(Cluster(ranks=3, steps=20).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20).run())
     assert window.ranks == (0, 1, 2)
     assert window.steps.tolist() == list(range(20))
     assert window.phases == ("other", "input", "forward", "backward", "comm", "optimizer")
@@ -22,7 +54,7 @@ def test_all_steps_of_all_ranks_line_up() -> None:
 
 
 def test_a_dead_rank_is_compared_up_to_its_last_step_and_the_others_go_on() -> None:
-    window = build_window(Cluster(ranks=3, steps=20, deaths=(Death(rank=1, step=12),)).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20, deaths=(Death(rank=1, step=12),)).run())
     assert window.steps.tolist() == list(range(20))
     assert not np.isnan(window.wall_ns[:, :12]).any()
     assert np.isnan(window.wall_ns[1, 12:]).all()
@@ -32,20 +64,20 @@ def test_a_dead_rank_is_compared_up_to_its_last_step_and_the_others_go_on() -> N
 
 
 def test_what_a_running_rank_has_not_finished_is_left_out() -> None:
-    window = build_window(Cluster(ranks=3, steps=20, unfinished={0: 20, 1: 17, 2: 19}).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20, unfinished={0: 20, 1: 17, 2: 19}).run())
     assert window.steps.tolist() == list(range(17))
     assert window.left_out == 3
 
 
 def test_a_step_with_a_lost_record_is_left_out() -> None:
-    window = build_window(Cluster(ranks=3, steps=20, missing={1: (4, 5), 2: (5, 9)}).run().ranks)
+    window = build_window(Cluster(ranks=3, steps=20, missing={1: (4, 5), 2: (5, 9)}).run())
     assert window.steps.tolist() == [step for step in range(20) if step not in (4, 5, 9)]
     assert window.left_out == 3
 
 
 def test_only_the_last_attempt_counts() -> None:
     first, second = Cluster(ranks=2, steps=30).series(), Cluster(ranks=2, steps=12, attempt=1).series()
-    window = build_window((*first, *second))
+    window = window_of(*first, *second)
     assert (window.attempt, len(window.steps)) == (1, 12)
 
 
@@ -55,21 +87,21 @@ def test_phases_are_aligned_by_name_not_by_slot() -> None:
     names[9], names[10] = names[10], names[9]
     steps = other.steps.copy()
     steps["phase_ns"][:, [9, 10]] = steps["phase_ns"][:, [10, 9]]
-    window = build_window((one, replace(other, phase_names=tuple(names), steps=steps)))
+    window = window_of(one, replace(other, phase_names=tuple(names), steps=steps))
     augment, tokenize = (window.phase_ns[window.phases.index(name)] for name in ("augment", "tokenize"))
     assert np.median(augment, axis=1) == pytest.approx(3e6, rel=0.05)
     assert np.median(tokenize, axis=1) == pytest.approx(2e6, rel=0.05)
 
 
 def test_a_phase_that_one_rank_alone_has_is_zero_elsewhere() -> None:
-    window = build_window(Cluster(ranks=2, steps=12, faults=(slow_at(1, "log", 2.0),)).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=12, faults=(slow_at(1, "log", 2.0),)).run())
     log = window.phase_ns[window.phases.index("log")]
     assert log[0].tolist() == [0.0] * 12
     assert log[1].tolist() == [2e6] * 12
 
 
 def test_first_and_slow_leading_steps_are_warm_up() -> None:
-    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=4).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=4).run())
     assert window.warmup == (
         Apart(step=0, reason="first"),
         *(Apart(step=step, reason="warm-up") for step in (1, 2, 3)),
@@ -78,17 +110,17 @@ def test_first_and_slow_leading_steps_are_warm_up() -> None:
 
 
 def test_warm_up_is_at_most_a_fifth_of_the_run() -> None:
-    window = build_window(Cluster(ranks=1, steps=50, warmup_steps=20).run().ranks)
+    window = build_window(Cluster(ranks=1, steps=50, warmup_steps=20).run())
     assert len(window.warmup) <= 10
 
 
 def test_an_even_run_has_only_its_first_step_set_apart() -> None:
-    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=0, noise=0.001).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=50, warmup_steps=0, noise=0.001).run())
     assert window.warmup == (Apart(step=0, reason="first"),)
 
 
 def test_compile_steps_are_set_apart_wherever_they_are() -> None:
-    window = build_window(Cluster(ranks=2, steps=50, compile_steps=(1, 30)).run().ranks)
+    window = build_window(Cluster(ranks=2, steps=50, compile_steps=(1, 30)).run())
     assert window.warmup == (
         Apart(step=0, reason="first"),
         Apart(step=1, reason="compile"),
@@ -99,13 +131,13 @@ def test_compile_steps_are_set_apart_wherever_they_are() -> None:
 def test_leading_discovery_steps_are_set_apart() -> None:
     (series,) = Cluster(ranks=1, steps=30).series()
     series.steps["flags"][[1, 2, 20]] |= FLAG_DISCOVERY
-    window = build_window((series,))
+    window = window_of(series)
     assert [(apart.step, apart.reason) for apart in window.warmup] == [(0, "first"), (1, "discovery"), (2, "discovery")]
 
 
 def test_device_times_stand_where_they_were_ready() -> None:
     one, other = Cluster(ranks=2, steps=20, device_timed=True).series()
-    window = build_window((one, replace(other, device_steps=other.device_steps[:15])))
+    window = window_of(one, replace(other, device_steps=other.device_steps[:15]))
     assert window.device_ns is not None
     assert not np.isnan(window.device_ns[:, 0]).any()
     assert np.isnan(window.device_ns[:, 1, 15:]).all()
@@ -114,5 +146,5 @@ def test_device_times_stand_where_they_were_ready() -> None:
 
 @pytest.mark.parametrize("cluster", [Cluster(ranks=0, steps=0), Cluster(ranks=3, steps=0)])
 def test_nothing_recorded_gives_an_empty_window(cluster: Cluster) -> None:
-    window = build_window(cluster.run().ranks)
+    window = build_window(cluster.run())
     assert (window.ranks, window.phases, len(window.steps), window.warmup) == ((), (), 0, ())

@@ -45,6 +45,14 @@ class Recording:
     def notes(self) -> list[bytes]:
         return [NOTE_SLOT.unpack(slot)[5].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
 
+    def facts(self) -> dict[str, Any]:
+        """What the ring's header says of the live objects."""
+        (path,) = self._session.glob("*.ring")
+        reader = RingReader(path)
+        facts = reader.header().facts
+        reader.close()
+        return facts
+
     def phase(self, name: str) -> Any:
         """Nanoseconds of one phase, by step."""
         return self.steps()["phase_ns"][:, BUILTIN_PHASES.index(name)]

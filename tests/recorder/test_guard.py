@@ -42,7 +42,9 @@ def test_a_recorder_that_keeps_failing_switches_itself_off(
     make_recorder: Callable[..., Recorder], tmp_path: Path
 ) -> None:
     class Broken:
-        def read(self) -> tuple[int, int]:
+        every_step = True
+
+        def words(self) -> list[int]:
             raise RuntimeError("no figures today")
 
     recorder = make_recorder()

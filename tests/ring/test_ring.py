@@ -23,9 +23,9 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, SLOT_HEAD, STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter, split
 from stepscope.ring.layout import (
+    BLOCK_HEAD,
     HEADER_BYTES,
     HOOK_FAILURES_WORD,
-    IDENTITY_HEAD,
     IDENTITY_OFFSET,
     MAGIC,
     MIN_CAPACITY,
@@ -220,7 +220,7 @@ def test_words_that_cannot_be_are_counted_and_passed(stream: RingStream, read: R
 
 def test_an_identity_can_change_and_a_half_written_one_is_not_used(ring: RingWriter, read: RingReader) -> None:
     assert read.header().identity.rank == 3
-    overwrite(ring.path, IDENTITY_OFFSET + IDENTITY_HEAD.size + 10, b"#")
+    overwrite(ring.path, IDENTITY_OFFSET + BLOCK_HEAD.size + 10, b"#")
     assert read.header().identity == ME
     other = RankIdentity(host="node", pid=1, rank=5)
     ring.set_identity(other)
@@ -239,7 +239,7 @@ def test_an_identity_that_does_not_fit_keeps_its_rank(ring: RingWriter, read: Ri
 )
 def test_an_identity_of_another_hand_is_passed(ring: RingWriter, read: RingReader, text: bytes) -> None:
     read.header()
-    overwrite(ring.path, IDENTITY_OFFSET, IDENTITY_HEAD.pack(len(text), zlib.crc32(text)) + text)
+    overwrite(ring.path, IDENTITY_OFFSET, BLOCK_HEAD.pack(len(text), zlib.crc32(text)) + text)
     assert read.header().identity == ME
 
 
@@ -466,7 +466,7 @@ def test_fuzz_anything(pristine: bytes, tmp_path: Path, tail: bytes, keep: int) 
 @given(text=st.binary(max_size=200) | st.from_regex(r"\{.*\}", fullmatch=True).map(str.encode))
 def test_fuzz_identity(pristine: bytes, tmp_path: Path, text: bytes) -> None:
     data = bytearray(pristine)
-    block = IDENTITY_HEAD.pack(len(text), zlib.crc32(text)) + text
+    block = BLOCK_HEAD.pack(len(text), zlib.crc32(text)) + text
     data[IDENTITY_OFFSET : IDENTITY_OFFSET + len(block)] = block
     (tmp_path / "fuzz.ring").write_bytes(data)
     survive(tmp_path / "fuzz.ring")

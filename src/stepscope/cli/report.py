@@ -19,6 +19,7 @@ examples:
   stepscope report                      of the newest run in runs/
   stepscope report runs/NAME            the summary, as at the end of `stepscope run`
   stepscope report runs/NAME --json     the document of summary.json (docs/schema.md)
+  stepscope report --follow             a line whenever something is found, while the run goes on
 
 A run that is over is sealed and its summary saved beside it; one that cannot be written is only shown.
 """
@@ -28,6 +29,7 @@ WIDEST = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
+    parser.add_argument("--follow", action="store_true", help="while the run goes on, say what is found as it is found")
     parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
 
@@ -38,7 +40,12 @@ def run(args: argparse.Namespace) -> int:
 
     color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
-    summary, text = finalise(located(args.path), color=color, width=width)
+    run_dir = located(args.path)
+    if args.follow:
+        from stepscope.cli.follow import follow_run
+
+        follow_run(run_dir)
+    summary, text = finalise(run_dir, color=color, width=width)
     if args.quiet:
         return 0
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")

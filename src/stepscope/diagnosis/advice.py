@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = ["for_crash", "for_input", "for_straggler", "named_ranks"]
 
@@ -20,7 +21,21 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None, world_size: int) -> tuple[str, ...]:
+def for_straggler(
+    ranks: Sequence[int],
+    hosts: Sequence[str],
+    phase: str | None,
+    *,
+    world_size: int,
+    place: str = "",
+    node: bool = False,
+) -> tuple[str, ...]:
+    """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host."""
+    if node:
+        return (
+            f"It is host {hosts[0]}, not a rank: compare its clocks, temperature, power limit and other load with the rest.",
+            "Leave it out of the next allocation if nothing explains it; the price above is what it costs to keep it.",
+        )
     who = named_ranks(ranks).lower()
     where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
     if phase == "input":
@@ -35,6 +50,9 @@ def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None,
     elif phase == "optimizer":
         first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
         second = "If parameters are sharded by hand, balance the shards."
+    elif place:
+        first = f"Look at {place}: {who}{where} was seen there between its steps."
+        second = "Do it less often, after the last step, or in a background thread."
     elif phase in ("other", "eval", "checkpoint"):
         first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
         second = "Do it less often, after the last step, or in a background thread."
@@ -44,7 +62,7 @@ def for_straggler(ranks: Sequence[int], hosts: Sequence[str], phase: str | None,
     else:
         first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
         second = "Give every rank the same share of it, or take it out of the step."
-    if len(ranks) == 1 and ranks[0] == 0 and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
+    if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
         second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
     return first, second
 
@@ -57,24 +75,33 @@ def for_input(
     cpu_saturated: bool,
     cores: int | None,
     on_device: bool,
+    loader: Mapping[str, Any],
 ) -> tuple[str, ...]:
     """``every_step``: each step waits about as long; else some steps wait long and most hardly at all.
 
     ``main_busy``: whether the training processes computed all the time; ``cores``: for each of them; None: unknown.
+    ``loader``: the facts of the live DataLoader; empty when it was not seen.
     """
+    workers = loader.get("num_workers")
+    in_process = workers == 0 if isinstance(workers, int) else every_step and bool(main_busy)
     lines = []
-    if epoch_starts:
+    if epoch_starts and not (isinstance(workers, int) and (workers == 0 or loader.get("persistent_workers") is True)):
         lines.append("The waits come when an epoch starts: persistent_workers=True keeps the DataLoader's workers.")
-    elif cpu_saturated:
+    elif cpu_saturated and not (in_process and cores and cores > 1):
         lines.append("The CPUs are busy already, more workers will not help: cache decoded data or do less per sample.")
-    elif every_step and main_busy:
+    elif in_process:
         how = "DataLoader workers (num_workers)" if cores is None else f"DataLoader(num_workers={_workers(cores)})"
-        lines.append(f"The batch is made in the training process itself: let {how} do it beside.")
-    elif every_step:
-        lines.append(f"Every step waits: raise num_workers{_up_to(cores)}; if that does not help, storage is too slow.")
+        seen = " (num_workers=0)" if workers == 0 else ""
+        lines.append(f"The batch is made in the training process itself{seen}: let {how} do it beside.")
     else:
-        lines.append(f"Workers fall behind in bursts: raise num_workers{_up_to(cores)}, then prefetch_factor.")
-    if on_device:
+        now = f" from {workers}" if isinstance(workers, int) else ""
+        if every_step:
+            lines.append(
+                f"Every step waits: raise num_workers{now}{_up_to(cores)}; if that does not help, storage is too slow."
+            )
+        else:
+            lines.append(f"Workers fall behind in bursts: raise num_workers{now}{_up_to(cores)}, then prefetch_factor.")
+    if on_device and loader.get("pin_memory") is not True:
         lines.append("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.")
     else:
         lines.append("Find the slow part of the dataset's __getitem__: decoding, augmentation, opening files.")

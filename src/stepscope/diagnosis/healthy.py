@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.robust import longest, mean_rank, median_rank, shortest
+from stepscope.diagnosis.shares import where_stopped
 from stepscope.diagnosis.units import count_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.diagnosis.window import Window
@@ -200,28 +201,13 @@ def _opportunities(view: View) -> dict[str, Floats]:
             found[words] = shortest(view.phase(phase))
     for phase, words in NOW_AND_THEN.items():
         if phase in view.phases:
-            found[words] = _stops(view, view.phase(phase))
+            found[words] = where_stopped(view, view.phase(phase))
             stopped += view.phase(phase)
     if len(view.ranks) > 1 and view.comm_measured:
         work_ns = view.work_ns - stopped
         found[SLOWEST_RANK] = longest(work_ns) - median_rank(work_ns)
-    found[SLOW_STEPS] = _over_median(view.step_ns - _stops(view, stopped))
+    found[SLOW_STEPS] = _over_median(view.step_ns - where_stopped(view, stopped))
     return found
-
-
-def _stops(view: View, stopped_ns: Floats) -> Floats:
-    """[S]; how much longer each step is for what stops the training on some rank.
-
-    What one rank does after the last collective of a step its peers wait for in the next one: there goes what this step
-    is not long enough for.
-    """
-    took = longest(stopped_ns)
-    usual = float(np.median(np.maximum(view.step_ns - took, 0.0)))
-    room = np.maximum(view.step_ns - usual, 0.0)
-    here = np.minimum(took, room)
-    if view.lockstep:
-        here[1:] += np.minimum(took[:-1] - here[:-1], room[1:] - here[1:])
-    return here
 
 
 def _over_median(values: Floats) -> Floats:

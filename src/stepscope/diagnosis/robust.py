@@ -23,13 +23,26 @@ __all__ = [
     "medians",
     "peer_deviation",
     "persistence_z",
+    "running_median",
     "shortest",
     "spread",
+    "stretch_z",
     "z_needed",
 ]
 
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation of a normal distribution to its standard deviation."""
+MANY_RANKS = 64
+"""From here on a rank's own value hardly moves the median, and leaving it out costs three times as much."""
+MEDIAN_ERROR = 1.2533
+"""Error of a median in units of a mean's, of a normal distribution."""
+CLIP_SPREADS = 4.0
+"""Beyond it a step says nothing about the dependence of its neighbours."""
+MEMORY_STEPS = 30
+"""Dependence is followed over so many steps."""
+TREND_BLOCKS = 5
+TREND_AGREES = 0.8
+"""Kendall's tau: wander of a rank hardly ever rises in nine of ten pairs of stretches."""
 MEMORY_AT_MOST = 0.95
 """Bound of the estimated dependence of neighbouring stretches: beyond it the estimate means nothing."""
 
@@ -91,8 +104,16 @@ def lower_median(values: Floats) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def peer_deviation(values: Floats) -> Floats:
-    """How much more a rank took than the median of all *other* ranks, step by step; nan without any."""
+def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Floats:
+    """How much more a rank took than the median of the *other* ranks of its group, step by step; nan without any."""
+    if groups is not None and len(groups) and (groups != groups[0]).any():
+        out = np.full_like(values, np.nan)
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            out[members] = peer_deviation(values[members])
+        return out
+    if len(values) >= MANY_RANKS and not np.isnan(values).any():
+        return np.asarray(values - np.median(values, axis=0), np.float64)
     out = np.full_like(values, np.nan)
     for there, columns in _by_presence(values):
         if there.all() and len(there) > 1 and len(columns) == values.shape[1]:
@@ -120,14 +141,16 @@ def persistence_z(deviation: Floats) -> float:
     """How sure it is that a rank's deviation [S] is above zero for good, as a z; 0.0 for no evidence, inf for clear.
 
     A t test over the medians of stretches, its spread widened by their dependence on each other; what does not stand
-    out from the scatter of long stretches is no evidence.
+    out from the scatter of long stretches is no evidence.  A deviation that only ever grows is not held against itself.
     """
     typical = float(np.median(deviation))
-    if len(deviation) >= thresholds.CLEAR_STEPS and typical > thresholds.CLEAR_SPREADS * spread(deviation):
+    mostly = float((deviation > 0).mean()) >= thresholds.CLEAR_SHARE
+    if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * spread(deviation):
         return float("inf")
-    if typical < thresholds.SPREADS_APART * spread(block_medians(deviation[None, :], thresholds.WANDER_BLOCKS)[0]):
+    long_blocks = _without_trend(block_medians(deviation[None, :], thresholds.WANDER_BLOCKS)[0])
+    if typical < thresholds.SPREADS_APART * spread(long_blocks):
         return 0.0
-    blocks = block_medians(deviation[None, :], thresholds.BLOCKS)[0]
+    blocks = _without_trend(block_medians(deviation[None, :], thresholds.BLOCKS)[0])
     count = len(blocks)
     if count < 2 or blocks.mean() <= 0:
         return 0.0
@@ -135,11 +158,78 @@ def persistence_z(deviation: Floats) -> float:
     squares = float(centred @ centred)
     if squares == 0:
         return float("inf")
+    widened = math.sqrt(squares / (count - 1)) * _widening(centred)
+    return _z_of_t(float(blocks.mean()) / widened * math.sqrt(count), count - 1)
+
+
+def stretch_z(deviation: Floats, at: slice) -> float:
+    """How sure it is that a stretch of a rank's deviation is above the rest of it, as a z.
+
+    The medians of the two parts are compared; their scatter is that of single steps within the parts, widened by their
+    dependence on each other.  Look up the z with ``z_needed(comparisons * len(deviation))``: a stretch is sought.
+    """
+    inside, outside = deviation[at], np.delete(deviation, at)
+    if not len(outside):
+        return persistence_z(inside)
+    gap = float(np.median(inside) - np.median(outside))
+    centred = np.concatenate((inside - np.median(inside), outside - np.median(outside)))
+    wander = spread(block_medians(outside[None, :], thresholds.WANDER_BLOCKS)[0])
+    if gap < thresholds.SPREADS_APART * wander:
+        return 0.0
+    noise = max(spread(inside), spread(outside))
+    if noise == 0:
+        return float("inf") if gap > 0 else 0.0
+    calm = np.clip(centred, -CLIP_SPREADS * noise, CLIP_SPREADS * noise)
+    error = MEDIAN_ERROR * noise * _long_widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
+    return max(gap / error, 0.0)
+
+
+def running_median(values: Floats, width: int) -> Floats:
+    """[S]; centred, over fewer at the ends; ``width`` is odd."""
+    half = width // 2
+    if len(values) < width:
+        return np.full(len(values), np.median(values)) if len(values) else values
+    inner = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+    head = [np.median(values[: half + 1 + at]) for at in range(half)]
+    tail = [np.median(values[len(values) - 2 * half + at :]) for at in range(half)]
+    return np.concatenate((head, inner, tail))
+
+
+def _widening(centred: Floats) -> float:
+    """By how much the dependence of neighbours widens the error of a mean."""
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 1.0
     memory = float(centred[1:] @ centred[:-1]) / squares
     # The estimate is too low by about (1 + 4 memory) / count.
-    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / count, 0.0), MEMORY_AT_MOST)
-    widened = math.sqrt(squares / (count - 1) * (1 + memory) / (1 - memory))
-    return _z_of_t(float(blocks.mean()) / widened * math.sqrt(count), count - 1)
+    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centred), 0.0), MEMORY_AT_MOST)
+    return math.sqrt((1 + memory) / (1 - memory))
+
+
+def _long_widening(centred: Floats) -> float:
+    """The same for single steps, whose dependence may be faint and long: all of it is added up."""
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 1.0
+    total = 1.0
+    for lag in range(1, min(MEMORY_STEPS, len(centred) // 4) + 1):
+        memory = float(centred[lag:] @ centred[:-lag]) / squares
+        if memory <= 0:
+            break
+        total += 2 * memory
+    return math.sqrt(total)
+
+
+def _without_trend(blocks: Floats) -> Floats:
+    """The blocks about their median slope when they grow all the way; else as they are."""
+    count = len(blocks)
+    if count < TREND_BLOCKS:
+        return blocks
+    late, early = np.triu_indices(count, 1)[::-1]
+    rises = (blocks[late] - blocks[early]) / (late - early)
+    if float(np.sign(rises).mean()) < TREND_AGREES:
+        return blocks
+    return np.asarray(blocks - np.median(rises) * (np.arange(count) - (count - 1) / 2), np.float64)
 
 
 def z_needed(comparisons: int) -> float:

@@ -1,31 +1,63 @@
-"""Ask every family of rules and put the answers in order."""
+"""Ask every family of rules and put the answers in order.
+
+The order in which they are asked matters: each explains some of the time, and the next looks at what is left
+(``claims.py``).  Ranks come first, since one late rank shows in everybody's step; then what stops the training, single
+slow steps and trends; then where the time goes on all ranks alike.  Memory and machines explain no time by themselves.
+"""
 
 from __future__ import annotations
 
-from stepscope.diagnosis.bounds import find_input_bound
+from stepscope.diagnosis.bounds import find_bounds, find_compute_bound
+from stepscope.diagnosis.claims import Claim, unexplained
 from stepscope.diagnosis.crashes import find_crashes
 from stepscope.diagnosis.healthy import find_healthy, find_insufficient
+from stepscope.diagnosis.machine import find_machine
+from stepscope.diagnosis.memory import find_memory
+from stepscope.diagnosis.spikes import find_spikes
 from stepscope.diagnosis.stragglers import find_stragglers
-from stepscope.diagnosis.view import view_of
-from stepscope.diagnosis.window import Window
+from stepscope.diagnosis.trends import find_trends
+from stepscope.diagnosis.unclaimed import find_between_steps, find_wait_heavy
+from stepscope.diagnosis.uneven import find_uneven
+from stepscope.diagnosis.view import View, view_of
+from stepscope.diagnosis.window import Window, build_window
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RunData
 
 __all__ = ["diagnose"]
 
+REMARKS = frozenset(
+    "jitter stall throughput_drop memory_creep memory_pressure memory_imbalance fragmentation low_gpu_utilisation "
+    "gpu_throttled cpu_saturated ram_pressure".split()
+)
+"""Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
 
-def diagnose(run: RunData, window: Window, *, reached: bool = False) -> list[Finding]:
+
+def diagnose(run: RunData, window: Window | None = None, *, reached: bool = False) -> list[Finding]:
     """All findings, the most severe and most costly first; never empty, never an exception for what a run lacks.
 
-    ``reached``: whether the recorder is known to have got into any process, recorded or not.
+    ``window``: the steps to judge by, all of them when not given; ``reached``: whether the recorder is known to have
+    got into any process, recorded or not.
     """
+    window = build_window(run) if window is None else window
     view = view_of(window)
     crashes = find_crashes(run)
-    slow = [*find_stragglers(view), *find_input_bound(run, view)]
-    slow.sort(key=_weight, reverse=True)
+    slow = sorted((claim.finding for claim in _explained(view)), key=_weight, reverse=True)
     # A death is never a matter of its price, and after one nobody asks for more steps.
     findings = [*crashes, *slow, *([] if crashes else find_insufficient(run, window, view, reached=reached))]
-    return findings or find_healthy(view)
+    if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
+        compute = [claim.finding for claim in find_compute_bound(view)]
+        findings = [*find_healthy(view), *findings, *compute]
+    return findings
+
+
+def _explained(view: View) -> list[Claim]:
+    claims = find_stragglers(view)
+    late = {rank for claim in claims for rank in claim.finding.ranks}
+    claims += find_uneven(view, late)
+    claims += find_between_steps(view, {claim.finding.phase for claim in claims})
+    claims += find_spikes(view, unexplained(view, claims), claims)
+    claims += find_trends(view, unexplained(view, claims))
+    return [*claims, *find_bounds(view), *find_wait_heavy(view), *find_memory(view), *find_machine(view)]
 
 
 def _weight(finding: Finding) -> tuple[int, float]:

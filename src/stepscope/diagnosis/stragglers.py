@@ -1,4 +1,4 @@
-"""Uneven ranks: the rank that all others wait for, and the phase that makes it late.
+"""Uneven ranks that stay uneven: who is late, since when, and in which phase.
 
 Two ways to tell the culprit from its victims, in this order.
 
@@ -11,27 +11,30 @@ phases, every rank's work is equally long: the culprit takes longer than its pee
 another, where they wait and it does not.  A phase is more or less likely to hide a wait (``WAIT_HIDES_IN``); the rank
 whose surplus lies in the less likely one is the culprit, the other way round it is a victim.
 
-Each comparison is made step by step against the median of the peers; an excess must matter (``EXCESS_…``), be
-significant over stretches of the run after correction for the number of comparisons, and stand out from slow wander.
+*By DDP's own samples.*  On a GPU the wait inside backward is not measured and nothing makes up for it elsewhere; there
+DDP now and then says how long the gradients took to compute, and the rank that needs longest is the culprit.
+
+Each comparison is made step by step against the median of the data-parallel peers.  An excess must matter
+(``EXCESS_…``) and be significant after correction for the number of comparisons: over the whole window, where it must
+also stand out from slow wander, or in one stretch of it against the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_straggler, named_ranks
-from stepscope.diagnosis.robust import median_rank, medians, peer_deviation, persistence_z, shortest, z_needed
-from stepscope.diagnosis.units import ms_text
-from stepscope.diagnosis.view import View, cost_of, replay_without
-from stepscope.records.finding import Finding, Severity
+from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.late_ranks import BETWEEN, Suspect, claims_of
+from stepscope.diagnosis.robust import peer_deviation, persistence_z, running_median, spread, stretch_z, z_needed
+from stepscope.diagnosis.view import View
 
-__all__ = ["find_stragglers"]
+__all__ = ["WAIT_HIDES_IN", "find_stragglers", "hides_wait"]
 
 Floats = NDArray[np.float64]
 
@@ -39,184 +42,224 @@ WAIT_HIDES_IN = ("input", "h2d", "", "checkpoint", "optimizer", "eval", "other",
 """From the phase least likely to hide a wait for peers to the most likely; "" stands for the user's own phases.
 Collectives run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and ``.item()`` or a barrier in
 the loop (``other``) waits for whatever is outstanding."""
-RANKS_SHOWN = 64
-"""Above it the evidence lists the culprits only, against the median of the others."""
+MEAN_TO_SIGMA = 1.2533
+"""Mean absolute deviation of a normal distribution to its standard deviation."""
+SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
+"""Of the z that is needed, what is left in the largest window inside a stretch (its median's error, at most half its
+steps missing), and how far chance may lower it."""
+SMOOTHED_OVER = 5
+"""Steps of the running median in which stretches are sought: two wild steps in a row do not end one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspect:
+class _Excess:
     rank: int
-    """Index into the view's ranks."""
-    phase: str | None
+    at: slice
     excess_ns: float
-    by_work: bool
     z: float
 
 
-def find_stragglers(view: View) -> list[Finding]:
-    if len(view.ranks) < 2 or len(view.steps) < thresholds.MIN_STEPS:
+class _Comparisons:
+    """How much more each rank took than its peers, by phase, made when asked for."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.names = [name for name in view.phases if name != "comm"]
+        self._known: dict[str, Floats] = {}
+
+    @cached_property
+    def work(self) -> Floats:
+        return peer_deviation(self.view.work_ns, self.view.groups)
+
+    def phase(self, name: str) -> Floats:
+        if name not in self._known:
+            durations = self.view.between_ns if name == BETWEEN else self.view.phase(name)
+            self._known[name] = peer_deviation(durations, self.view.groups)
+        return self._known[name]
+
+    def typical(self, rank: int, at: slice) -> dict[str, float]:
+        """Of one rank in one stretch, by phase."""
+        names = [*self.view.phases, *([BETWEEN] if self.view.clock == "host" else [])]
+        return {name: _median(self.phase(name)[rank, at]) for name in names}
+
+    def typical_work(self, rank: int, at: slice) -> float:
+        return _median(self.work[rank, at])
+
+
+def find_stragglers(view: View) -> list[Claim]:
+    if len(view.ranks) < 2 or not view.enough:
         return []
-    deviations = {name: medians(peer_deviation(view.phase(name))) for name in view.phases}
-    work = peer_deviation(view.work_ns)
-    suspects = _by_work(view, deviations, work)
+    compared = _Comparisons(view)
+    suspects = _by_work(view, compared)
     known = {suspect.rank for suspect in suspects}
-    suspects += [suspect for suspect in _by_phase(view, deviations, medians(work)) if suspect.rank not in known]
-    groups: dict[tuple[str | None, bool], list[Suspect]] = {}
-    for suspect in suspects:
-        groups.setdefault((suspect.phase, suspect.by_work), []).append(suspect)
-    return [_finding(view, group, deviations) for group in groups.values()]
+    suspects += [suspect for suspect in _by_phase(view, compared) if suspect.rank not in known]
+    if not view.comm_measured:
+        known = {suspect.rank for suspect in suspects}
+        suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
+    return claims_of(view, suspects)
 
 
-def _by_work(view: View, deviations: dict[str, Floats], work: Floats) -> list[Suspect]:
+def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
     found = []
-    for rank, excess_ns, z in _excesses(view, work, comparisons=len(view.ranks)):
-        parts = {name: float(by_rank[rank]) for name, by_rank in deviations.items() if name != "comm"}
+    for one in _excesses(view, compared.work, comparisons=len(view.ranks)):
+        by_phase = compared.typical(one.rank, one.at)
+        parts = {name: by_phase[name] for name in compared.names}
         name, most = max(parts.items(), key=lambda item: item[1], default=("", 0.0))
-        phase = name if most >= thresholds.EXPLAINS_SHARE * excess_ns else None
-        found.append(Suspect(rank=rank, phase=phase, excess_ns=excess_ns, by_work=True, z=z))
+        phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
+        found.append(_suspect(one, phase, by_phase, by_work=True))
     return found
 
 
-def _by_phase(view: View, deviations: dict[str, Floats], work: Floats) -> list[Suspect]:
-    names = [name for name in view.phases if name != "comm"]
-    comparisons = len(names) * len(view.ranks)
+def _by_phase(view: View, compared: _Comparisons) -> list[Suspect]:
+    comparisons = len(compared.names) * len(view.ranks)
     best: dict[int, Suspect] = {}
-    for name in names:
-        if not (deviations[name] >= _least_excess(view)).any():
-            continue
-        for rank, excess_ns, z in _excesses(view, peer_deviation(view.phase(name)), comparisons=comparisons):
-            carried = view.comm_measured and work[rank] >= thresholds.CARRIED_SHARE * excess_ns
-            holds_back = carried or _made_up_by_peers_waiting(view, deviations, name, rank, excess_ns)
-            if holds_back and (rank not in best or excess_ns > best[rank].excess_ns):
-                best[rank] = Suspect(rank=rank, phase=name, excess_ns=excess_ns, by_work=False, z=z)
+    for name in compared.names:
+        for one in _excesses(view, compared.phase(name), comparisons=comparisons):
+            if one.rank in best and one.excess_ns <= best[one.rank].excess_ns:
+                continue
+            by_phase = compared.typical(one.rank, one.at)
+            work_ns = compared.typical_work(one.rank, one.at)
+            carried = view.comm_measured and work_ns >= thresholds.CARRIED_SHARE * one.excess_ns
+            if carried or _made_up_by_peers_waiting(view, by_phase, name, one.excess_ns):
+                best[one.rank] = _suspect(one, name, by_phase, by_work=False)
     return list(best.values())
 
 
-def _made_up_by_peers_waiting(
-    view: View, deviations: dict[str, Floats], phase: str, rank: int, excess_ns: float
-) -> bool:
+def _by_ddp(view: View) -> list[Suspect]:
+    """Of the n-th sample of all ranks; it is of the same step on each."""
+    samples = [view.window.ddp_ns[row] for row in view.rows]
+    count = min(map(len, samples), default=0)
+    if count < thresholds.DDP_SAMPLES:
+        return []
+    deviation = peer_deviation(np.stack([own[len(own) - count :] for own in samples]), view.groups)
+    found = []
+    for rank, own in enumerate(deviation):
+        excess_ns = _median(own)
+        always = float((own > 0).mean()) >= thresholds.DDP_SHARE
+        if excess_ns >= _least_excess(view) and always and excess_ns >= thresholds.SPREADS_APART * spread(own):
+            whole = _Excess(rank=rank, at=slice(0, len(view.steps)), excess_ns=excess_ns, z=float("inf"))
+            found.append(_suspect(whole, "backward", {"backward": excess_ns}, by_work=False, sampled=True))
+    return found
+
+
+def _suspect(
+    one: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
+) -> Suspect:
+    return Suspect(
+        rank=one.rank,
+        phase=phase,
+        at=one.at,
+        excess_ns=one.excess_ns,
+        by_phase=by_phase,
+        by_work=by_work,
+        sampled=sampled,
+        z=one.z,
+    )
+
+
+def _made_up_by_peers_waiting(view: View, by_phase: dict[str, float], phase: str, excess_ns: float) -> bool:
     """Whether the rank is shorter than its peers where they are more likely to wait than in ``phase``."""
-    other = min(deviations, key=lambda name: float(deviations[name][rank]))
+    other = min((name for name in by_phase if name != BETWEEN), key=lambda name: by_phase[name])
     if view.comm_measured and other == "backward":
         return False  # the wait in backward is known: less of it is just less work
-    enough = -deviations[other][rank] >= thresholds.EXPLAINS_SHARE * excess_ns
-    return bool(enough) and _hides_wait(phase) < _hides_wait(other)
+    enough = -by_phase[other] >= thresholds.EXPLAINS_SHARE * excess_ns
+    return bool(enough) and hides_wait(phase) < hides_wait(other)
 
 
-def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterable[tuple[int, float, float]]:
-    """(rank index, excess, z) of the ranks whose deviation matters and is no accident."""
-    typical = medians(deviation)
-    candidates = np.flatnonzero(typical >= _least_excess(view))
-    needed = z_needed(comparisons)
-    for rank in candidates:
-        own = deviation[rank][~np.isnan(deviation[rank])]
-        if len(own) >= thresholds.MIN_STEPS:
-            z = persistence_z(own)
-            if z >= needed:
-                yield int(rank), float(typical[rank]), z
+def hides_wait(phase: str) -> int:
+    return WAIT_HIDES_IN.index(phase if phase in WAIT_HIDES_IN else "")
+
+
+# -- excesses that matter and are no accident -----------------------------------------------------------------------
+
+
+def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_Excess]:
+    least_ns = _least_excess(view)
+    for rank in _candidates(deviation, least_ns, comparisons):
+        there = ~np.isnan(deviation[rank])
+        own = deviation[rank][there]
+        if len(own) < thresholds.MIN_STEPS:
+            continue
+        at, z = _lasting(own, least_ns, comparisons) or _passing(own, least_ns, comparisons) or (None, 0.0)
+        if at is not None:
+            columns = np.flatnonzero(there)
+            at = slice(int(columns[at.start]), int(columns[at.stop - 1]) + 1)
+            yield _Excess(rank=int(rank), at=at, excess_ns=_median(deviation[rank, at]), z=z)
 
 
 def _least_excess(view: View) -> float:
     return max(thresholds.EXCESS_SHARE * view.median_step_ns, thresholds.EXCESS_FLOOR_NS)
 
 
-def _hides_wait(phase: str) -> int:
-    return WAIT_HIDES_IN.index(phase if phase in WAIT_HIDES_IN else "")
+def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:
+    """Ranks that may have an excess at all; a sieve that lets pass too many, never too few.
+
+    A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is
+    high in terms of the noise of the typical rank.  Single wild steps are cut off first.
+    """
+    known = np.nan_to_num(deviation)
+    noise_ns = float(np.median(np.abs(known).mean(axis=1))) * MEAN_TO_SIGMA
+    ceiling = 3 * max(least_ns, noise_ns)
+    sums = np.zeros((known.shape[0], known.shape[1] + 1))
+    np.cumsum(np.clip(known, -ceiling, ceiling), axis=1, out=sums[:, 1:])
+    found = np.zeros(len(known), np.bool_)
+    width = thresholds.STRETCH_STEPS
+    while True:
+        width = min(width, known.shape[1])
+        stride = max(1, width // thresholds.STRETCH_STEPS)
+        means = (sums[:, width::stride] - sums[:, : sums.shape[1] - width : stride]) / width
+        needed = z_needed(comparisons if width == known.shape[1] else comparisons * known.shape[1])
+        sigmas = max(needed * SIEVE_SHARE - SIEVE_SLACK, 0.0)
+        found |= means.max(axis=1) >= max(least_ns / 2, sigmas * noise_ns / np.sqrt(width))
+        if width == known.shape[1]:
+            return np.flatnonzero(found)
+        width *= 2
 
 
-def _finding(view: View, group: list[Suspect], deviations: dict[str, Floats]) -> Finding:
-    phase = group[0].phase
-    culprits = np.array(sorted(suspect.rank for suspect in group))
-    worst = max(group, key=lambda suspect: suspect.excess_ns)
-    durations_ns = view.work_ns if worst.by_work or phase is None else view.phase(phase)
-    cost = cost_of(view, _saved(view, culprits, phase, by_work=worst.by_work))
-    ranks = tuple(view.ranks[index] for index in culprits)
-    return Finding(
-        kind="straggler",
-        severity=_severity(cost["share"], worst.excess_ns),
-        title=_title(view, ranks, phase, worst.excess_ns),
-        ranks=ranks,
-        phase=phase,
-        steps=(int(view.steps[0]), int(view.steps[-1])),
-        cost=cost,
-        evidence=_evidence(view, group, durations_ns, deviations),
-        advice=for_straggler(ranks, tuple(view.hosts[index] for index in culprits), phase, len(view.ranks)),
-        confidence=_confidence(view, worst),
-    )
+def _lasting(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, float] | None:
+    """An excess of the whole window; from where on, when it began in it."""
+    if np.median(own) < least_ns:
+        return None
+    z = persistence_z(own)
+    if z < z_needed(comparisons):
+        return None
+    at = _longest_stretch(own, least_ns)
+    if at is not None:
+        outside = np.delete(own, at)
+        if len(outside) >= thresholds.STRETCH_STEPS and np.median(outside) < least_ns / 2:
+            return at, z
+    return slice(0, len(own)), z
 
 
-def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, *, by_work: bool) -> Floats:
-    """[S]; what each step would be shorter by, had the culprits taken as long as the others in that phase."""
-    if phase is None:
-        return replay_without(view.work_ns, culprits, _others_median(view.work_ns, culprits))
-    durations_ns = view.phase(phase)
-    typical_ns = _others_median(durations_ns, culprits)
-    if not (view.comm_measured or by_work):
-        # Work is unknown: the phase alone decides who is last.
-        return replay_without(durations_ns, culprits, typical_ns)
-    in_other_phases = view.work_ns[culprits] - durations_ns[culprits]
-    return replay_without(view.work_ns, culprits, in_other_phases + typical_ns)
+def _passing(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, float] | None:
+    """An excess of one stretch, told by the rest of the window."""
+    at = _longest_stretch(own, least_ns)
+    if at is None or len(own) - (at.stop - at.start) < thresholds.MIN_STEPS:
+        return None
+    z = stretch_z(own, at)
+    # Any stretch might have been the one.
+    return (at, z) if z >= z_needed(comparisons * len(own)) else None
 
 
-def _others_median(durations_ns: Floats, culprits: NDArray[np.intp]) -> Floats:
-    """[S]; the median of the ranks that are no culprits; where none of them is left, what the best culprit took."""
-    typical = median_rank(np.delete(durations_ns, culprits, axis=0))
-    return np.where(np.isnan(typical), shortest(durations_ns), typical)
+def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
+    """Where the running median stays above; a short dip does not end it."""
+    above = running_median(own, SMOOTHED_OVER) >= least_ns
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))
+    starts, stops = edges[::2].tolist(), edges[1::2].tolist()
+    joined: list[list[int]] = []
+    for start, stop in zip(starts, stops, strict=True):
+        if joined and start - joined[-1][1] < SMOOTHED_OVER:
+            joined[-1][1] = stop
+        else:
+            joined.append([start, stop])
+    first, stop = max(joined, key=lambda one: one[1] - one[0], default=[0, 0])
+    while first < stop and own[first] < least_ns:
+        first += 1
+    while first < stop and own[stop - 1] < least_ns:
+        stop -= 1
+    return slice(first, stop) if stop - first >= thresholds.STRETCH_STEPS else None
 
 
-def _severity(share: float, excess_ns: float) -> Severity:
-    if share < thresholds.WARNING_SHARE or excess_ns < thresholds.WARNING_FLOOR_NS:
-        return "info"
-    return "critical" if share >= thresholds.CRITICAL_SHARE else "warning"
-
-
-def _title(view: View, ranks: tuple[int, ...], phase: str | None, excess_ns: float) -> str:
-    who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
-    where = f" in {phase}" if phase else ", in no single phase,"
-    if phase == "other":
-        where = " outside model and optimizer (other)"
-    waiting = "the other rank waits" if len(view.ranks) == 2 else "all other ranks wait"
-    if len(ranks) > 1:
-        waiting = "the other ranks wait"
-    if not view.lockstep:
-        waiting = "ranks do not wait for each other here, but the run lasts as long as its slowest"
-    return f"{who} {ms_text(excess_ns / 1e6)} slower than the peers{where} every step; {waiting}."
-
-
-def _evidence(view: View, group: list[Suspect], durations_ns: Floats, deviations: dict[str, Floats]) -> dict[str, Any]:
-    culprits = np.array(sorted(suspect.rank for suspect in group))
-    worst = max(group, key=lambda suspect: suspect.excess_ns)
-    by_rank = medians(durations_ns) / 1e6
-    last = np.argmax(np.where(np.isnan(durations_ns), -np.inf, durations_ns), axis=0)
-    shown = by_rank if len(by_rank) <= RANKS_SHOWN else by_rank[culprits]
-    numbers = view.ranks if len(by_rank) <= RANKS_SHOWN else [view.ranks[index] for index in culprits]
-    return {
-        "compared": "work" if worst.by_work or worst.phase is None else worst.phase,
-        "clock": view.clock,
-        "excess_ms": round(worst.excess_ns / 1e6, 3),
-        "excess_share": round(worst.excess_ns / view.median_step_ns, 4),
-        "median_ms_by_rank": {str(rank): round(float(value), 3) for rank, value in zip(numbers, shown, strict=True)},
-        "peers_median_ms": round(float(np.nanmedian(np.delete(by_rank, culprits))), 3)
-        if len(culprits) < len(by_rank)
-        else None,
-        "excess_ms_by_phase": {
-            name: round(float(by_phase[worst.rank]) / 1e6, 3) for name, by_phase in deviations.items()
-        },
-        "last_in_steps": int(np.isin(last, culprits).sum()),
-        "steps_used": len(view.steps),
-        "wait_measured": view.comm_measured,
-        "lockstep": view.lockstep,
-        "z": None if np.isinf(worst.z) else round(worst.z, 2),
-    }
-
-
-def _confidence(view: View, worst: Suspect) -> float:
-    confidence = 0.97 if worst.by_work else 0.85
-    if not worst.by_work and len(view.ranks) == 2:
-        # One rank's surplus is the other's shortfall: which of the two waits is a guess from the kind of phase.
-        confidence = 0.6
-    if worst.phase is None:
-        confidence -= 0.2
-    if len(view.steps) < 3 * thresholds.MIN_STEPS:
-        confidence -= 0.1
-    return confidence
+def _median(values: Floats) -> float:
+    there = values[~np.isnan(values)]
+    return float(np.median(there)) if len(there) else 0.0

@@ -6,29 +6,135 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 from __future__ import annotations
 
 __all__ = [
+    "ALONE_SHARE",
     "ANY_FALSE_ALARM",
+    "BEATS_SHARE",
+    "BETWEEN_CRITICAL_SHARE",
+    "BETWEEN_SHARE",
     "BLOCKS",
     "BLOCK_STEPS",
     "BOTTLENECK_SHARE",
     "CARRIED_SHARE",
+    "CHANGE_CHANCE",
+    "CLEAR_SHARE",
     "CLEAR_SPREADS",
     "CLEAR_STEPS",
+    "CLOCK_BUSY_PERCENT",
+    "COMM_CRITICAL_SHARE",
+    "COMM_FLOOR_NS",
+    "COMM_SHARE",
     "COMM_STEPS_SHARE",
+    "COMPUTE_SHARE",
+    "CONFIRM_STEPS",
+    "CORE_SHARE",
+    "CPU_FULL_PERCENT",
+    "CPU_HEAVY_PER_CORE",
+    "CPU_OTHERS_SHARE",
+    "CPU_OWN_SHARE",
+    "CPU_PRESSURE",
+    "CPU_RUNNABLE_PER_CORE",
+    "CREEP_ALIKE_SHARE",
+    "CREEP_BLOCKS",
+    "CREEP_DRIFT_T",
+    "CREEP_FEW_BYTES",
+    "CREEP_FEW_EVEN",
+    "CREEP_FEW_SAMPLES",
+    "CREEP_FEW_SHARE",
+    "CREEP_FLOOR_BYTES",
+    "CREEP_LATE_S",
+    "CREEP_LEFT_OUT",
+    "CREEP_SAMPLES",
+    "CREEP_SHARE",
+    "CREEP_SOON_RUNS",
+    "CREEP_SOON_S",
+    "CREEP_THIRD_SHARE",
     "CRITICAL_SHARE",
+    "DDP_SAMPLES",
+    "DDP_SHARE",
+    "DEVICE_FULL_SHARE",
+    "DROP_SHARE",
+    "DROP_STEPS",
     "EPOCH_STARTS_SHARE",
     "EXCESS_FLOOR_NS",
     "EXCESS_SHARE",
     "EXPLAINS_SHARE",
+    "FOLDS",
+    "FRAGMENTED_BYTES",
+    "FRAGMENTED_SHARE",
+    "GROWTH_SHARE",
+    "GROWTH_WARNING_SHARE",
+    "H2D_FLOOR_NS",
+    "H2D_SHARE",
+    "IMBALANCE_BYTES",
+    "IMBALANCE_CORRELATION",
+    "IMBALANCE_SHARE",
+    "IMBALANCE_WARNING_SHARE",
     "INPUT_CRITICAL_SHARE",
     "INPUT_FLOOR_NS",
     "INPUT_SHARE",
+    "JITTER_SHARE",
+    "JITTER_WARNING_SHARE",
     "LARGE_SHARE",
+    "LEVEL_STEPS",
+    "LIVE_STEPS",
+    "LOCAL_STEPS",
+    "LONGEST_PERIOD",
     "LOW_MEMORY_SHARE",
+    "MACHINE_SAMPLES",
     "MIN_STEPS",
+    "NODE_SHARE",
     "OPPORTUNITY_SHARE",
+    "OPTIMIZER_CRITICAL_SHARE",
+    "OPTIMIZER_FLOOR_NS",
+    "OPTIMIZER_SHARE",
+    "OTHER_FLOOR_NS",
+    "OTHER_SHARE",
     "PACE_STEPS",
+    "PERIODIC_SHARE",
+    "PERIODIC_SPIKES",
+    "POWER_CAP_CLOCK_SHARE",
+    "POWER_CAP_SHARE",
+    "PRESSURE_CRITICAL_SHARE",
+    "PRESSURE_SHARE",
+    "RAM_CRITICAL_SHARE",
+    "RAM_LOW_SHARE",
+    "RAM_PRESSURE",
+    "RAM_SWAP_BYTES",
+    "RAM_SWAP_SHARE",
+    "RECURRING_SPIKES",
+    "REGULAR_SHARE",
+    "RELEASE_STEPS",
+    "RHYTHM_CHANCE",
+    "ROTATING_EVEN",
+    "ROTATING_SPREADS",
+    "ROTATING_TURNS",
+    "SAME_RANK_CHANCE",
+    "SAME_RANK_SHARE",
+    "SHORT_STRETCH_STEPS",
+    "SLOW_CLOCK_SHARE",
+    "SPIKE_FLOOR_NS",
+    "SPIKE_SHARE",
+    "SPIKE_SPREADS",
     "SPREADS_APART",
+    "STALLS_AT_MOST",
     "STALLS_SHARE",
+    "STALL_FLOOR_NS",
+    "STALL_NS",
+    "STALL_OVER_SPIKES",
+    "STALL_STEPS",
+    "STOPS_AT_LEAST",
+    "STRETCH_STEPS",
+    "THROTTLED_SAMPLES",
+    "THROTTLED_SHARE",
+    "TREND_BLOCKS",
+    "TREND_CHANCE",
+    "TREND_STEPS",
+    "UNEVEN_FLOOR_NS",
+    "UNEVEN_SHARE",
+    "UTILISATION_LOW_PERCENT",
+    "UTILISATION_SAMPLES",
+    "UTILISATION_WARNING_PERCENT",
+    "WAITED_FOR_SHARE",
     "WANDER_BLOCKS",
     "WARMUP_AT_MOST",
     "WARMUP_SHARE",
@@ -66,7 +172,12 @@ CLEAR_SPREADS = 6.0
 """An excess so many spreads of single steps above zero needs no test; this also keeps a fault that began in the middle
 of the run, whose two levels look like a wander to the test …"""
 CLEAR_STEPS = 20
-"""… from this many steps on: the spread of fewer is itself uncertain."""
+"""… from this many steps on: the spread of fewer is itself uncertain …"""
+CLEAR_SHARE = 0.65
+"""… and in most of them: two ranks that are late in turns have no spread about the one half."""
+
+STRETCH_STEPS = 8
+"""The shortest stretch of steps that is called a stretch: five in the running median, and three to be sure."""
 
 # -- uneven ranks -------------------------------------------------------------------------------------------------
 
@@ -87,6 +198,27 @@ PACE_STEPS = 2.0
 CARRIED_SHARE = 0.25
 """Of a phase's excess must show in the rank's whole work, where that is measured: on a crowded machine the rest is lost
 in the noise of other phases, but an excess that another phase makes up for holds nobody back."""
+UNEVEN_SHARE = 0.05
+"""Of the step that the slowest rank is behind in the median step, whoever it is: less is the scatter of any cluster."""
+UNEVEN_FLOOR_NS = 1_000_000
+"""On a crowded machine the scheduler alone puts a millisecond between the first rank and the last."""
+ROTATING_SPREADS = 5.0
+"""The last rank of a step stands out by so many spreads of the others; the largest of 1,024 normal values does by 3.3."""
+ROTATING_EVEN = 2.0
+"""What it is behind by is about the same in each step: the excess is so many of its own spreads.  Chance delays are not
+(an exponential distribution's median is one of its spreads)."""
+ROTATING_TURNS = 0.75
+"""Of the steps one rank may be last and it is still called a rotation."""
+IMBALANCE_CORRELATION = 0.6
+"""Of forward with backward, same rank and step: larger batches are longer in both, disturbances hit one of them."""
+IMBALANCE_WARNING_SHARE = 0.10
+"""Batches of unequal size are a choice; up to a tenth of the time it is a common one."""
+DDP_SAMPLES = 5
+"""DDP's own figures on a GPU come once in a hundred steps; fewer say nothing."""
+DDP_SHARE = 0.8
+"""Of these samples a rank must be behind in."""
+NODE_SHARE = 0.75
+"""Of a host's ranks must be late for the host to be what is slow; one or two may hide in the noise."""
 COMM_STEPS_SHARE = 0.5
 """Waiting counts as measured when this many of the steps carry a wait (some sources sample it)."""
 
@@ -99,6 +231,35 @@ INPUT_CRITICAL_SHARE = 0.30
 INPUT_FLOOR_NS = 2_000_000
 """Fetching and collating one batch in Python costs up to a millisecond or two by itself; a tiny model that spends 0.3
 of its 1 ms there is healthy, and workers would make it slower."""
+H2D_SHARE = 0.10
+"""As for input: what a pinned, asynchronous copy would hide."""
+H2D_FLOOR_NS = 1_000_000
+"""A copy of a small batch is a few hundred microseconds whatever one does."""
+COMM_SHARE = 0.25
+"""Of the step, on the rank that waits least.  An all-reduce that is not hidden at all takes 10 to 20% of a well-built
+data-parallel step; from a quarter on something can be done."""
+COMM_CRITICAL_SHARE = 0.50
+COMM_FLOOR_NS = 5_000_000
+"""Ranks of a tiny model that share a machine's cores spend milliseconds in gloo's threads; nobody trains like that."""
+OPTIMIZER_SHARE = 0.25
+"""Adam without fused kernels takes up to a fifth of the step of a small model; beyond, a setting is wrong."""
+OPTIMIZER_CRITICAL_SHARE = 0.50
+OPTIMIZER_FLOOR_NS = 2_000_000
+"""A tiny model's optimizer is all Python."""
+OTHER_SHARE = 0.10
+"""Time inside the step that nothing explains: as much as is called a bottleneck in any other phase."""
+OTHER_FLOOR_NS = 2_000_000
+"""Clipping, zeroing and a printed line cost a millisecond in Python."""
+BETWEEN_SHARE = 0.10
+"""Of all time, between steps: evaluation and checkpoints are wanted, and a tenth is what people pay for them."""
+BETWEEN_CRITICAL_SHARE = 0.30
+"""Nearly a third of the time nothing is trained."""
+STOPS_AT_LEAST = 2
+"""Evaluations or checkpoints in the window: a single one is an event, not where the time goes."""
+ALONE_SHARE = 0.90
+"""Of what all ranks spend in a phase one must spend for it to be that rank's own doing."""
+COMPUTE_SHARE = 0.80
+"""Forward, backward and optimizer together."""
 EPOCH_STARTS_SHARE = 0.10
 """More epoch starts than this and they belong to the rhythm of the job; fewer are left out of its input time."""
 STALLS_SHARE = 0.02
@@ -110,7 +271,181 @@ OPPORTUNITY_SHARE = 0.02
 LARGE_SHARE = 0.20
 """From a fifth of the time on nobody would call a run free of bottlenecks, whatever it is that takes it."""
 
+# -- while it runs ------------------------------------------------------------------------------------------------
+
+LIVE_STEPS = 256
+"""Looked at while a job runs: enough for a rank that is 3% slow, few enough that what is over is soon gone."""
+CONFIRM_STEPS = 2
+"""Between the first look that finds something and the one that shows it."""
+RELEASE_STEPS = 20
+"""Without it before it is withdrawn: longer than the period of most things that come and go."""
+# -- over time ----------------------------------------------------------------------------------------------------
+
+LOCAL_STEPS = 21
+"""A step is set against the median of so many around it: ten slow ones in a row do not move it, and a drift over
+hundreds of steps does not make every late step a spike."""
+SPIKE_SHARE = 0.5
+"""Of the typical step: a step half as long again is seen by the eye; smaller ones matter only when they keep a beat."""
+SPIKE_SPREADS = 6.0
+"""… and so many robust spreads above its neighbours: on an uneven job half a step is nothing special."""
+SPIKE_FLOOR_NS = 1_000_000
+"""One scheduling slice of a busy machine; below it every process has spikes."""
+STALL_STEPS = 3.0
+"""Typical steps lost at once, from which on one look at the clock notices it …"""
+STALL_NS = 1_000_000_000
+"""… or a second, however long the steps are; a stall is warned of from here on …"""
+STALL_FLOOR_NS = 100_000_000
+"""… and never mentioned below a tenth of one: tiny steps lose three of their kind whenever a process is moved."""
+STALL_OVER_SPIKES = 5.0
+"""… and where there are spikes all the time, only when it is so many times larger than they are: of ten noisy ones some
+are always three times their median."""
+CORE_SHARE = 0.1
+"""Of the slowest step of a stall: its neighbours that lost less are not called a part of it."""
+STALLS_AT_MOST = 3
+"""Large spikes that are single events; from four on they recur, and that they do is the finding."""
+RECURRING_SPIKES = 4
+"""Spikes that are no accident any more …"""
+PERIODIC_SPIKES = 3
+"""… or three, when their distances are equal."""
+JITTER_SHARE = 0.02
+"""Of the time: spikes that cost less together are what every machine has."""
+PERIODIC_SHARE = 0.01
+"""Of the time, where they keep a beat: that has one cause and can be helped (+15% every tenth step costs 1.5%)."""
+JITTER_WARNING_SHARE = 0.15
+"""Of the time, without a beat: a busy machine loses a tenth by itself."""
+SAME_RANK_SHARE = 0.8
+"""Of the spikes must lie with one rank to blame it; with a different one each time it is chance who is hit."""
+SAME_RANK_CHANCE = 1e-3
+"""Chance that spikes without a beat would favour some rank as much by themselves."""
+REGULAR_SHARE = 0.8
+"""Of the spikes (or periods) must keep the beat; a stray one does not hide it."""
+BEATS_SHARE = 0.6
+"""Of the beats must have a spike: a few may drown in the noise."""
+RHYTHM_CHANCE = (0.05, 0.1)
+"""Chance that spikes at random would keep a beat as well, by a careful count (of spikes at random 0.2% do); of three
+there is one distance only to check another by, and all it decides is whether they are told as one finding."""
+LONGEST_PERIOD = 100
+"""Steps: of small and rarer spikes even +100% is below one per cent of the time."""
+FOLDS = 5
+"""Periods to be seen at the least: the median of five stands against two strays."""
+TREND_STEPS = 20
+"""Fewer steps cannot show growth with the certainty asked for, whatever they do."""
+TREND_BLOCKS = 8
+"""The same for their stretches."""
+TREND_CHANCE = 1e-4
+"""Chance that a series without trend gives one (Mann–Kendall)."""
+GROWTH_SHARE = 0.05
+"""Of the typical step: the least growth or change that is told …"""
+GROWTH_WARNING_SHARE = 0.10
+"""… and that is warned of: clocks and room temperature move a machine by a few per cent in an afternoon."""
+LEVEL_STEPS = 8
+"""The shortest stretch that has a level of its own: its median stands against three strays."""
+SHORT_STRETCH_STEPS = 10
+"""Wander is judged between stretches of so many steps: about the shortest change that is looked for."""
+CHANGE_CHANCE = 1e-4
+"""Chance that a series without change gives one at any place (Bonferroni)."""
+DROP_STEPS = 10
+"""The shortest slow stretch that is a drop of throughput; shorter ones are stalls."""
+DROP_SHARE = 0.10
+"""By so much slower: what passed by itself is not worth telling below it."""
+
 # -- crashes ------------------------------------------------------------------------------------------------------
 
 LOW_MEMORY_SHARE = 0.05
 """Of a host's memory: with less than this available before a SIGKILL, the kernel's out-of-memory killer is likely."""
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+CREEP_LEFT_OUT = 0.1
+"""Of the run, at its start: the allocator, lazily made buffers and the first batches grow memory once."""
+CREEP_SHARE = 0.05
+"""Of what there was at the start.  Fragmentation of malloc and caches of shapes move a healthy process by less …"""
+CREEP_FLOOR_BYTES = 64 << 20
+"""… and in a small process by some tens of MiB."""
+CREEP_BLOCKS = 24
+"""Stretches whose lowest points are compared: the low points of a sawtooth do not rise; and 24 that rise one by one are
+significant (z = 6.8) whatever the number of ranks."""
+CREEP_SAMPLES = 12
+"""Fewer cannot be significant (z = 4.5 at the most); then the rise must be plain to see."""
+CREEP_THIRD_SHARE = 0.5
+"""Each third of the run must rise by at least half of its even share: a cache that fills up slows down (an exponential
+that has come to 95% rises by a third of it in its last third)."""
+CREEP_DRIFT_T = 2.5
+"""Against a random walk (t of its moves), which Mann–Kendall takes for a trend; five equal stairs in a run pass."""
+CREEP_FEW_SAMPLES = 3
+"""The least that show a rise that goes on: two rises.  Samples come once a second."""
+CREEP_FEW_BYTES = 256 << 20
+"""Plain to see: more than a library loaded late or a first evaluation takes …"""
+CREEP_FEW_SHARE = 0.20
+"""… and a fifth of the process …"""
+CREEP_FEW_EVEN = 0.25
+"""… with no rise below a quarter of the mean one."""
+CREEP_ALIKE_SHARE = 0.5
+"""A rank that rises as steadily and by half as much as those that crossed the line has the same leak."""
+CREEP_SOON_S = 3600.0
+"""Memory that is gone within an hour ends the run before anybody looks again …"""
+CREEP_SOON_RUNS = 2.0
+"""… and so does what is gone before the run is three times as long."""
+CREEP_LATE_S = 86_400.0
+"""More than a day ahead: most runs are over by then."""
+PRESSURE_SHARE = 0.92
+"""Of a device's memory that is needed at the peak: a longer sequence or the last uneven batch takes the rest."""
+PRESSURE_CRITICAL_SHARE = 0.97
+"""Libraries and the driver take some hundred MiB when they please; the allocator begins to free and retry here."""
+IMBALANCE_SHARE = 0.20
+"""Of the largest: peers hold the same model, and differ by a bucket or an uneven batch."""
+IMBALANCE_BYTES = 512 << 20
+"""Contexts, NCCL's buffers and workspaces differ by some hundred MiB."""
+FRAGMENTED_SHARE = 0.30
+"""Of the reserved memory was never in use at once: blocks of 2 MiB and rounding explain a few per cent."""
+FRAGMENTED_BYTES = 1 << 30
+"""Below it nothing is won that anybody needs."""
+DEVICE_FULL_SHARE = 0.70
+"""Of a device's memory: below it there is room, and uneven or fragmented memory hurts nobody."""
+
+# -- machine ------------------------------------------------------------------------------------------------------
+
+MACHINE_SAMPLES = 3
+"""Samples come once a second: fewer are a moment, not a run."""
+UTILISATION_SAMPLES = 5
+"""NVML's utilisation looks back a sixth of a second to a second: a handful, to have seen more than one step."""
+UTILISATION_LOW_PERCENT = 50.0
+"""The GPU is idle for more than half of the time, which no healthy job of its size is …"""
+UTILISATION_WARNING_PERCENT = 40.0
+"""… and here it is a warning, if something is seen that it waits for; a tiny model cannot fill a large GPU."""
+WAITED_FOR_SHARE = LARGE_SHARE
+"""Of the host's step: a phase beside the training that takes this much is what the GPU waits for."""
+THROTTLED_SHARE = 0.10
+"""Of the samples: less often is a passing peak …"""
+THROTTLED_SAMPLES = 2
+"""… and a single sample is none."""
+POWER_CAP_SHARE = 0.5
+"""Of the samples: a GPU that works hard touches its power limit all the time, that is what the limit is for."""
+POWER_CAP_CLOCK_SHARE = 0.10
+"""Below the clocks of its peers or its own best: then the limit costs something that can be told."""
+SLOW_CLOCK_SHARE = 0.08
+"""Below its peers' clocks: GPUs of one kind differ by up to five per cent under load; this much holds up all ranks."""
+CLOCK_BUSY_PERCENT = 50.0
+"""Utilisation at which a clock says anything: an idle GPU lowers it by itself."""
+CPU_FULL_PERCENT = 95.0
+"""Of all cores."""
+CPU_RUNNABLE_PER_CORE = 1.5
+"""Tasks that want to run: at one per core a full CPU is well used and nobody waits …"""
+CPU_HEAVY_PER_CORE = 3.0
+"""… and here each waits twice as long as it runs."""
+CPU_PRESSURE = 0.5
+"""Share of the time in which some task had to wait for a processor (PSI); also with a quota, when cores look idle."""
+CPU_OWN_SHARE = 0.8
+"""Of the CPU in use: the job keeps itself busy."""
+CPU_OTHERS_SHARE = 0.7
+"""Of the CPU in use; when the job has less than this, others take a third of the machine from it."""
+RAM_LOW_SHARE = 0.05
+"""Of a host's memory available: the kernel drops file caches, and reading data becomes slow …"""
+RAM_CRITICAL_SHARE = 0.02
+"""… and here its out-of-memory killer comes next."""
+RAM_SWAP_BYTES = 256 << 20
+"""Swapped out during the run: idle pages of other programs are less …"""
+RAM_SWAP_SHARE = 0.20
+"""… and go without need while more than this is available."""
+RAM_PRESSURE = 0.2
+"""Share of the time in which some task waited for memory (PSI); a healthy machine has none."""

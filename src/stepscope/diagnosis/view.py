@@ -31,12 +31,20 @@ class View:
     """As ``Window``, but steady steps only and one clock."""
 
     clock: Literal["host", "device"]
+    window: Window
+    """All of it, with facts, samples and memory; ``rows`` and ``columns`` say which part of it this is."""
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
+    groups: NDArray[np.intp]
+    """[R]; see ``Window.groups``."""
     steps: NDArray[np.int64]
     phases: tuple[str, ...]
     wall_ns: Floats
     phase_ns: Floats
+    between_ns: Floats
+    """[R, S]; of ``other``, what lies between two steps (host time)."""
     flags: NDArray[np.uint16]
     comm_measured: bool
 
@@ -62,6 +70,21 @@ class View:
     def work_ns(self) -> Floats:
         """[R, S]; what a rank did itself; all of its step when waiting was not measured."""
         return self.wall_ns - self.phase("comm") if self.comm_measured else self.wall_ns
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are steps enough to judge by."""
+        return len(self.steps) >= thresholds.MIN_STEPS
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last step; only of a view with any."""
+        return int(self.steps[0]), int(self.steps[-1])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Of the first rank that said anything: what all ranks have in common."""
+        return next((facts for index in self.rows if (facts := self.window.facts[index])), {})
 
     @cached_property
     def median_step_ns(self) -> float:
@@ -90,19 +113,24 @@ def view_of(window: Window) -> View:
     present = np.arange(len(window.ranks))[there]
     return View(
         clock=clock,
+        window=window,
+        rows=present,
+        columns=np.arange(len(window.steps))[kept],
         ranks=tuple(window.ranks[index] for index in present),
         hosts=tuple(window.hosts[index] for index in present),
+        groups=window.groups[there],
         steps=window.steps[kept],
         phases=window.phases,
         wall_ns=wall_ns[there][:, kept],
         phase_ns=phase_ns,
+        between_ns=window.between_ns[there][:, kept],
         flags=window.flags[there][:, kept],
         comm_measured=_comm_measured(window.phases, phase_ns),
     )
 
 
 def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
-    """[S]; by how much each step would have been shorter had the culprits taken what their peers typically take.
+    """[S]; by how much each step would have been shorter had the culprits taken at most what their peers typically take.
 
     A step lasts as long as its slowest rank works, plus what is common to all; the common part does not change.
     """

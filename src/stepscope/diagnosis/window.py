@@ -1,10 +1,11 @@
-"""Which steps of which ranks are compared: the one window that all rules look through.
+"""Which steps of which ranks are compared: the one window that all rules look through, live and at the end.
 
 Only steps that every live rank has completed stand in a window.  A rank that ended (died, raised, returned) is live up
 to its last step; afterwards the others are compared without it.  What a running rank has not finished yet is left out,
 and so is every step with a lost record.  Of an elastic job the last attempt counts.
 
-Everything is an array over ``[rank, step]``; 1,024 ranks of 1,000 steps are built in a fraction of a second.
+Everything is an array over ``[rank, step]``; 1,024 ranks of 1,000 steps are built in a fraction of a second.  A window
+over the last n steps only is the same thing with fewer columns: every rule works on either.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.peers import peer_groups
 from stepscope.diagnosis.robust import mean_rank, spread
+from stepscope.diagnosis.samples import during
+from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES
-from stepscope.records.series import RankSeries
+from stepscope.records.series import RankSeries, RunData
 from stepscope.records.slot import FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
 
 __all__ = ["Apart", "Window", "build_window", "last_attempt"]
@@ -53,12 +57,32 @@ class Window:
     """[P, R, S]; host time; sums to ``wall_ns``."""
     device_ns: NDArray[np.float64] | None
     """[P, R, S]; device time between the phase's marks, also nan where it was not recorded; None without any."""
+    between_ns: NDArray[np.float64]
+    """[R, S]; of the phase ``other``, what lies between two steps."""
+    allocated: NDArray[np.float64]
+    """[R, S]; bytes of the device's allocator in use at the end of the step; nan where it was not sampled."""
+    reserved: NDArray[np.float64]
+    """[R, S]; bytes the allocator holds, used or not."""
+    peak_allocated: NDArray[np.float64]
+    """[R, S]; the most bytes in use so far, within steps too."""
+    end_wall_ns: NDArray[np.float64]
+    """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
     """[R, S]; 0 where a rank was not there."""
     warmup: tuple[Apart, ...]
     """Steps set apart, ascending."""
     left_out: int
     """Steps seen on some rank that are not in the window."""
+    identities: tuple[RankIdentity, ...]
+    """By rank, as ``ranks``; so are the facts and the groups."""
+    facts: tuple[dict[str, Any], ...]
+    ddp_ns: tuple[NDArray[np.float64], ...]
+    """By rank, how long DDP says that computing the gradients took, whenever it said so."""
+    groups: NDArray[np.intp]
+    """[R]; ranks of one number do the same work on different data and may be compared."""
+    samples: tuple[dict[str, Any], ...]
+    """What the agents saw of hosts, processes and GPUs while these steps ran."""
+    stacks: tuple[dict[str, Any], ...]
 
     @property
     def steady(self) -> NDArray[np.bool_]:
@@ -72,44 +96,118 @@ def last_attempt(ranks: Sequence[RankSeries]) -> list[RankSeries]:
     return sorted((series for series in ranks if series.identity.attempt == last), key=lambda series: series.rank)
 
 
-def build_window(ranks: Sequence[RankSeries]) -> Window:
-    current = last_attempt(ranks)
+def build_window(run: RunData, *, last: int | None = None) -> Window:
+    """The window over all steps, or over the ``last`` so many."""
+    current = last_attempt(run.ranks)
     trained = [series for series in current if len(series.steps)]
     steps, alive, seen = _complete_steps(trained)
-    shape = (len(trained), len(steps))
-    wall_ns = np.full(shape, np.nan)
-    flags = np.zeros(shape, np.uint16)
-    names = _phase_names(trained)
-    phase_ns = np.full((len(names), *shape), np.nan)
-    timed = any(len(series.device_steps) for series in trained)
-    device_ns = np.full((len(names), *shape), np.nan) if timed else None
-    for index, series in enumerate(trained):
-        there = alive[index]
-        # A slice instead of a mask where nothing is missing: it saves copying every array once more.
-        at: Any = slice(None) if there.all() else there
-        rows = series.steps
-        if len(rows) != len(steps) or not there.all():
-            rows = rows[np.searchsorted(rows["step"], steps[there])]
-        wall_ns[index, at] = rows["wall_ns"]
-        flags[index, at] = rows["flags"]
-        _fill(phase_ns[:, index], at, rows["phase_ns"], series, names)
-        if device_ns is not None:
-            found, device_rows = _device_rows(series, steps)
-            _fill(device_ns[:, index], found, device_rows["phase_ns"], series, names)
-    used = _used(phase_ns)
+    if last is not None and last < len(steps):
+        seen -= len(steps) - last
+        steps, alive = steps[-last:], alive[:, -last:]
+        trained, alive = _still_there(trained, alive)
+    planes = _Planes.fill(trained, steps, alive)
+    used = _used(planes.phase_ns)
+    begins, ends = _period(planes)
     return Window(
         ranks=tuple(series.rank for series in trained),
         hosts=tuple(series.identity.host for series in trained),
         attempt=current[0].identity.attempt if current else 0,
         steps=steps,
-        phases=tuple(name for name, keep in zip(names, used, strict=True) if keep),
-        wall_ns=wall_ns,
-        phase_ns=phase_ns[used],
-        device_ns=None if device_ns is None else device_ns[used],
-        flags=flags,
-        warmup=_set_apart(steps, wall_ns, flags),
+        phases=tuple(name for name, keep in zip(planes.names, used, strict=True) if keep),
+        wall_ns=planes.wall_ns,
+        phase_ns=planes.phase_ns[used],
+        device_ns=None if planes.device_ns is None else planes.device_ns[used],
+        between_ns=planes.between_ns,
+        allocated=planes.allocated,
+        reserved=planes.reserved,
+        peak_allocated=planes.peak_allocated,
+        end_wall_ns=planes.end_wall_ns,
+        flags=planes.flags,
+        warmup=_set_apart(steps, planes.wall_ns, planes.flags),
         left_out=seen - len(steps),
+        identities=tuple(series.identity for series in trained),
+        facts=tuple(series.facts for series in trained),
+        ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
+        groups=peer_groups(trained),
+        samples=tuple(during(run.samples, begins, ends)),
+        stacks=tuple(during(run.stacks, begins, ends)),
     )
+
+
+def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:
+    """Without the ranks that were gone before the window began."""
+    there = alive.any(axis=1)
+    return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planes:
+    """The arrays of a window, with all phase names that any rank knows."""
+
+    names: list[str]
+    wall_ns: NDArray[np.float64]
+    phase_ns: NDArray[np.float64]
+    device_ns: NDArray[np.float64] | None
+    between_ns: NDArray[np.float64]
+    allocated: NDArray[np.float64]
+    reserved: NDArray[np.float64]
+    peak_allocated: NDArray[np.float64]
+    end_wall_ns: NDArray[np.float64]
+    flags: NDArray[np.uint16]
+
+    @classmethod
+    def fill(cls, trained: Sequence[RankSeries], steps: NDArray[np.int64], alive: NDArray[np.bool_]) -> _Planes:
+        shape = (len(trained), len(steps))
+        names = _phase_names(trained)
+        timed = any(len(series.device_steps) for series in trained)
+        planes = cls(
+            names=names,
+            wall_ns=np.full(shape, np.nan),
+            phase_ns=np.full((len(names), *shape), np.nan),
+            device_ns=np.full((len(names), *shape), np.nan) if timed else None,
+            between_ns=np.full(shape, np.nan),
+            allocated=np.full(shape, np.nan),
+            reserved=np.full(shape, np.nan),
+            peak_allocated=np.full(shape, np.nan),
+            end_wall_ns=np.full(shape, np.nan),
+            flags=np.zeros(shape, np.uint16),
+        )
+        for index, series in enumerate(trained):
+            planes._put(index, series, steps, alive[index])
+        return planes
+
+    def _put(self, index: int, series: RankSeries, steps: NDArray[np.int64], there: NDArray[np.bool_]) -> None:
+        # A slice instead of a mask where nothing is missing: it saves copying every array once more.
+        at: Any = slice(None) if there.all() else there
+        rows = series.steps
+        if len(rows) != len(steps) or not there.all():
+            rows = rows[np.searchsorted(rows["step"], steps[there])]
+        self.wall_ns[index, at] = rows["wall_ns"]
+        self.flags[index, at] = rows["flags"]
+        self.between_ns[index, at] = rows["between_ns"]
+        memory = ("allocated", self.allocated), ("reserved", self.reserved), ("peak_allocated", self.peak_allocated)
+        for column, plane in memory:
+            plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
+        offset = series.anchor_wall_ns - series.anchor_mono_ns
+        self.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
+        _fill(self.phase_ns[:, index], at, rows["phase_ns"], series, self.names)
+        if self.device_ns is not None:
+            found, device_rows = _device_rows(series, steps)
+            _fill(self.device_ns[:, index], found, device_rows["phase_ns"], series, self.names)
+
+
+def _period(planes: _Planes) -> tuple[float, float]:
+    """From the start of the first step to the end of the last, on the wall clock: imports load a machine differently."""
+    if not planes.wall_ns.size:
+        return 0.0, 0.0
+    starts = planes.end_wall_ns - planes.wall_ns
+    return float(np.nanmin(starts)), float(np.nanmax(planes.end_wall_ns))
+
+
+def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    rows = series.steps[series.steps["step"] >= steps[0]] if len(steps) else series.steps[:0]
+    said = rows["ddp_compute_ns"]
+    return np.asarray(said[said > 0], np.float64)
 
 
 def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:

@@ -34,6 +34,7 @@ def _patch_iter(recorder: Recorder, patches: Patches, loader: Any) -> None:
     def __iter__(self: Any) -> Any:  # noqa: N807 - it stands for the loader's
         made = make_iterator(self)
         recorder.epoch_starts()
+        recorder.objects.meet_loader(self, recorder.step)
         return made
 
     patches.set(loader, "__iter__", __iter__)

@@ -29,6 +29,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
+from stepscope.recorder import autocast
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
@@ -112,6 +113,7 @@ class ForwardProbe:
         """An outermost call while looking: run it on untouched classes, then see what it was."""
         ledger = self._recorder.ledger
         candidate = ledger.phase not in (INPUT, BACKWARD) and self._grad_enabled() and self._may_be_root(module)
+        precision = self._precision(module) if candidate else None
         outer = ledger.enter(FORWARD) if candidate else NOT_NOW
         try:
             output = self._untouched(call, module, args, kwargs)
@@ -119,7 +121,7 @@ class ForwardProbe:
             if outer != NOT_NOW:
                 ledger.leave(outer)
         if candidate:
-            self._consider(module, output)
+            self._consider(module, output, precision)
         return output
 
     def _untouched(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -138,25 +140,30 @@ class ForwardProbe:
         return any(parameter.requires_grad for parameter in module.parameters())
 
     @failsafe
-    def _consider(self, module: Any, output: Any) -> None:
+    def _precision(self, module: Any) -> str | None:
+        return autocast.around_call(self._torch, module)
+
+    @failsafe
+    def _consider(self, module: Any, output: Any, precision: str | None) -> None:
         self._idle_calls += 1
         if self._idle_calls > MAX_IDLE_CALLS and self._recorder.ring is None:
             self._arm(False)  # until a first step shows that this process trains
-        if _requires_grad(self._torch, output):
+        trained = _requiring_grad(self._torch, output)
+        if trained is not None:
             self._recorder.forward_seen = True
             # caller: _consider < failsafe < _look_at < __call__ < the script
             owner = _direct_forward(self._module, sys._getframe(4))
-            if owner is None:
-                self._add_root(module, "__call__")
-            else:
-                self._add_root(owner, "forward")
+            root, method = (module, "__call__") if owner is None else (owner, "forward")
+            if self._add_root(root, method):
+                self._recorder.objects.meet_root(root, precision, str(trained.dtype).removeprefix("torch."))
 
     # -- timing ---------------------------------------------------------------------------------------------------
 
-    def _add_root(self, module: Any, method: str) -> None:
+    def _add_root(self, module: Any, method: str) -> bool:
+        """Whether it was none before."""
         key = id(module)
         if key in self._roots:
-            return
+            return False
         self._roots[key] = bool(module.training)
         weakref.finalize(module, self._roots.pop, key, None).atexit = False
         cls = type(module)
@@ -165,6 +172,7 @@ class ForwardProbe:
             self._patches.set(cls, method, self._make_timer(self._unpatched(cls, method)))
             if method == "forward":
                 self._keep_scriptable()
+        return True
 
     def _unpatched(self, cls: type, method: str) -> Call:
         found: Call = getattr(cls, method)
@@ -225,23 +233,23 @@ class ForwardProbe:
             self._patches.set(self._torch.jit, "script", unwrapped_script)
 
 
-def _requires_grad(torch: Any, output: Any) -> bool:
-    """Does an output hold a tensor that requires gradients?  Looks into containers, not far."""
+def _requiring_grad(torch: Any, output: Any) -> Any:
+    """A tensor in an output that requires gradients, or None.  Looks into containers, not far."""
     values = [output]
     for _ in range(32):
         if not values:
-            return False
+            return None
         value = values.pop()
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
-                return True
+                return value
         elif isinstance(value, dict):
             values.extend(value.values())
         elif isinstance(value, list | tuple):
             values.extend(value)
         elif hasattr(value, "__dict__"):
             values.extend(_plain(vars(value).values()))
-    return False
+    return None
 
 
 def _plain(values: Iterable[Any]) -> list[Any]:

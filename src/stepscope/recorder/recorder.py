@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
+from stepscope.recorder.facts import LiveObjects
 from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.recorder.steps import StepBoundaries
 from stepscope.records.identity import RankIdentity
@@ -25,12 +26,15 @@ from stepscope.records.places import ring_paths
 from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
 from stepscope.ring import RingState, RingWriter
 from stepscope.ring.layout import DEFAULT_CAPACITY, HOOK_FAILURES_WORD
-from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, data_word, note_words
+from stepscope.ring.words import note_words
 
 __all__ = ["BackwardFigures", "Recorder", "RootSearch"]
 
 IDENTITY_CHECKS = (1, 2, 3, 5, 10, 100)
 """After these steps the process looks again who it is: the process group or the device may have come late."""
+
+FACT_LOOKS = (1, 3, 100)
+"""After these steps, and whenever a new look is due, the facts about the live objects are brought up to date."""
 
 FIRST_NEW_LOOK = 1024
 """After this many steps a model may have joined that nobody looked for."""
@@ -51,9 +55,14 @@ class RootSearch(Protocol):
 
 
 class BackwardFigures(Protocol):
-    """Knows how much of the last backward was this rank's own work."""
+    """Knows how much of a backward was this rank's own work."""
 
-    def read(self) -> tuple[int, int]: ...
+    every_step: bool
+    """Whether to be asked at the end of each step, or only when there are other reasons to look around."""
+
+    def words(self) -> list[int]:
+        """For the step that ends, as data words."""
+        ...
 
 
 class Recorder:
@@ -85,6 +94,7 @@ class Recorder:
         self.ledger.phase = OTHER
         self.ring: RingWriter | None = None
         self.boundaries = StepBoundaries()
+        self.objects = LiveObjects()
         self.explicit = False
         self.identity = RankIdentity(host="", pid=0)
         self.flags = FLAG_FIRST
@@ -98,6 +108,8 @@ class Recorder:
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
         self._asked_at = 0
+        self._counting = False
+        self._told_facts: dict[str, Any] = {}
         self._forked = forked
         self._broken = False
 
@@ -130,6 +142,8 @@ class Recorder:
             if self.explicit or (key != self.boundaries.sole and not self.boundaries.closes(key)):
                 if outer != NOT_NOW:
                     ledger.leave(outer)
+                if self.step >= self._asked_at:
+                    self.objects.meet_optimizer(optimizer)
                 return
         if outer == NOT_NOW:
             if get_ident() != ledger.thread and not self._take_over():
@@ -141,11 +155,11 @@ class Recorder:
             ledger.end_step(outer, step, flags | self.flags)
             self.flags = 0
         else:
-            self._end_step_with_figures(outer, step, flags)
+            self._end_step_with_figures(outer, step, flags, optimizer)
         self.forward_seen = False
 
     @guard.failsafe
-    def _end_step_with_figures(self, outer: int, step: int, flags: int) -> None:
+    def _end_step_with_figures(self, outer: int, step: int, flags: int, optimizer: object) -> None:
         """The end of a step at which others are asked what they know of it, or at which we look around."""
         self._attend_at = step + 1
         ended = self.ledger.phase
@@ -153,8 +167,8 @@ class Recorder:
         self.flags = 0
         device_at = None if self._device is None else self._device.end_step(step, ended, self.ledger)
         if step >= self._asked_at or not self.forward_seen:
-            self._look_around()
-        if self._ddp is None and not self._compiled:
+            self._look_around(optimizer)
+        if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
             self._attend_at = self._asked_at if device_at is None else min(self._asked_at, device_at)
 
     def begin(self) -> None:
@@ -182,6 +196,7 @@ class Recorder:
     def set_state(self, state: RingState) -> None:
         if self.ring is not None and self.identity.pid == os.getpid():
             self.ring.set_state(state)
+            self._tell_last_facts(self.ring)
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -232,23 +247,25 @@ class Recorder:
         self.ledger.thread = get_ident()
         return True
 
-    def _look_around(self) -> None:
+    def _look_around(self, optimizer: object) -> None:
         """Now and then, after a step: who are we, on which device, and are the roots still the roots?"""
         step = self.step
         due = step & (step - 1) == 0 and step >= FIRST_NEW_LOOK  # ever more rarely: 1024, 2048, 4096 …
         asked_again = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
         if step in IDENTITY_CHECKS:
             self._look_at_identity()
+        if due or self._counting or step in FACT_LOOKS:
+            self._counting = self._look_at_objects(optimizer) is True
+            asked_again = asked_again or self._counting
         later = [check for check in IDENTITY_CHECKS if check > step]
         self._asked_at = step if asked_again else min([*later, max(1 << step.bit_length(), FIRST_NEW_LOOK)]) - 1
 
     @guard.failsafe
     def _figures(self) -> list[int]:
         """What others know of the step that ends, as data words; should they fail, the step ends without."""
-        words = []
+        words: list[int] = []
         if self._ddp is not None:
-            compute, comm = self._ddp.read()
-            words = [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
+            words += self._ddp.words()
         if self._device is not None:
             words += self._device.memory()
         return words
@@ -260,6 +277,25 @@ class Recorder:
         if found != self.identity and self.ring is not None:
             self.identity = found
             self.ring.set_identity(found)
+
+    @guard.failsafe
+    def _look_at_objects(self, optimizer: object) -> bool:
+        if optimizer is not None:
+            self.objects.meet_optimizer(optimizer)
+        unfinished = self.objects.look(self.step)
+        if self.ring is not None:
+            self._tell_facts(self.ring)
+        return unfinished
+
+    @guard.failsafe
+    def _tell_last_facts(self, ring: RingWriter) -> None:
+        self.objects.last_look(self.step)
+        self._tell_facts(ring)
+
+    def _tell_facts(self, ring: RingWriter) -> None:
+        if self.objects.facts != self._told_facts:
+            self._told_facts = self.objects.facts
+            ring.set_facts(self._told_facts)
 
     def _count_failure(self, count: int) -> None:
         if self.ring is not None:

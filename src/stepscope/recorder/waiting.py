@@ -5,8 +5,9 @@ Two sources, neither of which touches what is communicated:
 - ``Work.wait``, where every blocking collective of ``torch.distributed`` and every wait of FSDP2 ends up.  On gloo it
   blocks until the peers came; on NCCL it only orders streams and takes no time.
 - DDP's own logging, for the all-reduce that its reducer does inside autograd: how long this rank's gradients took to
-  compute.  What the last backward of a step took beyond that was waiting.  (4 µs a step; on CUDA reading it would wait
-  for the device, so there it is not read.)
+  compute.  What the last backward of a step took beyond that was waiting.  (4 µs a step.)  On a GPU measuring it waits
+  for the device, so it is left at DDP's own rate, the first ten iterations and every hundredth, and only read: a sample
+  now and then tells a rank whose backward is slow from those that wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import COMM
+from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_SAMPLED_COMPUTE, data_word
 
 __all__ = ["DdpFigures", "install"]
 
@@ -42,22 +44,36 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
 
 
 class DdpFigures:
-    """What DDP itself measured in its last synchronised backward on the host."""
+    """What DDP itself measured in the last synchronised backward that it measured."""
 
     def __init__(self) -> None:
+        self.every_step = False
+        """Whether there is something to read at the end of each step."""
+        self._sampled = 0
+        """The sample that was told last."""
         self._watched: list[tuple[weakref.ref[Any], Any]] = []
         """The DDP module (to know that it is still there) and its logger."""
 
     @failsafe
     def watch(self, ddp: Any) -> bool:
-        if next(ddp.parameters()).device.type != "cpu":
-            return False
-        # Set before the first backward: by default DDP measures the first ten iterations and every hundredth after.
-        ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
+        if next(ddp.parameters()).device.type == "cpu":
+            # Before the first backward: later than that DDP keeps to the rate it has.
+            ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
+            self.every_step = True
         self._watched.append((weakref.ref(ddp), ddp.logger))
         return True
 
-    def read(self) -> tuple[int, int]:
+    def words(self) -> list[int]:
+        """As data words for the step that ends; none where there is nothing new."""
+        compute, comm = self._read()
+        if self.every_step:
+            return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
+        if compute == self._sampled:
+            return []
+        self._sampled = compute
+        return [data_word(DDP_SAMPLED_COMPUTE, compute), data_word(DDP_COMM, comm)]
+
+    def _read(self) -> tuple[int, int]:
         """Nanoseconds of computing gradients and of communicating them; zeros where nothing was measured."""
         compute = comm = 0
         for alive, logger in self._watched:

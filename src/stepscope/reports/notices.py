@@ -9,6 +9,7 @@ from stepscope.diagnosis import Window
 from stepscope.diagnosis.advice import named_ranks
 from stepscope.diagnosis.attempts import Attempt, attempts_of
 from stepscope.diagnosis.crashes import failures_in, tell
+from stepscope.diagnosis.practices import remarks_on
 from stepscope.diagnosis.samples import number, of_kind
 from stepscope.diagnosis.units import count_text, duration_text
 from stepscope.diagnosis.window import last_attempt
@@ -43,7 +44,7 @@ def notices_of(run: RunData, window: Window, *, finished: bool) -> list[str]:
         )
     devices = {series.identity.device for series in current if series.identity.device in HOST_ONLY}
     notices += [f"On {device} only host times are recorded, no device times." for device in sorted(devices)]
-    return notices
+    return [*notices, *remarks_on(window)]
 
 
 def _attempt(run: RunData, attempt: Attempt, shown: int, *, finished: bool) -> str:

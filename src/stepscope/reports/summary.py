@@ -37,7 +37,7 @@ def summarise(
     ``alive``: whether processes of the run still run; ``logs``: paths of what the ranks printed; ``status``: to say it
     instead of inferring it.
     """
-    window = build_window(run.ranks)
+    window = build_window(run)
     current = last_attempt(run.ranks)
     # A process that the recorder got into keeps what it prints.
     findings = diagnose(run, window, reached=bool(logs))

@@ -23,7 +23,7 @@ from stepscope.ring import words as w
 
 __all__ = ["StreamDecoder"]
 
-_STEP_DATA = (w.DDP_COMPUTE, w.DDP_COMM, w.ALLOCATED, w.RESERVED, w.PEAK_ALLOCATED)
+_STEP_DATA = (w.DDP_COMPUTE, w.DDP_COMM, w.DDP_SAMPLED_COMPUTE, w.ALLOCATED, w.RESERVED, w.PEAK_ALLOCATED)
 _SLOT_MASK = PHASE_SLOTS - 1
 _LOST = -1
 """For ``_mark``: where we are is not known until the next end of a step."""
@@ -225,7 +225,7 @@ class StreamDecoder:
                 said[w.PEAK_ALLOCATED],
                 min(entries[BACKWARD], 0xFFFFFFFF),
                 min(entries[FORWARD], 0xFFFFFFFF),
-                said[w.DDP_COMPUTE],
+                said[w.DDP_COMPUTE] or said[w.DDP_SAMPLED_COMPUTE],
                 said[w.DDP_COMM],
                 min(entries[INPUT], 0xFFFFFFFF),
                 0,

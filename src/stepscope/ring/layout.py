@@ -12,6 +12,7 @@
     72    u64  hook_failures    errors of ours that the guard swallowed
     128   7 x 32s               the user's phase names, utf-8, zero padded
     512   u32 length, u32 crc, utf-8 JSON of RankIdentity
+    2048  u32 length, u32 crc, utf-8 JSON of the facts (``records/facts.py``); zeros until there are any
 
 All words are little endian and written by the one writer only.  The head is announced after the last data word of a
 step, and now and then within a long step, but never between the end of a step and its data words.  Beyond the head
@@ -26,12 +27,15 @@ import enum
 import struct
 
 __all__ = [
+    "BLOCK_HEAD",
     "DEFAULT_CAPACITY",
+    "FACTS_BYTES",
+    "FACTS_OFFSET",
     "FIXED",
     "HEADER_BYTES",
     "HEAD_WORD",
     "HOOK_FAILURES_WORD",
-    "IDENTITY_HEAD",
+    "IDENTITY_BYTES",
     "IDENTITY_OFFSET",
     "MAGIC",
     "MIN_CAPACITY",
@@ -67,7 +71,12 @@ HOOK_FAILURES_WORD = 9
 NAMES_OFFSET = 128
 NAME_BYTES = 32
 IDENTITY_OFFSET = 512
-IDENTITY_HEAD = struct.Struct("<II")
+FACTS_OFFSET = 2048
+BLOCK_HEAD = struct.Struct("<II")
+"""Length and crc of the text that follows: one that is being rewritten is recognised."""
+IDENTITY_BYTES = FACTS_OFFSET - IDENTITY_OFFSET - BLOCK_HEAD.size
+FACTS_BYTES = HEADER_BYTES - FACTS_OFFSET - BLOCK_HEAD.size
+"""The longest texts that fit."""
 
 
 class RingState(enum.IntEnum):

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import RingForeign, RingVersion
+from stepscope.records.facts import checked_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
 from stepscope.records.slot import SLOT_HEAD
 from stepscope.ring import words as w
 from stepscope.ring.decode import StreamDecoder
 from stepscope.ring.layout import (
+    BLOCK_HEAD,
+    FACTS_BYTES,
+    FACTS_OFFSET,
     FIXED,
     HEAD_WORD,
     HEADER_BYTES,
     HOOK_FAILURES_WORD,
-    IDENTITY_HEAD,
     IDENTITY_OFFSET,
     MAGIC,
     MIN_CAPACITY,
@@ -62,6 +67,7 @@ class RingHeader:
     hook_failures: int
     phase_names: tuple[str, ...]
     identity: RankIdentity
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +125,7 @@ class RingReader:
         self._header = memoryview(self._map)[:HEADER_BYTES].cast("Q")
         self._body = memoryview(self._map)[HEADER_BYTES:size].cast("Q")
         self._identity = RankIdentity(host="", pid=self._pid)
+        self._facts: dict[str, Any] = {}
         self._decoder = StreamDecoder()
         self._position = 0
         self._seen_head = 0
@@ -150,6 +157,7 @@ class RingReader:
             hook_failures=words[HOOK_FAILURES_WORD],
             phase_names=self._phase_names(),
             identity=self._read_identity(),
+            facts=self._read_facts(),
         )
 
     def read(self, after: int) -> RingBatch:
@@ -241,12 +249,27 @@ class RingReader:
 
     def _read_identity(self) -> RankIdentity:
         """The identity; while it is being rewritten, the last one that was whole."""
-        length, crc = IDENTITY_HEAD.unpack_from(self._map, IDENTITY_OFFSET)
-        at = IDENTITY_OFFSET + IDENTITY_HEAD.size
-        text = self._map[at : min(at + length, HEADER_BYTES)]
-        if zlib.crc32(text) == crc:
+        text = self._read_block(IDENTITY_OFFSET, HEADER_BYTES)
+        if text:
             try:
                 self._identity = RankIdentity.from_json(text)
             except (ValueError, RecursionError):
                 pass  # a foreign identity under a right checksum: keep what we have
         return self._identity
+
+    def _read_facts(self) -> dict[str, Any]:
+        """The facts, likewise; a new dict each time."""
+        text = self._read_block(FACTS_OFFSET, FACTS_BYTES)
+        if text:
+            try:
+                self._facts = checked_facts(json.loads(text))
+            except (ValueError, RecursionError):
+                pass
+        return dict(self._facts)
+
+    def _read_block(self, offset: int, limit: int) -> bytes:
+        """A text of the header under its checksum; empty while it is not whole."""
+        length, crc = BLOCK_HEAD.unpack_from(self._map, offset)
+        at = offset + BLOCK_HEAD.size
+        text = self._map[at : min(at + min(length, limit), HEADER_BYTES)]
+        return text if zlib.crc32(text) == crc else b""

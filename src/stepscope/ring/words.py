@@ -22,6 +22,7 @@ __all__ = [
     "DATA",
     "DDP_COMM",
     "DDP_COMPUTE",
+    "DDP_SAMPLED_COMPUTE",
     "DEVICE_PHASE",
     "DEVICE_STEP",
     "ENTER",
@@ -68,6 +69,8 @@ NOTE_TEXT = 9
 """step << 16 | bytes of text."""
 TEXT = 10
 WRAP = 11
+DDP_SAMPLED_COMPUTE = 12
+"""As DDP_COMPUTE, but of some earlier step and on the device's clock: it cannot be taken from this step's backward."""
 STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
 DEVICE_PHASE = 16
 """Plus the slot: 16 … 31; the value is nanoseconds."""

@@ -11,17 +11,23 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import RingNoSpace
+from stepscope.records.facts import pack_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import FIRST_USER_SLOT, PHASE_SLOTS
 from stepscope.ring.layout import (
+    BLOCK_HEAD,
     DEFAULT_CAPACITY,
+    FACTS_BYTES,
+    FACTS_OFFSET,
     FIXED,
     HEADER_BYTES,
-    IDENTITY_HEAD,
+    IDENTITY_BYTES,
     IDENTITY_OFFSET,
     MAGIC,
     NAME_BYTES,
@@ -34,7 +40,7 @@ from stepscope.ring.layout import (
 
 __all__ = ["RingWriter", "process_start_ticks"]
 
-SCRIPT_CHARS = 256
+SCRIPT_CHARS = 128
 """What is kept of a script path that would not fit into the header."""
 
 
@@ -85,11 +91,13 @@ class RingWriter:
 
     def set_identity(self, identity: RankIdentity) -> None:
         text = identity.to_json()
-        if len(text) > HEADER_BYTES - IDENTITY_OFFSET - IDENTITY_HEAD.size:
+        if len(text) > IDENTITY_BYTES:
             # Only a path can be that long, and its end tells more than its beginning.
             text = replace(identity, script=identity.script[-SCRIPT_CHARS:]).to_json()
-        block = IDENTITY_HEAD.pack(len(text), zlib.crc32(text)) + text
-        self._map[IDENTITY_OFFSET : IDENTITY_OFFSET + len(block)] = block
+        self._set_block(IDENTITY_OFFSET, text)
+
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        self._set_block(FACTS_OFFSET, pack_facts(facts, FACTS_BYTES))
 
     def set_phase_name(self, slot: int, name: str) -> None:
         if not FIRST_USER_SLOT <= slot < PHASE_SLOTS:
@@ -100,6 +108,10 @@ class RingWriter:
 
     def set_state(self, state: RingState) -> None:
         self.header[STATE_WORD] = int(state)
+
+    def _set_block(self, at: int, text: bytes) -> None:
+        block = BLOCK_HEAD.pack(len(text), zlib.crc32(text)) + text
+        self._map[at : at + len(block)] = block
 
     def close(self) -> None:
         """Unmap; the file stays for its readers."""

@@ -65,6 +65,7 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
                 torn=ring.torn,
                 hook_failures=about.hook_failures,
                 ended_wall_ns=about.ended_wall_ns,
+                facts=about.facts,
             )
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))

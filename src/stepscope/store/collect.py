@@ -92,7 +92,9 @@ def _records(about: RingSidecar, path: Path, ring: RingReader | None, notices: l
 
 def _settle(ring: RingSidecar | None, sidecar: RingSidecar) -> RingSidecar:
     """The ring knows best, but only the sidecar knows when its process ended; see whether the process is there."""
-    about = sidecar if ring is None else replace(ring, ended_wall_ns=sidecar.ended_wall_ns)
+    about = sidecar
+    if ring is not None:
+        about = replace(ring, ended_wall_ns=sidecar.ended_wall_ns, facts=ring.facts or sidecar.facts)
     if about.state in ("starting", "running"):
         here = about.identity.host == platform.node()
         if about.ended_wall_ns is not None or (here and not process_alive(about.pid, about.start_ticks)):

@@ -104,6 +104,7 @@ def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
     return {
         **{name: getattr(series, name) for name in (*names, *counts)},
         "identity": values,
+        "facts": series.facts,
         "phase_names": list(series.phase_names),
         "columns": list(chosen),
         "steps": len(series.steps),
@@ -129,6 +130,7 @@ def _series(about: dict[str, Any], columns: Mapping[str, Any], rows: slice) -> R
         torn=int(about["torn"]),
         hook_failures=checked.hook_failures,
         ended_wall_ns=checked.ended_wall_ns,
+        facts=checked.facts,
     )
 
 

@@ -81,7 +81,7 @@ def _write_and_verify(stage: Path, data: RunData) -> None:
 
 
 def _same(one: RankSeries, other: RankSeries) -> bool:
-    fields = ("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "lost", "torn")
+    fields = ("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "lost", "torn", "facts")
     return (
         all(getattr(one, field) == getattr(other, field) for field in fields)
         and one.steps.tobytes() == other.steps.tobytes()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from stepscope.records.facts import checked_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
 from stepscope.records.series import RankState
@@ -44,6 +45,7 @@ class RingSidecar:
     """When this was written."""
     ended_wall_ns: int | None = None
     """When the process was seen to be gone; from then on nothing comes after what the segment holds."""
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -66,6 +68,7 @@ class RingSidecar:
             state=raw["state"],
             live_phase=_word(raw, "live_phase") % PHASE_SLOTS,
             ended_wall_ns=None if ended is None else _word(raw, "ended_wall_ns"),
+            facts=checked_facts(raw.get("facts")),
             **{name: _word(raw, name) for name in _WORDS},
         )
 
@@ -100,6 +103,7 @@ def sidecar_of(header: RingHeader, *, heard_wall_ns: int = 0) -> RingSidecar:
         live_step=header.live_step,
         hook_failures=header.hook_failures,
         heard_wall_ns=heard_wall_ns,
+        facts=header.facts,
     )
 
 

@@ -15,7 +15,7 @@ Everything follows from the seed; nothing here reads a clock or a file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ from stepscope.records.slot import (
     STEP_FIELDS,
 )
 
-__all__ = ["Cluster", "Death", "Fault", "slow_at"]
+__all__ = ["Cluster", "Death", "Fault", "gpu_uuid", "slow_at"]
 
 INSIDE = "inside"
 """Not a phase but a place: time that is booked as ``other`` and does not lie between two steps."""
@@ -45,6 +45,8 @@ STEP_DTYPE = np.dtype(STEP_FIELDS)
 DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
 ANCHOR_WALL_NS = 1_700_000_000_000_000_000
 ANCHOR_MONO_NS = 1_000_000_000
+MIB = 1 << 20
+Level = float | NDArray[np.float64] | Callable[[int, NDArray[np.float64]], NDArray[np.float64]]
 DISPATCH_SHARE = 0.1
 """Of a device's work, what the host needs to enqueue it; the rest it waits for in ``other``."""
 
@@ -60,6 +62,11 @@ class Fault:
     """None: every step."""
     ramp: bool = False
     """Whether it grows, from nothing at the run's first step to ``ms`` at its end."""
+
+
+def gpu_uuid(rank: int) -> str:
+    """Of the device that a rank is on, as torch says it (NVML puts ``GPU-`` before it)."""
+    return f"00000000-0000-4000-8000-{rank:012x}"
 
 
 def slow_at(rank: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> Fault:
@@ -111,6 +118,16 @@ class Cluster:
     epoch_input_ms: float = 100.0
     hosts: int = 1
     device_timed: bool = False
+    allocated_mb: Level | None = None
+    """MiB of the device in use at the end of each step, by rank and step; None: no device memory was sampled."""
+    reserved_mb: Level | None = None
+    """MiB that the allocator holds; None: as much as was ever in use."""
+    peak_mb: Level | None = None
+    """MiB in use at the most so far; None: the most of ``allocated_mb``."""
+    memory_every: int = 1
+    """Steps from one sample of device memory to the next."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of every rank."""
     name: str = "synthetic"
     attempt: int = 0
     errors: tuple[RankError, ...] = ()
@@ -231,6 +248,7 @@ class Cluster:
         rows["between_ns"] = np.where(keep == 0, 0, np.rint(between[rank, keep])).astype(np.uint64)
         rows["start_ns"] = start[rank, keep].astype(np.uint64) + ANCHOR_MONO_NS
         rows["flags"] = self._flags(keep)
+        self._put_memory(rows, rank, keep)
         rows["batches"] = rows["micro_batches"] = rows["forwards"] = 1
         return RankSeries(
             identity=self._identity(rank),
@@ -244,7 +262,24 @@ class Cluster:
             live_phase=names.index(death.phase) if death else 0,
             lost=len(lost),
             ended_wall_ns=self._ended(rank, start, wall, death),
+            facts=dict(self.facts),
         )
+
+    def _put_memory(self, rows: NDArray[Any], rank: int, keep: NDArray[np.intp]) -> None:
+        if self.allocated_mb is None:
+            return
+        allocated = self._level(self.allocated_mb, rank)
+        peak = np.maximum.accumulate(allocated) if self.peak_mb is None else self._level(self.peak_mb, rank)
+        reserved = peak if self.reserved_mb is None else self._level(self.reserved_mb, rank)
+        sampled = keep % self.memory_every == 0
+        for column, level in (("allocated", allocated), ("reserved", reserved), ("peak_allocated", peak)):
+            rows[column] = np.where(sampled, np.rint(level[keep] * MIB), 0).astype(np.uint64)
+
+    def _level(self, level: Level, rank: int) -> NDArray[np.float64]:
+        """[S]; from a number, an array [R, S] or [S], or a function of rank and steps."""
+        steps = np.arange(self.steps, dtype=np.float64)
+        found = np.asarray(level(rank, steps) if callable(level) else level, np.float64)
+        return np.broadcast_to(found[rank] if found.ndim > 1 else found, steps.shape)
 
     def _identity(self, rank: int) -> RankIdentity:
         per_host = -(-self.ranks // self.hosts)
@@ -257,6 +292,8 @@ class Cluster:
             attempt=self.attempt,
             backend="gloo" if self.ranks > 1 else "",
             device="cuda" if self.device_timed else "cpu",
+            device_index=rank % per_host if self.device_timed else -1,
+            device_uuid=gpu_uuid(rank) if self.device_timed else "",
             device_timed=self.device_timed,
         )
 

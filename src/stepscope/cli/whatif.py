@@ -1,0 +1,55 @@
+"""``stepscope whatif``: how fast a job would be without its stragglers, and who or what they are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
+HELP = "replay an operation-level trace without its stragglers"
+EPILOG = """\
+The trace is a Parquet table with a row per operation: step, rank, dp_rank, stage, optype, seq_id, start_ts, duration;
+the meta file says `name: value`, a line each: dp_size, pp_size … (docs/whatif.md has both).
+
+examples:
+  stepscope whatif trace.parquet --meta meta.yaml           who makes the job slow, and by how much
+  stepscope whatif trace.parquet --meta meta.yaml --json    the same for programs
+"""
+WIDEST = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the operations, a Parquet file")
+    parser.add_argument("--meta", metavar="META", type=Path, required=True, help="the shape of the job, a YAML file")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    # numpy and DuckDB are loaded only now: `stepscope --help` must not wait for them.
+    from stepscope.reports.whatif import render_whatif, whatif_document
+    from stepscope.whatif.attribution import analyse
+    from stepscope.whatif.meta import read_meta
+    from stepscope.whatif.operations import read_trace
+
+    shape = read_meta(args.meta)
+    found = analyse(read_trace(args.trace, shape), progress=_progress if sys.stderr.isatty() else _silence)
+    if args.json:
+        print(json.dumps(whatif_document(found), indent=2, allow_nan=False))
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+        print(render_whatif(found, width=width), end="")
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    """One line that is written over and gone at the end."""
+    line = "" if done == total else f"replaying {done}/{total}"
+    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _silence(done: int, total: int) -> None:
+    pass

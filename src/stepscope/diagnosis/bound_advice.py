@@ -1,0 +1,132 @@
+"""What to do about a bottleneck that all ranks share: sentences chosen by what was seen of the live objects.
+
+Facts come from the recorder (``RankSeries.facts``) and may be missing one by one; then the sentence names the setting
+without its present value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.advice import for_input
+from stepscope.diagnosis.samples import number, numbers, of_kind
+from stepscope.diagnosis.shares import epoch_starts
+from stepscope.diagnosis.view import View
+
+__all__ = ["for_comm", "for_compute", "for_h2d", "for_input_of", "for_optimizer"]
+
+Floats = NDArray[np.float64]
+BUSY_PROCESS_PERCENT = 80.0
+"""Of one core: a training process that takes more hardly ever waits for workers."""
+BUSY_CPU_PERCENT = 90.0
+"""Median over the run at which a host's CPUs are called saturated."""
+FEW_BUCKETS = 2
+"""With fewer buckets nothing can be sent while the rest of backward runs."""
+SMALL_BUCKET_MB = 4.0
+"""Below it an all-reduce is latency, not bandwidth."""
+
+
+def for_input_of(view: View, shared_ns: Floats) -> tuple[str, ...]:
+    waits = shared_ns[~np.isnan(shared_ns)]
+    starts = epoch_starts(view)[~np.isnan(shared_ns)]
+    at_starts = float(waits[starts].sum() / waits.sum()) if waits.sum() else 0.0
+    hosts = list(of_kind(view.window.samples, "host"))
+    cpu = numbers(hosts, "cpu_percent")
+    return for_input(
+        every_step=bool(np.median(waits) >= waits.mean() / 2),
+        epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
+        main_busy=_main_busy(view),
+        cpu_saturated=bool(cpu) and float(np.median(cpu)) >= BUSY_CPU_PERCENT,
+        cores=_cores_each(view, numbers(hosts, "cpu_count")),
+        on_device=view.clock == "device",
+        loader=_facts(view, "loader"),
+    )
+
+
+def for_h2d(view: View, _: Floats) -> tuple[str, ...]:
+    pinned = _facts(view, "loader").get("pin_memory")
+    if pinned is False:
+        first = "The DataLoader has pin_memory=False: copies from pageable memory block; set pin_memory=True …"
+        return first, "… and copy with .to(device, non_blocking=True), so that the next batch travels behind the computation."
+    return (
+        "Copy with .to(device, non_blocking=True) from pinned memory; a second stream for the next batch hides it.",
+        "Send fewer bytes: uint8 pictures converted on the device, lengths instead of masks.",
+    )
+
+
+def for_comm(view: View, _: Floats) -> tuple[str, ...]:
+    ddp, model = _facts(view, "ddp"), _facts(view, "model")
+    lines = []
+    if ddp.get("find_unused_parameters") is True:
+        lines.append("find_unused_parameters=True walks the graph each step and delays the buckets: drop it if all are used.")
+    gradient_mb, bucket_mb = number(ddp, "gradient_mb"), number(ddp, "bucket_mb")
+    if gradient_mb and bucket_mb:
+        if gradient_mb / bucket_mb < FEW_BUCKETS:
+            lines.append(
+                f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while backward "
+                f"still runs: try bucket_cap_mb={max(1, round(gradient_mb / 4))}."
+            )
+        elif bucket_mb < SMALL_BUCKET_MB:
+            lines.append(f"Buckets of {bucket_mb:.1f} MB are all latency: leave bucket_cap_mb at 25 or above.")
+    if number(model, "sync_batchnorm"):
+        lines.append(
+            f"{model['sync_batchnorm']} SyncBatchNorm layers exchange statistics in every forward: plain BatchNorm or "
+            "GroupNorm does not."
+        )
+    lines.append("Accumulate gradients under no_sync(), send bfloat16 (bf16_compress_hook), or take larger batches.")
+    lines.append("All ranks wait alike, so no rank is to blame: look at the links between the hosts.")
+    return tuple(lines[:3])
+
+
+def for_optimizer(view: View, _: Floats) -> tuple[str, ...]:
+    optimizer = _facts(view, "optimizer")
+    name = optimizer.get("class") or "the optimizer"
+    lines = []
+    if optimizer.get("fused") is not True:
+        lines.append(f"{name} does not run fused: fused=True (or foreach=True) updates all tensors in a few kernels.")
+    if optimizer.get("foreach") is False:
+        lines.append("foreach=False updates one tensor after the other: leave it out.")
+    lines.append("Accumulate gradients over several batches, so that it runs less often; or shard it (ZeroRedundancyOptimizer).")
+    return tuple(lines)
+
+
+def for_compute(view: View) -> tuple[str, ...]:
+    """What is not yet used of what makes compute faster."""
+    model, optimizer, facts = _facts(view, "model"), _facts(view, "optimizer"), view.facts
+    on_device = view.clock == "device"
+    lines = []
+    if on_device and facts and facts.get("autocast") is None and model.get("dtype") in (None, "float32"):
+        lines.append("The model computes in float32: torch.autocast(dtype=torch.bfloat16) uses the tensor cores.")
+    if model and model.get("compiled") is False:
+        lines.append("The model is not compiled: torch.compile fuses its small kernels.")
+    if on_device and optimizer and optimizer.get("fused") is not True:
+        lines.append(f"{optimizer.get('class') or 'The optimizer'}(fused=True) takes fewer kernels.")
+    if on_device and facts.get("tf32") is False:
+        lines.append('torch.set_float32_matmul_precision("high") lets float32 products use TF32.')
+    lines.append("Faster from here means less compute per sample: autocast, torch.compile, a larger batch.")
+    return tuple(lines[:2])
+
+
+def _facts(view: View, name: str) -> Mapping[str, Any]:
+    facts = view.facts.get(name)
+    return facts if isinstance(facts, dict) else {}
+
+
+def _main_busy(view: View) -> bool | None:
+    """Whether the training processes themselves were busy all the time; None without samples of them."""
+    pids = {(one.host, one.pid) for one in view.window.identities}
+    lines = of_kind(view.window.samples, "process")
+    used = numbers((line for line in lines if (line.get("node"), line.get("pid")) in pids), "cpu_percent")
+    return float(np.median(used)) >= BUSY_PROCESS_PERCENT if used else None
+
+
+def _cores_each(view: View, counts: list[float]) -> int | None:
+    """Cores of the smallest host by the ranks on the fullest one."""
+    ranks = Counter(view.window.hosts)
+    return max(1, int(min(counts)) // max(ranks.values())) if counts and ranks else None

@@ -1,0 +1,214 @@
+"""The agent's samples as arrays, and whose they are: which host, process or GPU belongs to which rank.
+
+A host goes by its name, a process by host and pid, a GPU by its uuid: torch's numbers are those that
+CUDA_VISIBLE_DEVICES leaves, NVML's are the machine's.  Where a GPU cannot be told to be the job's own it is left out,
+unless the ranks of its host must use all that there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.samples import LARGEST, number
+from stepscope.diagnosis.view import View
+from stepscope.records.identity import RankIdentity
+
+__all__ = [
+    "Gpu",
+    "Readings",
+    "at_steps",
+    "gpu_readings",
+    "host_readings",
+    "last_of_rows",
+    "process_readings",
+    "row_medians",
+]
+
+Floats = NDArray[np.float64]
+Lines = Sequence[Mapping[str, Any]]
+Key = tuple[object, ...]
+NoneType = type(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    node: str
+    index: int | None
+    """NVML's."""
+    name: str
+    rows: tuple[int, ...]
+    """Of the view: the ranks on it; empty when it is only known that some rank of its host uses it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readings:
+    """Samples of N things, each in the order of time: every key is an array [N, T], nan where there is none."""
+
+    count: int
+    owner: NDArray[np.intp]
+    """By line: whose it is, 0 … N-1."""
+    lines: Lines
+
+    @cached_property
+    def _columns(self) -> NDArray[np.intp]:
+        """By line: the how many-th of its owner it is."""
+        taken = np.bincount(self.owner, minlength=self.count) if len(self.owner) else np.zeros(self.count, np.intp)
+        by_owner = np.argsort(self.owner, kind="stable")
+        out = np.empty(len(self.owner), np.intp)
+        out[by_owner] = np.arange(len(self.owner)) - np.repeat(np.cumsum(taken) - taken, taken)
+        return out
+
+    def of(self, key: str) -> Floats:
+        out = np.full((self.count, int(self._columns.max(initial=-1)) + 1), np.nan)
+        out[self.owner, self._columns] = _numbers([line.get(key) for line in self.lines])
+        return out
+
+
+def host_readings(view: View) -> tuple[list[str], Readings]:
+    """The hosts of the ranks, in the order of ranks."""
+    hosts = list(dict.fromkeys(view.hosts))
+    lines = _of_kind(view, "host")
+    keys, which = _distinct(lines, "node")
+    return hosts, _readings(lines, which, keys, {(host,): index for index, host in enumerate(hosts)})
+
+
+def process_readings(view: View) -> Readings:
+    """One row for each rank of the view."""
+    lines = _of_kind(view, "process")
+    keys, which = _distinct(lines, "node", "pid")
+    rows = {(identity.host, identity.pid): row for row, identity in enumerate(_identities(view))}
+    return _readings(lines, which, keys, rows)
+
+
+def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
+    """The GPUs that the job's ranks use."""
+    lines = _of_kind(view, "gpu")
+    keys, which = _distinct(lines, "node", "uuid", "index", "name")
+    used = _used(_identities(view), keys)
+    gpus = [
+        Gpu(
+            node=str(node),
+            index=index if isinstance(index, int) else None,
+            name=name if isinstance(name, str) else "",
+            rows=tuple(rows),
+        )
+        for (node, _, index, name), rows in used.items()
+    ]
+    return gpus, _readings(lines, which, keys, {key: index for index, key in enumerate(used)})
+
+
+def _used(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict[Key, list[int]]:
+    """Which of the GPUs (node, uuid, index, name) ranks use, and the rows of those ranks where that is known."""
+    users: dict[str, list[int]] = {}
+    by_uuid: dict[tuple[object, str], list[int]] = {}
+    for row, identity in enumerate(identities):
+        if identity.device == "cuda":
+            users.setdefault(identity.host, []).append(row)
+            if identity.device_uuid:
+                by_uuid.setdefault((identity.host, _bare(identity.device_uuid)), []).append(row)
+    used: dict[Key, list[int]] = {}
+    for key in keys:
+        if rows := by_uuid.get((key[0], _bare(key[1]))):
+            used[key] = rows
+    told = {key[0] for key in used}
+    seen = Counter(key[0] for key in keys)
+    for key in keys:
+        node = key[0]
+        if node in users and node not in told and seen[node] <= len(users[str(node)]):
+            used[key] = users[str(node)] if seen[node] == 1 else []
+    return used
+
+
+def at_steps(view: View, wall_ns: Floats) -> Floats:
+    """[R, T] times of each rank's own machine as step numbers, with fractions."""
+    out = np.full_like(wall_ns, np.nan)
+    steps = view.window.steps.astype(np.float64)
+    for row, index in enumerate(view.rows):
+        ends = view.window.end_wall_ns[index]
+        there = ~np.isnan(ends)
+        if there.any():
+            # nan stays nan; before the first and after the last step it is the first and the last.
+            out[row] = np.interp(wall_ns[row], ends[there], steps[there])
+    return out
+
+
+def row_medians(values: Floats) -> Floats:
+    """[N]; medians of the rows over what is there; nan for a row without any."""
+    if not values.shape[1]:
+        return np.full(len(values), np.nan)
+    ordered = np.sort(values, axis=1)  # nan last
+    counts = (~np.isnan(values)).sum(axis=1)
+    rows = np.arange(len(values))
+    low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, values.shape[1] - 1)
+    return np.asarray((ordered[rows, low] + ordered[rows, high]) / 2, np.float64)
+
+
+def last_of_rows(values: Floats) -> Floats:
+    """[N]; the last of each row that is there."""
+    out = np.full(len(values), np.nan)
+    for column in values.T:
+        out = np.where(np.isnan(column), out, column)
+    return out
+
+
+def _identities(view: View) -> list[RankIdentity]:
+    return [view.window.identities[index] for index in view.rows]
+
+
+def _of_kind(view: View, kind: str) -> Lines:
+    return [line for line in view.window.samples if line.get("kind") == kind]
+
+
+def _distinct(lines: Lines, *names: str) -> tuple[list[Key], NDArray[np.intp]]:
+    """The different keys among the lines, and by line which of them it has; None for what is no name and no number.
+
+    No key is made for each line: a hundred thousand tuples keep the garbage collector busy for longer than all else.
+    """
+    which = np.zeros(len(lines), np.intp)
+    for name in names:
+        known: dict[object, int] = {}
+        column = [line.get(name) for line in lines]
+        if not set(map(type, column)) <= {str, int}:
+            column = [_name(part) for part in column]
+        own = np.array([known.setdefault(part, len(known)) for part in column], np.intp)
+        which = np.unique(which * max(len(known), 1) + own, return_inverse=True)[1]
+    first = np.unique(which, return_index=True)[1]
+    return [tuple(_name(lines[at].get(name)) for name in names) for at in first], which
+
+
+def _name(value: object) -> str | int | None:
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _readings(lines: Lines, which: NDArray[np.intp], keys: Sequence[Key], owners: Mapping[Any, int]) -> Readings:
+    """Without the lines that are nobody's, in the order of time."""
+    owner = np.array([owners.get(key, -1) for key in keys], np.intp)[which]
+    order = np.argsort(_numbers([line.get("wall_ns") for line in lines]), kind="stable")
+    order = order[owner[order] >= 0]
+    return Readings(count=len(owners), owner=owner[order], lines=[lines[at] for at in order])
+
+
+def _numbers(values: Sequence[Any]) -> Floats:
+    """nan for what is no number."""
+    if set(map(type, values)) <= {float, int, NoneType}:
+        try:
+            column = np.array(values, np.float64)
+        except OverflowError:
+            pass
+        else:
+            column[~(np.abs(column) < LARGEST)] = np.nan
+            return column
+    known = (number({"": value}, "") for value in values)
+    return np.array([np.nan if value is None else value for value in known], np.float64)
+
+
+def _bare(uuid: object) -> str:
+    """NVML says ``GPU-…`` where torch says only the rest."""
+    return uuid.removeprefix("GPU-") if isinstance(uuid, str) else ""

@@ -1,0 +1,354 @@
+"""Statistics of one series over time ``[S]``: local level, trend, levels between changes, rhythm.
+
+All of it is robust (medians, clipping) and knows that neighbouring steps depend on each other: a slow wander of a
+machine's speed is no trend and no change.  Long series are looked at in at most ``POINTS`` medians, so that the price
+stays the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.robust import block_medians, spread
+
+__all__ = [
+    "Fold",
+    "Rhythm",
+    "Trend",
+    "Wander",
+    "at_least",
+    "fold",
+    "levels",
+    "local_median",
+    "rhythm",
+    "trend",
+    "wander",
+]
+
+Floats = NDArray[np.float64]
+
+POINTS = 500
+"""Change points are sought among so many points at most; then in the steps around the one that was found."""
+CHUNK = 50_000
+"""Steps whose windows are laid out at once: 8 MB."""
+CLIP_SPREADS = 3.0
+"""How far a point may lie from its local median before it is pulled back, in search of changes."""
+LEAST_SPREAD = 1e-3
+"""Of the level: no clock and no machine is more even than this; without it a constant series changes everywhere."""
+MEMORY_AT_MOST = 0.95
+"""Bound of the estimated dependence of neighbouring stretches: beyond it the estimate means nothing."""
+MEDIAN_ERROR = 1.2533
+"""Error of a median in units of a mean's, of a normal distribution."""
+FOLD_STEPS = 5_000
+"""The last so many steps are folded: a rhythm that needs more to be seen costs nothing."""
+
+
+def local_median(values: Floats, width: int = thresholds.LOCAL_STEPS) -> Floats:
+    """[S]; the median of the ``width`` steps around each; of those that are there at the ends."""
+    count, half = len(values), width // 2
+    if count <= half + 1:
+        return np.full(count, np.median(values)) if count else values.copy()
+    out = np.empty(count)
+    padded = np.concatenate((np.full(half, np.nan), values, np.full(half, np.nan)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    for start in range(half, max(count - half, half), CHUNK):
+        end = min(start + CHUNK, count - half)
+        out[start:end] = np.median(windows[start:end], axis=1)
+    for at in [*range(min(half, count)), *range(max(count - half, half), count)]:
+        out[at] = np.median(values[max(at - half, 0) : at + half + 1])
+    return out
+
+
+# -- slow growth ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    slope: float
+    """Theil–Sen, per step."""
+    start: float
+    """Of the line, at the first step."""
+    p: float
+    """Chance that a series without trend rises like this (Mann–Kendall, one-sided)."""
+    wander: float
+    """Scatter of long stretches about the line."""
+
+    def line(self, count: int) -> Floats:
+        return np.asarray(self.start + self.slope * np.arange(count), np.float64)
+
+
+def trend(values: Floats) -> Trend:
+    """Of the medians of stretches; their dependence on each other about the line widens the test."""
+    blocks, centres = _blocks(values, thresholds.BLOCKS)
+    count = len(blocks)
+    if count < thresholds.TREND_BLOCKS:
+        level = float(np.median(values)) if len(values) else 0.0
+        return Trend(slope=0.0, start=level, p=1.0, wander=0.0)
+    later, earlier = np.tril_indices(count, -1)
+    rises = blocks[later] - blocks[earlier]
+    slope = float(np.median(rises / (centres[later] - centres[earlier])))
+    start = float(np.median(blocks - slope * centres))
+    rest = blocks - (start + slope * centres)
+    ties = _ties(blocks)
+    variance = (count * (count - 1) * (2 * count + 5) - ties) / 18.0
+    if variance <= 0:
+        return Trend(slope=slope, start=start, p=1.0, wander=0.0)
+    score = float(np.sign(rises).sum())
+    memory = _memory(rest)
+    z = max(score - 1, 0.0) / math.sqrt(variance * (1 + memory) / (1 - memory))
+    long = block_medians((values - (start + slope * np.arange(len(values))))[None, :], thresholds.WANDER_BLOCKS)[0]
+    return Trend(slope=slope, start=start, p=NormalDist().cdf(-z), wander=spread(long))
+
+
+def _blocks(values: Floats, most: int) -> tuple[Floats, Floats]:
+    """Medians of stretches of at least two steps, and where their middles lie."""
+    count = max(min(most, len(values) // thresholds.BLOCK_STEPS), 1)
+    parts = np.array_split(np.arange(len(values)), count)
+    medians = np.array([np.median(values[part]) for part in parts if len(part)])
+    return medians, np.array([part.mean() for part in parts if len(part)])
+
+
+def _memory(rest: Floats) -> float:
+    """Correlation of neighbours, corrected for what a short series underestimates it by."""
+    centred = rest - rest.mean()
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 0.0
+    memory = float(centred[1:] @ centred[:-1]) / squares
+    return min(max(memory + (1 + 4 * max(memory, 0.0)) / len(rest), 0.0), MEMORY_AT_MOST)
+
+
+def _ties(blocks: Floats) -> float:
+    _, counts = np.unique(blocks, return_counts=True)
+    return float((counts * (counts - 1) * (2 * counts + 5)).sum())
+
+
+# -- sudden changes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wander:
+    """How much the level of a stretch of ``steps`` changes by itself."""
+
+    scatter: float
+    steps: int
+    memory: float
+    """Correlation of neighbouring stretches."""
+
+    @property
+    def per_step(self) -> float:
+        """Variance of a mean over n steps is this by n, for large n."""
+        return self.scatter**2 * self.steps * (1 + self.memory) / (1 - self.memory)
+
+
+def wander(values: Floats) -> Wander:
+    """From the differences of medians of stretches some way apart.
+
+    A few real changes touch few of the differences, and a steady slope touches all alike.  If neighbours differ less
+    than stretches further apart, they depend on each other.
+    """
+    steps = max(min(thresholds.SHORT_STRETCH_STEPS, len(values) // thresholds.BLOCKS), 1)
+    count = len(values) // steps
+    floor = LEAST_SPREAD * float(abs(np.median(values)))
+    if count < 2:
+        return Wander(scatter=floor, steps=steps, memory=0.0)
+    blocks = np.median(values[: count * steps].reshape(count, steps), axis=1)
+    lags = sorted({lag for lag in (1, 2, 4, count // 10) if 1 <= lag <= max(count // 5, 1)})
+    scatters = [spread(blocks[lag:] - blocks[:-lag]) / math.sqrt(2) for lag in lags]
+    most = max(scatters)
+    memory = min(1 - (scatters[0] / most) ** 2, MEMORY_AT_MOST) if most > 0 else 0.0
+    return Wander(scatter=max(most, floor), steps=steps, memory=memory)
+
+
+def levels(values: Floats, *, least_change: float) -> list[int]:
+    """Where the level changes: the first steps of the stretches, beginning with 0.
+
+    The best cut into stretches by squares of the clipped series; each cut must be worth more than wander would be over
+    as many steps, by a z that holds for any place in the series.  Then the cuts whose levels differ by less than
+    ``least_change`` or than the wander allows go, the weakest first.
+    """
+    if len(values) < 2 * thresholds.LEVEL_STEPS:
+        return [0] if len(values) else []
+    group = -(-len(values) // POINTS)
+    points = values
+    if group > 1:
+        count = len(values) // group
+        points = np.median(values[: count * group].reshape(count, group), axis=1)
+    local = local_median(points, 2 * thresholds.LEVEL_STEPS - 1)
+    reach = CLIP_SPREADS * max(spread(points - local), LEAST_SPREAD * float(abs(np.median(points))))
+    calm = np.clip(points, local - reach, local + reach)
+    own = wander(calm)
+    z = NormalDist().inv_cdf(1 - thresholds.CHANGE_CHANCE / len(points))
+    cuts = _cut(calm, worth=z * z * own.per_step, least=max(thresholds.LEVEL_STEPS // group, 2))
+    starts = [_exactly(values, cut * group, 2 * group + thresholds.LEVEL_STEPS // 2) if cut else 0 for cut in cuts]
+    return _merged(values, sorted(set(starts)), max(least_change, thresholds.SPREADS_APART * own.scatter))
+
+
+def _cut(values: Floats, *, worth: float, least: int) -> list[int]:
+    """Optimal partitioning: starts of stretches of ``least`` points or more that minimise squares + worth * cuts."""
+    count = len(values)
+    # About the median, in its units: sums of squares of large numbers would lose the differences.
+    values = values - np.median(values)
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    squares = np.concatenate(([0.0], np.cumsum(values * values)))
+    best = np.full(count + 1, np.inf)
+    best[0] = -worth
+    cut_before = np.zeros(count + 1, np.intp)
+    for end in range(least, count + 1):
+        begin = np.arange(0, end - least + 1)
+        sums_within = sums[end] - sums[begin]
+        price = best[begin] + squares[end] - squares[begin] - sums_within * sums_within / (end - begin) + worth
+        at = int(price.argmin())
+        best[end], cut_before[end] = price[at], at
+    starts, end = [], count
+    while end > 0:
+        end = int(cut_before[end])
+        starts.append(end)
+    return starts[::-1]
+
+
+def _exactly(values: Floats, about: int, reach: int) -> int:
+    """The step at which two levels part best, by absolute deviations, near a cut."""
+    low, high = max(about - 4 * reach, 0), min(about + 4 * reach, len(values))
+    before, after = np.median(values[low : max(about, low + 1)]), np.median(values[min(about, high - 1) : high])
+    first, last = max(about - reach, low + 1), min(about + reach, high - 1)
+    if first > last:
+        return about
+    gain = np.concatenate(([0.0], np.cumsum(np.abs(values[low:high] - after) - np.abs(values[low:high] - before))))
+    places = np.arange(first, last + 1)
+    return int(places[gain[places - low].argmax()])
+
+
+def _merged(values: Floats, starts: list[int], least_change: float) -> list[int]:
+    while len(starts) > 1:
+        ends = [*starts[1:], len(values)]
+        level = np.array([np.median(values[start:end]) for start, end in zip(starts, ends, strict=True)])
+        steps = np.abs(np.diff(level))
+        weakest = int(steps.argmin())
+        if steps[weakest] >= least_change:
+            break
+        del starts[weakest + 1]
+    return starts
+
+
+# -- what comes back ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    period: int
+    """In steps."""
+    regular: float
+    """Share of the events that keep to it."""
+    p: float
+
+
+def rhythm(events: Sequence[int]) -> Rhythm | None:
+    """The period at which most of the events come, within a step, some missing; None when chance does as well.
+
+    Each event is expected a multiple of the period after the last one that kept to it.  Of those beyond the two that
+    fix the period, each would keep to it by chance with a probability of the steps allowed by the period.  ``events``
+    are step numbers: loops count ``step % n``, so multiples of the period (or the steps before them) tell more.
+    """
+    if len(events) < thresholds.PERIODIC_SPIKES:
+        return None
+    at = np.asarray(events, np.int64)
+    best: Rhythm | None = None
+    candidates = _likely_periods(at)
+    for period in candidates:
+        for slack in (0, 1) if period >= 5 else (0,):
+            for first in range(min(3, len(at) - 2)):
+                kept, last = _keeping(at, first, period, slack)
+                if kept < thresholds.REGULAR_SHARE * len(at):
+                    continue
+                if kept < thresholds.BEATS_SHARE * (round((last - at[first]) / period) + 1):
+                    continue
+                p = at_least(kept - 2, len(at) - 2, (2 * slack + 1) / period) * 2 * len(candidates)
+                if slack == 0 and at[first] % period in (0, period - 1):
+                    p *= 2 / period
+                if best is None or p < best.p:
+                    best = Rhythm(period=period, regular=kept / len(at), p=min(p, 1.0))
+    return best if best is not None and best.p <= thresholds.RHYTHM_CHANCE[len(at) == 3] else None
+
+
+def _likely_periods(at: NDArray[np.int64]) -> list[int]:
+    """The commonest distances of events from the next and the one after."""
+    distances = np.concatenate((np.diff(at), at[2:] - at[:-2]))
+    found, counts = np.unique(distances[distances > 1], return_counts=True)
+    return [int(one) for one in found[np.argsort(-counts, kind="stable")][:5]]
+
+
+def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tuple[int, int]:
+    """How many events keep to the period from the ``first`` on, and which was the last."""
+    kept, last = 1, int(at[first])
+    for one in at[first + 1 :].tolist():
+        beats = round((one - last) / period)
+        if beats >= 1 and abs(one - last - beats * period) <= slack:
+            kept, last = kept + 1, one
+    return kept, last
+
+
+def at_least(hits: int, tries: int, chance: float) -> float:
+    """Probability of so many hits or more."""
+    return sum(math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(max(hits, 0), tries + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    period: int
+    at: NDArray[np.intp]
+    """The steps that stand out."""
+    excess: float
+    """Of the highest place in the period above the others, in the median."""
+    usual: float
+    """Of the other places."""
+    agrees: float
+    """Share of the periods in which that place is at least half as high."""
+    z: float
+
+
+def fold(rest: Floats) -> Fold | None:
+    """A rhythm of steps too small to be seen one by one: fold the series (about its local level) at every period.
+
+    The median of each place over the periods is set against that of the other places, in units of the scatter that is
+    left when every place has its own.  Where tails are heavy that says little, so steps half as high are counted, too:
+    they must be rarer elsewhere than chance allows.  Both hold for all the periods and places that were tried.
+    """
+    skipped = max(len(rest) - FOLD_STEPS, 0)
+    rest = rest[skipped:]
+    longest = min(thresholds.LONGEST_PERIOD, len(rest) // thresholds.FOLDS)
+    chance = thresholds.ANY_FALSE_ALARM / max(longest * (longest + 1) / 2, 1)
+    best: Fold | None = None
+    least_z = NormalDist().inv_cdf(1 - chance)
+    for period in range(2, longest + 1):
+        folded, places, error = _folded(rest, period)
+        high = int(places.argmax())
+        usual = float(np.median(np.delete(places, high)))
+        excess = float(places[high]) - usual
+        if error <= 0 or excess / error <= (best.z if best else least_z):
+            continue
+        hits = folded > usual + excess / 2
+        here = int(hits[:, high].sum())
+        elsewhere = (int(hits.sum()) - here + 1) / (hits.size - len(hits) + 1)
+        if here < thresholds.REGULAR_SHARE * len(hits) or at_least(here, len(hits), min(elsewhere, 1.0)) > chance:
+            continue
+        out = [high, *np.flatnonzero((places - usual) / error >= thresholds.CLEAR_SPREADS)]
+        at = skipped + np.flatnonzero(np.isin(np.arange(len(rest)) % period, out))
+        best = Fold(period=period, at=at, excess=excess, usual=usual, agrees=here / len(hits), z=excess / error)
+    return best
+
+
+def _folded(rest: Floats, period: int) -> tuple[Floats, Floats, float]:
+    """[periods, place], the median of each place, and the error of such a median."""
+    cycles = len(rest) // period
+    folded = rest[: cycles * period].reshape(cycles, period)
+    places = np.median(folded, axis=0)
+    noise = spread((folded - places).ravel()) * math.sqrt(cycles / (cycles - 1))
+    return folded, places, MEDIAN_ERROR * noise / math.sqrt(cycles)

@@ -1,0 +1,268 @@
+"""Over time, the level of the steps: ``drift`` (slowly slower), ``change_point`` (slower from a step on) and
+``throughput_drop`` (slower for a while).
+
+The series is cut into stretches of one level each; a line that fits better than one change is a drift.  Each needs an
+effect (a share of the step) and must stand out from the wander of the machine's speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.claims import Claim, severity_of
+from stepscope.diagnosis.excess import Place, by_phase_ms, locate, typical, where_text
+from stepscope.diagnosis.series_stats import Trend, levels, trend
+from stepscope.diagnosis.timing_advice import for_growth, for_slow_stretch
+from stepscope.diagnosis.units import ms_text, number_text, share_text
+from stepscope.diagnosis.view import View, cost_of
+from stepscope.records.finding import Finding
+
+__all__ = ["find_trends"]
+
+Floats = NDArray[np.float64]
+STRETCHES_SHOWN = 3
+BESIDE_STEPS = 50
+"""On each side of a change, to see where it lies: what happened long before is another story."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slow:
+    """A stretch of steps, as places in the view, that is slower than what was before it."""
+
+    first: int
+    end: int
+    before_ns: float
+    level_ns: float
+
+    @property
+    def extra_ns(self) -> float:
+        return self.level_ns - self.before_ns
+
+    @property
+    def share(self) -> float:
+        return self.extra_ns / self.before_ns
+
+
+def find_trends(view: View, left_ns: Floats) -> list[Claim]:
+    """``left_ns`` [S]: the steps without what is explained already."""
+    if len(view.steps) < thresholds.TREND_STEPS or not view.ranks or float(np.median(left_ns)) <= 0:
+        return []
+    starts = levels(left_ns, least_change=thresholds.GROWTH_SHARE * float(np.median(left_ns)))
+    line = trend(left_ns)
+    if _drifts(left_ns, line, starts):
+        return [_drift(view, left_ns, line)]
+    drops, change = _slow_stretches(left_ns, starts)
+    claims = [_change_point(view, change)] if change is not None else []
+    return [*claims, *([_throughput_drop(view, drops)] if drops else [])]
+
+
+# -- drift ----------------------------------------------------------------------------------------------------------
+
+
+def _drifts(values: Floats, line: Trend, starts: list[int]) -> bool:
+    """Steady growth that matters, is no accident, and is no single change seen from afar."""
+    growth = line.slope * (len(values) - 1)
+    least = max(thresholds.GROWTH_SHARE * float(np.median(values)), thresholds.SPREADS_APART * line.wander)
+    if growth < least or line.p > thresholds.TREND_CHANCE:
+        return False
+    best = min((_apart(values, start) for start in starts[1:]), default=float("inf"))
+    return bool(np.abs(values - line.line(len(values))).sum() < best)
+
+
+def _apart(values: Floats, start: int) -> float:
+    """Sum of absolute deviations from two levels."""
+    return float(sum(np.abs(part - np.median(part)).sum() for part in (values[:start], values[start:])))
+
+
+def _drift(view: View, values: Floats, line: Trend) -> Claim:
+    count = len(values)
+    tenth = max(count // 10, 2)
+    first_ns, last_ns = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
+    growth_share = line.slope * (count - 1) / first_ns
+    saved = np.clip(line.line(count) - first_ns, 0.0, None)
+    excess = typical(view, np.arange(count - tenth, count)) - typical(view, np.arange(tenth))
+    place = locate(view, excess, last_ns - first_ns)
+    cost = cost_of(view, saved)
+    severity = severity_of(cost["share"], last_ns - first_ns)
+    where = where_text(place, view)
+    return Claim(
+        finding=Finding(
+            kind="drift",
+            severity=severity if growth_share >= thresholds.GROWTH_WARNING_SHARE else "info",
+            title=(
+                f"Steps grow by {_slope_text(line.slope)}: {ms_text(first_ns / 1e6)} at first, "
+                f"{ms_text(last_ns / 1e6)} now; the growth is {where.strip() if where else 'in no single phase'}."
+            ),
+            ranks=place.ranks(view),
+            phase=place.phase,
+            steps=view.span,
+            cost=cost,
+            evidence={
+                "clock": view.clock,
+                "ms_per_1000_steps": round(line.slope * 1000 / 1e6, 4),
+                "growth_share": round(growth_share, 4),
+                "first_ms": round(first_ns / 1e6, 3),
+                "last_ms": round(last_ns / 1e6, 3),
+                "p": line.p,
+                "wander_ms": round(line.wander / 1e6, 3),
+                "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+                "steps_used": count,
+            },
+            advice=for_growth(phase=place.phase),
+            confidence=0.9 if place.phase else 0.8,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _slope_text(slope_ns: float) -> str:
+    """Per step where that is a figure that one can read."""
+    if slope_ns >= thresholds.EXCESS_FLOOR_NS / 5:
+        return f"{number_text(slope_ns / 1e6)} ms each step"
+    return f"{ms_text(slope_ns * 1000 / 1e6)} in 1,000 steps"
+
+
+# -- levels ---------------------------------------------------------------------------------------------------------
+
+
+def _slow_stretches(values: Floats, starts: list[int]) -> tuple[list[_Slow], _Slow | None]:
+    """Stretches that were slower and recovered, and the one that did not."""
+    ends = [*starts[1:], len(values)]
+    level = [float(np.median(values[start:end])) for start, end in zip(starts, ends, strict=True)]
+    drops: list[_Slow] = []
+    at = 1
+    while at < len(starts):
+        before_ns = level[at - 1]
+        until = at
+        while until < len(starts) and level[until] >= (1 + thresholds.GROWTH_SHARE) * before_ns:
+            until += 1
+        if until == at:
+            at += 1
+            continue
+        first, end = starts[at], ends[until - 1]
+        slow = _Slow(first=first, end=end, before_ns=before_ns, level_ns=float(np.median(values[first:end])))
+        if until == len(starts):
+            return drops, _lasting(values, slow)
+        if end - first >= thresholds.DROP_STEPS and slow.share >= thresholds.DROP_SHARE:
+            drops.append(slow)
+        at = until
+    return drops, None
+
+
+def _lasting(values: Floats, slow: _Slow) -> _Slow | None:
+    """Slower than all that was before, too: the end of a fast stretch is no change for the worse."""
+    before_ns = max(slow.before_ns, float(np.median(values[: slow.first])))
+    found = _Slow(first=slow.first, end=slow.end, before_ns=before_ns, level_ns=slow.level_ns)
+    return found if found.share >= thresholds.GROWTH_SHARE else None
+
+
+def _change_point(view: View, slow: _Slow) -> Claim:
+    saved = _saved(view, [slow])
+    place, excess = _place(view, slow)
+    cost = cost_of(view, saved)
+    step = int(view.steps[slow.first])
+    where = where_text(place, view)
+    ranks = place.ranks(view)
+    return Claim(
+        finding=Finding(
+            kind="change_point",
+            severity="warning" if _warns(slow) else "info",
+            title=(
+                f"From step {step} on steps take {ms_text(slow.level_ns / 1e6)} instead of "
+                f"{ms_text(slow.before_ns / 1e6)} (+{share_text(slow.share)}){',' if where else ''}{where}."
+            ),
+            ranks=ranks,
+            phase=place.phase,
+            steps=(step, int(view.steps[-1])),
+            cost=cost,
+            evidence={**_levels_evidence(view, slow, excess, place), "steps_since": slow.end - slow.first},
+            advice=for_slow_stretch(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=False),
+            confidence=0.9 if slow.end - slow.first >= 2 * thresholds.MIN_STEPS else 0.75,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _throughput_drop(view: View, drops: list[_Slow]) -> Claim:
+    worst = max(drops, key=lambda slow: slow.extra_ns * (slow.end - slow.first))
+    saved = _saved(view, drops)
+    place, excess = _place(view, worst)
+    cost = cost_of(view, saved)
+    where = where_text(place, view)
+    ranks = place.ranks(view)
+    return Claim(
+        finding=Finding(
+            kind="throughput_drop",
+            severity=severity_of(cost["share"], worst.extra_ns),
+            title=(
+                f"{_stretches_text(view, drops)} slower: {_per_second(worst.before_ns)} fell to "
+                f"{_per_second(worst.level_ns)} steps/s{',' if where else ''}{where}; it recovered."
+            ),
+            ranks=ranks,
+            phase=place.phase,
+            steps=(int(view.steps[drops[0].first]), int(view.steps[drops[-1].end - 1])),
+            cost=cost,
+            evidence={
+                **_levels_evidence(view, worst, excess, place),
+                "stretches": [[int(view.steps[slow.first]), int(view.steps[slow.end - 1])] for slow in drops],
+                "steps_per_second_before": round(1e9 / worst.before_ns, 3),
+                "steps_per_second_during": round(1e9 / worst.level_ns, 3),
+            },
+            advice=for_slow_stretch(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=True),
+            confidence=0.85,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _warns(slow: _Slow) -> bool:
+    """Large enough, and with steps enough on both sides: the first and last few of a run are often others."""
+    return (
+        slow.share >= thresholds.GROWTH_WARNING_SHARE
+        and slow.extra_ns >= thresholds.WARNING_FLOOR_NS
+        and min(slow.first, slow.end - slow.first) >= thresholds.MIN_STEPS
+    )
+
+
+def _saved(view: View, stretches: list[_Slow]) -> Floats:
+    saved = np.zeros(len(view.steps))
+    for slow in stretches:
+        saved[slow.first : slow.end] = slow.extra_ns
+    return saved
+
+
+def _place(view: View, slow: _Slow) -> tuple[Place, Floats]:
+    during = np.arange(slow.first, min(slow.end, slow.first + BESIDE_STEPS))
+    before = np.arange(max(slow.first - BESIDE_STEPS, 0), slow.first)
+    excess = typical(view, during) - typical(view, before)
+    return locate(view, excess, slow.extra_ns), excess
+
+
+def _levels_evidence(view: View, slow: _Slow, excess: Floats, place: Place) -> dict[str, Any]:
+    return {
+        "clock": view.clock,
+        "before_ms": round(slow.before_ns / 1e6, 3),
+        "after_ms": round(slow.level_ns / 1e6, 3),
+        "change_share": round(slow.share, 4),
+        "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+        "steps_used": len(view.steps),
+    }
+
+
+def _stretches_text(view: View, drops: list[_Slow]) -> str:
+    shown = [f"{view.steps[slow.first]} to {view.steps[slow.end - 1]}" for slow in drops[:STRETCHES_SHOWN]]
+    more = f" and {len(drops) - len(shown)} more stretches" if len(drops) > len(shown) else ""
+    return f"Steps {', '.join(shown)}{more} were"
+
+
+def _per_second(step_ns: float) -> str:
+    return number_text(1e9 / step_ns)
+
+
+def _host(view: View, place: Place) -> str:
+    return view.hosts[place.row] if place.row is not None else ""

@@ -1,0 +1,191 @@
+"""Time that is neither model nor data: ``between_steps`` and ``wait_heavy``.
+
+``between_steps`` is what stops the training from one step to the next: checkpoints, evaluation, logging, and the phases
+that users name.  It is named by the phase, or by the line of code in which the ranks were seen.  ``wait_heavy`` is the
+part of ``other`` inside a step, where no hook and no name explains anything.
+
+What only one rank does between its steps is ``between_steps`` too, with that rank (``late_ranks.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.places import seen_at
+from stepscope.diagnosis.robust import longest
+from stepscope.diagnosis.shares import common, ordinary_steps, part_of, stretches_with, where_stopped
+from stepscope.diagnosis.units import count_text, ms_text, share_text
+from stepscope.diagnosis.view import View, cost_of
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.phases import BUILTIN_PHASES
+
+__all__ = ["find_between_steps", "find_wait_heavy", "stops_of"]
+
+Floats = NDArray[np.float64]
+
+STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
+"""Phases that stop the training, on whichever rank they are, in words."""
+ADVICE = {
+    "eval": ("Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",),
+    "checkpoint": (
+        "Save less often, or in the background: torch.distributed.checkpoint.async_save returns after the copy to host memory.",
+        "Save from one rank, or sharded from all, but not the same bytes from each.",
+    ),
+}
+
+
+def stops_of(view: View) -> dict[str, Floats]:
+    """[S] by phase; how much longer each step is for evaluation, checkpoints and the user's own phases."""
+    names = [name for name in view.phases if name in STOPS or name not in BUILTIN_PHASES]
+    found = {}
+    for name in names:
+        durations_ns = view.phase(name)
+        # In every step it is a part of the step like any other, and not longer than what the median rank has of it.
+        every_step = float((common(durations_ns) > 0).mean()) > thresholds.BOTTLENECK_SHARE
+        found[name] = common(durations_ns) if every_step else where_stopped(view, durations_ns)
+    return found
+
+
+def find_between_steps(view: View, known: Collection[str | None] = ()) -> list[Claim]:
+    """One finding, named by the largest part.  ``known``: phases in which a rank was found to be late already."""
+    if not view.enough:
+        return []
+    parts = {name: took for name, took in stops_of(view).items() if name not in known}
+    between_ns = _between(view)
+    if between_ns is not None:
+        parts["other"] = between_ns
+    counted = {name: took for name, took in parts.items() if _counts(view, name, took)}
+    saved_ns = np.minimum(np.sum(list(counted.values()), axis=0), view.step_ns) if counted else None
+    if saved_ns is None or float(saved_ns.sum()) < thresholds.BETWEEN_SHARE * float(view.step_ns.sum()):
+        return []
+    largest = max(counted, key=lambda name: float(counted[name].sum()))
+    place = seen_at(view) if largest == "other" else ""
+    cost = cost_of(view, saved_ns)
+    finding = Finding(
+        kind="between_steps",
+        severity=_severity(cost["share"]),
+        title=_title(view, largest, counted[largest], share_text(cost["share"]), place),
+        ranks=_alone(view, largest),
+        phase=largest,
+        steps=view.span,
+        cost=cost,
+        evidence=_evidence(view, counted, place),
+        advice=_advice(largest, place),
+        confidence=0.95 if place or largest != "other" else 0.85,
+    )
+    return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _alone(view: View, name: str) -> tuple[int, ...]:
+    """The rank that does it all while its peers wait; empty when several do."""
+    if name == "other" or len(view.ranks) < 2:
+        return ()
+    sums = np.nansum(view.phase(name), axis=1)
+    most = int(np.argmax(sums))
+    return (view.ranks[most],) if sums[most] >= thresholds.ALONE_SHARE * sums.sum() else ()
+
+
+def _between(view: View) -> Floats | None:
+    """[S]; time between steps that no phase claims: on a device only as far as the device stood still for it."""
+    between_ns = view.between_ns
+    if view.clock == "device":
+        between_ns = np.minimum(between_ns, view.phase("other"))
+    used, _ = ordinary_steps(view)
+    part = part_of(view, between_ns, used)
+    if part.mean_ns < thresholds.OTHER_FLOOR_NS:
+        return None
+    return np.where(used, common(between_ns), 0.0)
+
+
+def _counts(view: View, name: str, took: Floats) -> bool:
+    if name == "other":
+        return stretches_with(took, view.step_ns, thresholds.BETWEEN_SHARE) >= thresholds.BOTTLENECK_SHARE
+    return int((took > 0).sum()) >= thresholds.STOPS_AT_LEAST
+
+
+def _severity(share: float) -> Severity:
+    return "critical" if share >= thresholds.BETWEEN_CRITICAL_SHARE else "warning"
+
+
+def _title(view: View, name: str, took: Floats, share: str, place: str) -> str:
+    if name == "other":
+        where = f", mostly in {place}" if place else ""
+        return f"{share} of the time passes between steps: {ms_text(float(took.mean()) / 1e6)} each time{where}."
+    what = STOPS.get(name, f"the phase {name!r}")
+    raw_ns = longest(view.phase(name))
+    hit = raw_ns > 0
+    each = ms_text(float(raw_ns[hit].mean()) / 1e6)
+    alone = _alone(view, name)
+    who = f" on rank {alone[0]}" if alone else ""
+    if hit.mean() > thresholds.BOTTLENECK_SHARE:
+        return f"{share} of the time is {what}{who}: {each} of every step."
+    return f"{share} of the time is {what}{who}: {each} in {int(hit.sum()):,} of {count_text(len(hit), 'step')}."
+
+
+def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, Any]:
+    total_ns = float(view.step_ns.sum()) or 1.0
+    return {
+        "clock": view.clock,
+        "shares": {name: round(float(took.sum()) / total_ns, 4) for name, took in parts.items()},
+        "steps_with": {name: int((took > 0).sum()) for name, took in parts.items()},
+        "place": place or None,
+        "step_ms": round(view.median_step_ns / 1e6, 3),
+        "steps_used": len(view.steps),
+    }
+
+
+def _advice(name: str, place: str) -> tuple[str, ...]:
+    if name in ADVICE:
+        return ADVICE[name]
+    if name != "other":
+        return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
+    first = f"Look at {place}: that is where the ranks were seen." if place else 'Put "with stepscope.phase(name):" there.'
+    return first, "Usual ones: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
+
+
+def find_wait_heavy(view: View) -> list[Claim]:
+    if not view.enough or "other" not in view.phases:
+        return []
+    inside_ns = np.maximum(view.phase("other") - view.between_ns, 0.0)
+    used, _ = ordinary_steps(view)
+    part = part_of(view, inside_ns, used)
+    shared_ns = np.where(used, common(inside_ns), 0.0)
+    if part.share < thresholds.OTHER_SHARE or part.mean_ns < thresholds.OTHER_FLOOR_NS:
+        return []
+    if stretches_with(shared_ns, view.step_ns, thresholds.OTHER_SHARE) < thresholds.BOTTLENECK_SHARE:
+        return []
+    cost = cost_of(view, shared_ns)
+    place = seen_at(view)
+    where = f", mostly in {place}" if place else ""
+    finding = Finding(
+        kind="wait_heavy",
+        severity=_severity(cost["share"]),
+        title=(
+            f"{ms_text(part.mean_ns / 1e6)} of every step, {share_text(cost['share'])} of the time, "
+            f"lie inside the step but in no known phase{where}."
+        ),
+        phase="other",
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "inside_share": round(part.share, 4),
+            "inside_ms_per_step": round(part.mean_ns / 1e6, 3),
+            "place": place or None,
+            "longest_ms": round(float(longest(inside_ns).max()) / 1e6, 3),
+            "step_ms": round(view.median_step_ns / 1e6, 3),
+            "steps_used": int(used.sum()),
+        },
+        advice=(
+            f"Look at {place}." if place else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
+            "Usual ones: gradient clipping and norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
+        ),
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=shared_ns)]

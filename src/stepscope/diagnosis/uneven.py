@@ -1,0 +1,210 @@
+"""Uneven ranks of which none is slow for good: ``rotating_straggler`` and ``imbalance``.
+
+Both cost the wait for whichever rank is slowest in a step.  In a *rotation* each step has one rank that stands far out
+from the others (a job that wanders over the machine, work given to one rank in turn).  In an *imbalance* the ranks'
+work differs by design: in every step anew (sequence lengths), when forward and backward of the same rank and step are
+long together; or for good between groups that do different work (pipeline stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.advice import named_ranks
+from stepscope.diagnosis.claims import Claim, severity_of
+from stepscope.diagnosis.robust import longest, median_rank, medians, peer_deviation, persistence_z, spread, z_needed
+from stepscope.diagnosis.units import ms_text, share_text
+from stepscope.diagnosis.view import View, cost_of
+from stepscope.records.finding import Finding
+
+__all__ = ["find_uneven"]
+
+Floats = NDArray[np.float64]
+LEVEL_QUANTILE = 0.25
+
+
+def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
+    """``late``: ranks that were found to be late for good."""
+    if len(view.ranks) < 2 or not view.enough:
+        return []
+    by_design = _groups_differ(view)
+    kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
+    kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]
+    if len(kept) < 2:
+        return by_design
+    return [*by_design, *_step_by_step(view, np.array(kept))]
+
+
+def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
+    work_ns = _own_work(view)[kept]
+    # A rank's own level is not what changes from step to step; in turns, half of its steps may be above it.
+    levels = np.quantile(work_ns, LEVEL_QUANTILE, axis=1)
+    even_ns = work_ns - levels[:, None] + np.median(levels)
+    top = even_ns.argmax(axis=0)
+    columns = np.arange(len(view.steps))
+    excess_ns = even_ns[top, columns] - _second_or_median(even_ns)
+    typical_ns = float(np.median(excess_ns))
+    floor_ns = max(thresholds.UNEVEN_SHARE * view.median_step_ns, thresholds.UNEVEN_FLOOR_NS)
+    if typical_ns < floor_ns:
+        return []
+    turns = np.bincount(top, minlength=len(kept)) / len(top)
+    noise_ns = _noise_of_others(even_ns, top)
+    saved_ns = np.maximum(excess_ns, 0.0)
+    correlation = _together(view, kept)
+    stands_out = typical_ns >= thresholds.ROTATING_SPREADS * noise_ns
+    alike = typical_ns >= thresholds.ROTATING_EVEN * spread(excess_ns)
+    if stands_out and alike and turns.max() <= thresholds.ROTATING_TURNS:
+        return [_rotation(view, kept, top, saved_ns, typical_ns, turns)]
+    if correlation >= thresholds.IMBALANCE_CORRELATION:
+        return [_varying(view, kept, saved_ns, correlation)]
+    return []
+
+
+def _own_work(view: View) -> Floats:
+    """[R, S]; work where waiting is known; else the phases before the first collective, which no wait hides in."""
+    if view.comm_measured or not view.lockstep:
+        return view.work_ns
+    return np.asarray(np.sum([view.phase(name) for name in ("input", "h2d", "forward")], axis=0), np.float64)
+
+
+def _second_or_median(even_ns: Floats) -> Floats:
+    """[S]; of two ranks the other one, else the median."""
+    return np.asarray(even_ns.min(axis=0) if len(even_ns) == 2 else np.median(even_ns, axis=0), np.float64)
+
+
+def _noise_of_others(even_ns: Floats, top: NDArray[np.intp]) -> float:
+    """How far the ranks that are not last in a step scatter about each other; of two ranks, over the steps."""
+    others = even_ns[np.arange(len(even_ns))[:, None] != top].reshape(-1, even_ns.shape[1])
+    return spread(others[0]) if len(others) == 1 else float(np.median(others.std(axis=0, ddof=1)))
+
+
+def _together(view: View, kept: NDArray[np.intp]) -> float:
+    """Rank correlation of forward and backward over all ranks and steps, each rank's and step's own level removed."""
+    if not view.comm_measured and view.lockstep:
+        return 0.0
+    pair = []
+    for name in ("forward", "backward"):
+        times = view.phase(name)[kept]
+        apart = times - np.median(times, axis=1, keepdims=True)
+        apart = apart - apart.mean(axis=0)
+        pair.append(apart.ravel().argsort().argsort().astype(np.float64))
+    if pair[0].std() == 0 or pair[1].std() == 0:
+        return 0.0
+    return float(np.corrcoef(pair[0], pair[1])[0, 1])
+
+
+def _rotation(
+    view: View, kept: NDArray[np.intp], top: NDArray[np.intp], saved_ns: Floats, typical_ns: float, turns: Floats
+) -> Claim:
+    columns = np.arange(len(view.steps))
+    by_phase = {
+        name: float(np.median(peer_deviation(view.phase(name)[kept])[top, columns]))
+        for name in view.phases
+        if name != "comm"
+    }
+    name, most = max(by_phase.items(), key=lambda item: item[1])
+    phase = name if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
+    cost = cost_of(view, saved_ns)
+    where = f" in {phase}" if phase else ""
+    finding = Finding(
+        kind="rotating_straggler",
+        severity=severity_of(cost["share"], typical_ns),
+        title=(
+            f"A different rank is late in each step, by {ms_text(typical_ns / 1e6)}{where}; "
+            f"waiting for it costs {share_text(cost['share'])} of the time."
+        ),
+        phase=phase,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
+            "last_most_often": round(float(turns.max()), 3),
+            "ranks_that_were_last": int((turns > 0).sum()),
+            "wait_measured": view.comm_measured,
+            "steps_used": len(view.steps),
+        },
+        advice=(
+            "Look for work that one rank does in turn: logging, saving or evaluating by step number modulo world size.",
+            "If nothing takes turns, batches differ in size: sort or bucket samples by length, so that all ranks get the like.",
+        ),
+        confidence=0.9 if view.comm_measured else 0.7,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: float) -> Claim:
+    cost = cost_of(view, saved_ns)
+    finding = Finding(
+        kind="imbalance",
+        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
+        title=(
+            "The ranks' batches differ in size from step to step; waiting for the largest costs "
+            f"{share_text(cost['share'])} of the time."
+        ),
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "forward_backward_correlation": round(correlation, 3),
+            "excess_ms": round(float(np.median(saved_ns)) / 1e6, 3),
+            "by": "steps",
+            "ranks_compared": len(kept),
+            "steps_used": len(view.steps),
+        },
+        advice=(
+            "Give all ranks batches of like size: bucket samples by length, pack sequences, or batch by tokens instead of samples.",
+            "Shuffle before sharding, so that no rank keeps the long ones.",
+        ),
+        confidence=0.85,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _groups_differ(view: View) -> list[Claim]:
+    """Groups of ranks that do different work (pipeline stages): the slowest against the mean of all."""
+    numbers = np.unique(view.groups)
+    if len(numbers) < 2:
+        return []
+    by_group = np.stack([median_rank(view.work_ns[view.groups == number]) for number in numbers])
+    by_group = by_group[:, ~np.isnan(by_group).any(axis=0)]
+    if by_group.shape[1] < thresholds.MIN_STEPS:
+        return []
+    slowest = int(np.argmax(medians(by_group)))
+    ahead = by_group[slowest] - np.delete(by_group, slowest, axis=0).mean(axis=0)
+    typical_ns = float(np.median(ahead))
+    enough = typical_ns >= thresholds.IMBALANCE_WARNING_SHARE * view.median_step_ns
+    if not enough or persistence_z(ahead) < z_needed(len(numbers)):
+        return []
+    level_ns = float(medians(by_group).mean())
+    saved_ns = np.maximum(longest(view.work_ns) - np.maximum(level_ns, 0.0), 0.0)
+    saved_ns = np.minimum(saved_ns, np.maximum(float(medians(by_group).max()) - level_ns, 0.0))
+    cost = cost_of(view, saved_ns)
+    ranks = tuple(rank for rank, group in zip(view.ranks, view.groups, strict=True) if group == numbers[slowest])
+    finding = Finding(
+        kind="imbalance",
+        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
+        title=(
+            f"{named_ranks(ranks)} have {ms_text(typical_ns / 1e6)} more work in each step than the other groups of "
+            f"ranks; evenly shared, steps would be {share_text(cost['share'])} shorter."
+        ),
+        ranks=ranks,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "by": "groups",
+            "groups": len(numbers),
+            "work_ms_by_group": [round(float(value) / 1e6, 3) for value in medians(by_group)],
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "steps_used": int(by_group.shape[1]),
+        },
+        advice=("Move layers from the slowest stage to the others, or give it fewer: embedding and loss count as layers too.",),
+        confidence=0.8,
+    )
+    return [Claim(finding=finding, saved_ns=saved_ns)]

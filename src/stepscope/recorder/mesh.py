@@ -1,0 +1,56 @@
+"""Data-parallel peers: which ranks do the same work as this one, on other data.
+
+Told by what the script has set up already: the process group of DDP, or the device mesh that the parameters of FSDP2
+and DTensor carry.  A mesh's dimensions are known by their names: ranks that differ only in data dimensions are peers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from stepscope.records.facts import rank_runs
+
+__all__ = ["group_facts", "mesh_facts"]
+
+_DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
+"""The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
+
+
+def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
+    """The peers in a process group, as facts."""
+    if not distributed.is_initialized():
+        return {}
+    return {"peers": rank_runs(distributed.get_process_group_ranks(group), distributed.get_rank())}
+
+
+def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
+    """The mesh that says most, and the peers in it, as facts.
+
+    ``sharded``: whether the parameters are FSDP's; then dimensions without names are data dimensions.
+    """
+    if not meshes:
+        return {}
+    mesh = max((_whole(mesh) for mesh in meshes), key=lambda mesh: mesh.ndim)
+    names = [str(name) for name in mesh.mesh_dim_names or ()]
+    facts: dict[str, Any] = {"mesh": {"names": names, "shape": [int(size) for size in mesh.shape]}}
+    place = mesh.get_coordinate()
+    if place is None or not (names or sharded):
+        return facts
+    data = [_is_data(name) for name in names] or [True] * mesh.ndim
+    ranks = [mesh.mesh.tolist()]
+    for at, free in zip(place, data, strict=True):
+        ranks = [rank for row in ranks for rank in row] if free else [row[at] for row in ranks]
+    return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
+
+
+def _is_data(name: str) -> bool:
+    return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
+
+
+def _whole(mesh: Any) -> Any:
+    """The mesh that this one was cut out of, unless that one does not know its dimensions."""
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    names = set(mesh.mesh_dim_names or ())
+    return root if names and names <= set(root.mesh_dim_names or ()) else mesh

@@ -1,0 +1,147 @@
+"""What a model consists of: counted once, a little at a time, from classes, sizes and dtypes alone.
+
+The walk goes over the modules of a root without the generators of ``nn.Module`` (which take ten times as long), holds
+what is still to be visited by weak references, and stops when its time is up, to go on after the next step: a model of
+ten thousand modules is counted over some steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.recorder.mesh import group_facts, mesh_facts
+
+__all__ = ["ModelWalk", "unwrapped"]
+
+MODULES_AT_ONCE = 16
+"""Between two looks at the clock."""
+MAX_MESHES = 8
+MIB = 1 << 20
+
+
+class ModelWalk:
+    """The count of one root."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = weakref.ref(root)
+        self.facts: dict[str, Any] | None = None
+        """``model``, ``ddp``, ``mesh`` and ``peers``, as far as there are such; None until all is counted."""
+        self._left: list[tuple[weakref.ref[Any], bool]] = [(self.root, False)]
+        """Modules to visit, and whether they are inside of a DDP."""
+        self._seen: set[int] = set()
+        self._modules = 0
+        self._batchnorm = 0
+        self._sync_batchnorm = 0
+        self._compiled = False
+        self._sizes: Counter[str] = Counter()
+        """Parameters by dtype."""
+        self._gradient_bytes = 0
+        self._ddp: weakref.ref[Any] | None = None
+        self._meshes: list[weakref.ref[Any]] = []
+
+    @property
+    def parameters(self) -> int:
+        return sum(self._sizes.values())
+
+    @property
+    def dtype(self) -> str:
+        return max(self._sizes, key=self._sizes.__getitem__, default="")
+
+    def go_on(self, now: Callable[[], int], until_ns: int) -> None:
+        while self._left:
+            for _ in range(min(MODULES_AT_ONCE, len(self._left))):
+                reference, in_ddp = self._left.pop()
+                module = reference()
+                if module is not None and id(module) not in self._seen:
+                    self._visit(module, in_ddp)
+            if now() >= until_ns:
+                break
+        if not self._left and self.facts is None:
+            self._seen.clear()
+            self.facts = self._sum_up()
+
+    def _visit(self, module: Any, in_ddp: bool) -> None:
+        self._seen.add(id(module))
+        kind = type(module)
+        name = kind.__name__
+        self._modules += 1
+        if "BatchNorm" in name:
+            if name == "SyncBatchNorm":
+                self._sync_batchnorm += 1
+            else:
+                self._batchnorm += 1
+        self._compiled |= name == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        if not in_ddp and _is_ddp(module):
+            in_ddp = True
+            self._ddp = self._ddp or weakref.ref(module)
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in self._seen:
+                self._seen.add(id(parameter))
+                self._count(parameter, in_ddp)
+        self._left += [(weakref.ref(child), in_ddp) for child in module._modules.values() if child is not None]
+
+    def _count(self, parameter: Any, in_ddp: bool) -> None:
+        dtype = parameter.dtype
+        size = parameter.numel()
+        self._sizes[str(dtype).removeprefix("torch.")] += size
+        if in_ddp and parameter.requires_grad:
+            self._gradient_bytes += size * dtype.itemsize
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None and len(self._meshes) < MAX_MESHES and not any(known() is mesh for known in self._meshes):
+            self._meshes.append(weakref.ref(mesh))
+
+    def _sum_up(self) -> dict[str, Any]:
+        root = self.root()
+        if root is None:
+            return {}
+        inner = unwrapped(root)
+        model = {
+            "class": _own_class(type(inner)).__name__,
+            "parameters": self.parameters,
+            "modules": self._modules,
+            "batchnorm": self._batchnorm,
+            "sync_batchnorm": self._sync_batchnorm,
+            "compiled": self._compiled,
+            "dtype": self.dtype,
+        }
+        meshes = [mesh for mesh in (known() for known in self._meshes) if mesh is not None]
+        facts = {"model": model, **mesh_facts(meshes, sharded=_is_sharded(type(inner)))}
+        ddp = None if self._ddp is None else self._ddp()
+        if ddp is not None:
+            facts["ddp"] = {**_ddp_settings(ddp), "gradient_mb": round(self._gradient_bytes / MIB, 3)}
+            facts.update(group_facts(sys.modules["torch.distributed"], ddp.process_group))
+        return facts
+
+
+def _ddp_settings(ddp: Any) -> dict[str, Any]:
+    names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
+    settings: dict[str, Any] = {name: bool(getattr(ddp, name)) for name in names if hasattr(ddp, name)}
+    return {"bucket_mb": round(ddp.bucket_bytes_cap / MIB, 3), **settings}
+
+
+def _is_ddp(module: Any) -> bool:
+    loaded: Any = sys.modules.get("torch.nn.parallel.distributed")
+    return loaded is not None and isinstance(module, loaded.DistributedDataParallel)
+
+
+def unwrapped(module: Any) -> Any:
+    """The user's own model inside of DDP and of ``torch.compile``."""
+    for _ in range(8):
+        inner = module._modules.get("_orig_mod" if type(module).__name__ == "OptimizedModule" else "module")
+        if inner is None or not (_is_ddp(module) or type(module).__name__ == "OptimizedModule"):
+            break
+        module = inner
+    return module
+
+
+def _is_sharded(kind: type) -> bool:
+    """Whether FSDP2 has made this class: ``FSDPNet``, out of itself and ``Net``."""
+    return kind.__bases__[0].__name__ in ("FSDPModule", "ReplicateModule")
+
+
+def _own_class(kind: type) -> type:
+    return kind.__bases__[-1] if _is_sharded(kind) else kind

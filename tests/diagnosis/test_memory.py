@@ -1,0 +1,291 @@
+"""memory_creep, memory_pressure, memory_imbalance, fragmentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.memory import find_memory
+from stepscope.diagnosis.view import view_of
+from stepscope.diagnosis.window import build_window
+from stepscope.records.finding import Finding
+from stepscope.records.series import RunData
+from stepscope.testing.cluster import MIB, Cluster, Death
+from stepscope.testing.samples import with_samples
+
+GIB = 1 << 30
+SECOND = {"input": 2.0, "forward": 300.0, "backward": 600.0, "optimizer": 90.0, "other": 8.0}
+"""Steps of a second, so that there are as many samples as steps."""
+Steps = NDArray[np.float64]
+
+
+def found(run: RunData) -> list[Finding]:
+    claims = find_memory(view_of(build_window(run)))
+    assert all(not claim.saved_ns.any() for claim in claims)
+    assert all(claim.finding.cost["share"] == 0.0 for claim in claims)
+    return [claim.finding for claim in claims]
+
+
+def kinds(run: RunData) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(finding.kind, finding.severity, finding.ranks) for finding in found(run)]
+
+
+def on_device(ranks: int = 1, steps: int = 200, **more: Any) -> Cluster:
+    return Cluster(ranks=ranks, steps=steps, device_timed=True, **more)
+
+
+# -- host memory that grows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [60, 100])
+def test_a_large_leak_is_seen_in_a_run_of_seconds(steps: int) -> None:
+    """1.6 GB over the run, four or six samples."""
+    cluster = Cluster(ranks=1, steps=steps, phases_ms={"forward": 20.0, "backward": 40.0}, noise=0.01, warmup_ms=50.0)
+    length_s = steps * 0.06
+    (creep,) = found(with_samples(cluster, rss_mb=lambda _, at: 400 + 1600 * at / length_s))
+    assert (creep.kind, creep.ranks) == ("memory_creep", ())
+    assert creep.evidence["which"] == "host_rss"
+    assert creep.evidence["bytes_per_step"] == pytest.approx(1600 * MIB / steps, rel=0.05)
+    assert creep.evidence["samples"] == len(np.arange(0.5, length_s, 1.0))
+    assert creep.confidence == 0.75
+    # 40 GiB are available.
+    assert creep.evidence["runs_out_at_step"] == pytest.approx(steps + 40 * 1024 / (1600 / steps), rel=0.05)
+    assert creep.severity == "critical"
+
+
+def test_a_leak_of_all_ranks_names_none_and_fills_the_host_together() -> None:
+    run = with_samples(Cluster(ranks=4, steps=100, phases_ms=SECOND), rss_mb=lambda _, at: 1000 + 4.0 * at)
+    (creep,) = found(run)
+    assert (creep.kind, creep.severity, creep.ranks) == ("memory_creep", "critical", ())
+    assert creep.evidence["bytes_per_step"] == pytest.approx(4 * MIB, rel=0.03)
+    assert creep.evidence["ranks_growing"] == [0, 1, 2, 3]
+    assert creep.evidence["runs_out_at_step"] == pytest.approx(99 + 40 * 1024 / 16, rel=0.03)
+    assert creep.evidence["runs_out_in_s"] == pytest.approx(40 * 1024 / 16, rel=0.03)
+    assert creep.title == (
+        "Host memory of every rank grows by 4.1 MiB a step, from 1.0 GiB to 1.4 GiB so far; at this pace it runs out "
+        f"at step {creep.evidence['runs_out_at_step']:,}, in {_duration(creep)}."
+    )
+
+
+def _duration(creep: Finding) -> str:
+    seconds = round(creep.evidence["runs_out_in_s"])
+    return f"{seconds // 60} min {seconds % 60:02d} s"
+
+
+def test_a_leak_of_one_rank_names_it() -> None:
+    run = with_samples(
+        Cluster(ranks=4, steps=100, phases_ms=SECOND), rss_mb=lambda rank, at: 1000 + (3.0 if rank == 2 else 0.0) * at
+    )
+    (creep,) = found(run)
+    assert (creep.kind, creep.ranks) == ("memory_creep", (2,))
+    assert creep.title.startswith("Host memory of rank 2 grows by 3.0 MiB a step")
+
+
+@pytest.mark.parametrize(
+    ("available", "severity"), [(GIB, "critical"), (60 * GIB, "warning"), (2048 * GIB, "info"), (None, "warning")]
+)
+def test_it_is_as_grave_as_it_is_near(available: int | None, severity: str) -> None:
+    run = with_samples(
+        Cluster(ranks=1, steps=100, phases_ms=SECOND),
+        rss_mb=lambda _, at: 1000 + 2.0 * at,
+        host={"mem_available": available},
+    )
+    (creep,) = found(run)
+    assert creep.severity == severity
+    assert (creep.evidence["runs_out_at_step"] is None) is (available is None)
+
+
+def test_a_leak_under_noise_and_a_sawtooth_is_still_one() -> None:
+    random = np.random.default_rng(1)
+    run = with_samples(
+        Cluster(ranks=2, steps=150, phases_ms=SECOND),
+        rss_mb=lambda _, at: 800 + 3.0 * at + 60 * (at % 10) / 10 + random.normal(0, 3, len(at)),
+    )
+    (creep,) = found(run)
+    assert creep.kind == "memory_creep"
+    assert creep.evidence["bytes_per_step"] == pytest.approx(3 * MIB, rel=0.1)
+
+
+def test_a_leak_in_stairs_is_found() -> None:
+    run = with_samples(
+        Cluster(ranks=1, steps=200, phases_ms=SECOND), rss_mb=lambda _, at: 800 + 100 * np.floor(at / 30)
+    )
+    assert [finding.kind for finding in found(run)] == ["memory_creep"]
+
+
+HEALTHY = {
+    "flat": lambda random, at: 900 + random.normal(0, 5, len(at)),
+    "sawtooth": lambda random, at: 900 + 400 * (at * 4.3 / at[-1] % 1),
+    "slow sawtooth": lambda random, at: 900 + 400 * (at % (0.65 * at[-1])) / at[-1],
+    "cache that fills": lambda random, at: 900 + 800 * np.minimum(at / (0.4 * at[-1]), 1.0),
+    "cache that fills ever slower": lambda random, at: 900 + 800 * (1 - np.exp(-at / (0.3 * at[-1]))),
+    "one jump": lambda random, at: 900 + 800 * (at > 0.5 * at[-1]),
+    "start": lambda random, at: 900 + 1500 * np.minimum(at / (0.08 * at[-1]), 1.0),
+    "rise and fall": lambda random, at: 900 + 600 * np.sin(np.pi * at / at[-1]),
+    "small": lambda random, at: 900 + 30 * at / at[-1],
+    "small share": lambda random, at: 90_000 + 900 * at / at[-1],
+    "wander": lambda random, at: 900 + np.cumsum(random.normal(0, 4, len(at))),
+    "falls": lambda random, at: 2000 - 10 * at,
+}
+
+
+@pytest.mark.parametrize("shape", HEALTHY)
+@pytest.mark.parametrize("steps", [15, 60, 300])
+def test_what_healthy_processes_do_is_no_leak(shape: str, steps: int) -> None:
+    for seed in range(8):
+        random = np.random.default_rng(seed)
+        cluster = Cluster(ranks=3, steps=steps, phases_ms=SECOND, seed=seed)
+        run = with_samples(cluster, rss_mb=lambda _, at, random=random: HEALTHY[shape](random, at))
+        assert found(run) == [], (shape, seed)
+
+
+@pytest.mark.parametrize("shape", HEALTHY)
+def test_nor_is_it_on_a_device(shape: str) -> None:
+    random = np.random.default_rng(0)
+    assert kinds(on_device(ranks=2, allocated_mb=lambda _, at: HEALTHY[shape](random, at)).run()) == []
+
+
+def test_pages_of_mapped_files_are_not_the_process_s_own() -> None:
+    run = with_samples(
+        Cluster(ranks=1, steps=100, phases_ms=SECOND),
+        rss_mb=lambda _, at: 1000 + 20.0 * at,
+        process={"rss_file": lambda _, at: [int((100 + 20.0 * second) * MIB) for second in at]},
+    )
+    assert found(run) == []
+
+
+def test_two_samples_and_short_runs_say_nothing() -> None:
+    short = Cluster(ranks=1, steps=30, phases_ms={"forward": 20.0, "backward": 40.0})
+    assert found(with_samples(short, rss_mb=lambda _, at: 400 + 2000 * at, first_s=0.4)) == []
+    few = Cluster(ranks=1, steps=8, phases_ms=SECOND)
+    assert found(with_samples(few, rss_mb=lambda _, at: 400 + 2000 * at)) == []
+    assert found(Cluster(ranks=0, steps=0).run()) == []
+
+
+def test_a_rank_that_died_does_not_keep_the_others_from_being_judged() -> None:
+    run = with_samples(
+        Cluster(ranks=3, steps=100, phases_ms=SECOND, deaths=(Death(rank=1, step=20),)),
+        rss_mb=lambda rank, at: 1000 + 5.0 * at,
+    )
+    assert [finding.kind for finding in found(run)] == ["memory_creep"]
+
+
+# -- device memory that grows -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_leak_on_the_device_is_told_once_with_its_end(every: int) -> None:
+    cluster = on_device(ranks=2, allocated_mb=lambda _, at: 10_000 + 10 * at, memory_every=every)
+    run = with_samples(cluster, gpu={"mem_used": 20 * GIB, "mem_total": 24 * GIB})
+    (creep,) = found(run)
+    assert (creep.kind, creep.severity, creep.ranks) == ("memory_creep", "critical", ())
+    assert creep.evidence["which"] == "device_allocated"
+    assert creep.evidence["bytes_per_step"] == 10 * MIB
+    # Of the reserve nothing is free, the reserve's median of the second half being behind the peak.
+    assert creep.evidence["runs_out_at_step"] == 199 + 410
+    assert "loss.item()" in creep.advice[0]
+
+
+def test_a_reserve_that_grows_by_itself_is_told_as_such() -> None:
+    cluster = on_device(ranks=2, allocated_mb=4000.0, reserved_mb=lambda rank, at: 4500 + (4.0 * at if rank else 0.0))
+    (creep,) = found(cluster.run())
+    assert (creep.kind, creep.severity, creep.ranks) == ("memory_creep", "warning", (1,))
+    assert creep.evidence["which"] == "device_reserved"
+    assert creep.evidence["runs_out_at_step"] is None
+    assert any("expandable_segments" in line for line in creep.advice)
+
+
+def test_no_device_no_finding() -> None:
+    assert kinds(Cluster(ranks=2, steps=100).run()) == []
+
+
+# -- levels -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("used", "expected"), [(0.90, None), (0.93, "warning"), (0.98, "critical")])
+def test_a_full_device(used: float, expected: str | None) -> None:
+    cluster = on_device(ranks=2, allocated_mb=1000.0)
+    run = with_samples(cluster, gpu={"mem_used": lambda rank, at: int((used if rank else 0.5) * 80 * GIB)})
+    assert kinds(run) == ([("memory_pressure", expected, (1,))] if expected else [])
+
+
+def test_a_reserve_that_nobody_needs_does_not_press() -> None:
+    cluster = on_device(allocated_mb=1000.0, peak_mb=60_000.0, reserved_mb=70_000.0)
+    assert kinds(with_samples(cluster, gpu={"mem_used": 76 * GIB})) == []
+    cluster = on_device(allocated_mb=1000.0, peak_mb=69_900.0, reserved_mb=70_000.0)
+    (pressed,) = found(with_samples(cluster, gpu={"mem_used": 76 * GIB}))
+    assert (pressed.kind, pressed.severity, pressed.ranks) == ("memory_pressure", "warning", ())
+    assert pressed.title == "Device memory is nearly full: 95% of 80 GiB needed at the peak."
+
+
+@pytest.mark.parametrize(("total", "severity"), [(80, "info"), (10, "warning")])
+def test_a_rank_that_needs_more_than_its_peers(total: int, severity: str) -> None:
+    cluster = on_device(ranks=4, allocated_mb=1000.0, peak_mb=lambda rank, at: 8000.0 if rank == 3 else 5000.0)
+    run = with_samples(cluster, gpu={"mem_used": 4 * GIB, "mem_total": total * GIB})
+    (uneven,) = found(run)
+    assert (uneven.kind, uneven.severity, uneven.ranks) == ("memory_imbalance", severity, (3,))
+    assert uneven.title == "Rank 3 needs 7.8 GiB of device memory at its peak, its peers typically 4.9 GiB."
+    assert uneven.evidence["excess_bytes"] == 3000 * MIB
+
+
+def test_small_differences_and_other_groups_are_no_imbalance() -> None:
+    assert kinds(on_device(ranks=2, allocated_mb=lambda rank, at: 1000.0 + 400 * rank).run()) == []
+    assert kinds(on_device(ranks=2, allocated_mb=lambda rank, at: 5000.0 + 900 * rank).run()) == []
+    run = on_device(ranks=4, allocated_mb=lambda rank, at: 5000.0 + 3000 * (rank // 2)).run()
+    for series in run.ranks:
+        series.facts["peers"] = [[series.rank // 2 * 2, 2, 1]]
+    assert kinds(run) == []
+
+
+@pytest.mark.parametrize(("total", "severity"), [(80, "info"), (12, "warning")])
+def test_a_fragmented_reserve(total: int, severity: str) -> None:
+    cluster = on_device(allocated_mb=1000.0, peak_mb=6000.0, reserved_mb=10_000.0)
+    run = with_samples(cluster, gpu={"mem_used": 9 * GIB, "mem_total": total * GIB})
+    (loose,) = found(run)
+    assert (loose.kind, loose.severity, loose.ranks) == ("fragmentation", severity, ())
+    assert loose.title == "The allocator holds 9.8 GiB of device memory, 40% of it never in use at once."
+    assert loose.evidence["growing"] is False
+
+
+def test_activations_that_are_gone_at_the_end_of_the_step_are_no_gap() -> None:
+    assert kinds(on_device(allocated_mb=1000.0, peak_mb=9000.0, reserved_mb=10_000.0).run()) == []
+
+
+def test_gaps_that_grow_are_one_finding() -> None:
+    cluster = on_device(allocated_mb=1000.0, peak_mb=4000.0, reserved_mb=lambda _, at: 5000 + 20 * at)
+    (loose,) = found(cluster.run())
+    assert (loose.kind, loose.severity) == ("fragmentation", "warning")
+    assert loose.evidence["growing"] is True
+
+
+# -- garbage ------------------------------------------------------------------------------------------------------
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
+    st.just(10**400), st.sampled_from([0, -1, 1, 1e18, "node0", "GPU-x", 1000]),
+)  # fmt: skip
+MEMORY_KEYS = ("node", "pid", "rss", "rss_file", "index", "uuid", "mem_used", "mem_total", "mem_available", "name")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["host", "process", "gpu"]), st.dictionaries(st.sampled_from(MEMORY_KEYS), ANYTHING)
+        ),
+        max_size=20,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_samples_may_hold_anything(lines: list[tuple[str, dict[str, Any]]]) -> None:
+    run = with_samples(on_device(ranks=2, steps=40, allocated_mb=1000.0), rss_mb=500.0)
+    odd = [
+        {**dict(run.samples[index % len(run.samples)]), "kind": kind, **values}
+        for index, (kind, values) in enumerate(lines)
+    ]
+    for finding in found(RunData(**{**run.__dict__, "samples": (*run.samples, *odd)})):
+        finding.to_dict()

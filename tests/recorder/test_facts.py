@@ -1,0 +1,433 @@
+"""Facts about live objects, from real loops, as a reader of the ring sees them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
+
+from stepscope.recorder import autocast, facts, guard
+from stepscope.recorder import model as model_module
+from stepscope.recorder.facts import LiveObjects
+from stepscope.recorder.mesh import mesh_facts
+from stepscope.recorder.model import ModelWalk
+from stepscope.ring import RingState
+from tests.recorder.conftest import Recording
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 3)
+        self.tied = self.head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+PARAMETERS = 8 * 8 + 8 + 8 + 8 + 8 * 3 + 3
+
+
+def dataset(size: int = 40) -> TensorDataset:
+    return TensorDataset(torch.randn(size, 8))
+
+
+def train(model: nn.Module, data: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in data:
+        optimizer.zero_grad()
+        model(x).float().sum().backward()
+        optimizer.step()
+
+
+def test_a_plain_loop(recording: Recording) -> None:
+    model = Net()
+    train(model, DataLoader(dataset(), batch_size=4, shuffle=True), torch.optim.AdamW(model.parameters(), fused=True))
+    assert recording.facts() == {
+        "loader": {
+            "num_workers": 0,
+            "pin_memory": False,
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "batch_size": 4,
+            "sampler": "RandomSampler",
+            "dataset": "TensorDataset",
+            "distributed_sampler": False,
+            "set_epoch_missing": False,
+            "length": 10,
+        },
+        "model": {
+            "class": "Net",
+            "parameters": PARAMETERS,
+            "modules": 6,
+            "batchnorm": 1,
+            "sync_batchnorm": 0,
+            "compiled": False,
+            "dtype": "float32",
+        },
+        "optimizer": {"class": "AdamW", "fused": True, "foreach": None, "tensors": 6},
+        "autocast": None,
+        "threads": torch.get_num_threads(),
+        "gc": {"enabled": gc.isenabled(), "thresholds": list(gc.get_threshold())},
+    }
+
+
+def test_a_single_step_is_enough(recording: Recording) -> None:
+    train(Net(), DataLoader(dataset(4), batch_size=4))
+    found = recording.facts()
+    assert (found["model"]["class"], found["loader"]["sampler"]) == ("Net", "SequentialSampler")
+    assert found["optimizer"] == {"class": "SGD", "fused": None, "foreach": None, "tensors": 6}
+
+
+def test_workers(recording: Recording) -> None:
+    loader = DataLoader(dataset(24), 4, num_workers=2, pin_memory=True, prefetch_factor=3, persistent_workers=True)
+    train(Net(), loader)
+    found = recording.facts()["loader"]
+    names = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "length")
+    assert [found[name] for name in names] == [2, True, 3, True, 6]
+
+
+class Endless(IterableDataset[Any]):
+    asked = False
+
+    def __len__(self) -> int:
+        Endless.asked = True
+        return 10**9
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield (torch.randn(8),)
+
+
+def test_the_length_of_an_iterable_dataset_is_not_asked_for(recording: Recording) -> None:
+    data = iter(DataLoader(Endless(), batch_size=4))
+    train(Net(), [next(data) for _ in range(4)])
+    found = recording.facts()["loader"]
+    assert (found["dataset"], found["length"], found["sampler"]) == ("Endless", None, "_InfiniteConstantSampler")
+    assert not Endless.asked
+
+
+class Bucketed(BatchSampler):
+    pass
+
+
+def test_a_batch_sampler_of_the_scripts_own(recording: Recording) -> None:
+    data = dataset(16)
+    train(Net(), DataLoader(data, batch_sampler=Bucketed(RandomSampler(data), 4, False)))
+    found = recording.facts()["loader"]
+    assert (found["sampler"], found["batch_size"], found["length"]) == ("RandomSampler", 4, None)
+
+
+def test_the_training_loader_is_told_from_that_of_the_evaluation(recording: Recording) -> None:
+    model = Net()
+    training, evaluation = DataLoader(dataset(), 4, shuffle=True), DataLoader(dataset(16), 8)
+    for loader in (evaluation, training, evaluation, training):
+        if loader is training:
+            train(model, loader)
+        else:
+            with torch.no_grad():
+                for (x,) in loader:
+                    model(x)
+    assert recording.facts()["loader"]["length"] == 10
+
+
+def test_a_new_loader_each_epoch(recording: Recording) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for size in (4, 8):
+        for (x,) in DataLoader(dataset(16), size, shuffle=True):  # gone when its iterator is made
+            train(model, [(x,)], optimizer)
+            with torch.no_grad():
+                model(next(iter(DataLoader(dataset(6), 2)))[0])
+        recording.recorder.objects.look(recording.recorder.step)
+        assert recording.recorder.objects.facts["loader"]["batch_size"] == size
+
+
+# -- set_epoch --------------------------------------------------------------------------------------------------------
+
+
+def epochs(number: int, *, told: bool, peeks: bool = False, shuffle: bool = True) -> None:
+    data = dataset(24)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0, shuffle=shuffle)
+    loader, model = DataLoader(data, batch_size=4, sampler=sampler), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if peeks:
+        next(iter(loader))
+    for epoch in range(number):
+        if told:
+            sampler.set_epoch(epoch)
+        train(model, loader, optimizer)
+        if peeks:
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("how", "missing"),
+    [
+        ({"number": 2, "told": False}, True),
+        ({"number": 1, "told": False}, False),
+        ({"number": 3, "told": True}, False),
+        ({"number": 1, "told": True, "peeks": True}, False),
+        ({"number": 3, "told": True, "peeks": True}, False),
+        ({"number": 3, "told": False, "shuffle": False}, False),
+    ],
+    ids=str,
+)
+def test_set_epoch(recording: Recording, how: dict[str, Any], missing: bool) -> None:
+    epochs(**how)
+    recording.recorder.set_state(RingState.EXITED)
+    found = recording.facts()["loader"]
+    assert found["distributed_sampler"] is True
+    assert found["set_epoch_missing"] is missing
+
+
+def test_an_iterator_each_step_is_no_epoch(recording: Recording) -> None:
+    data = dataset(24)
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        train(model, [next(iter(loader))], optimizer)
+    recording.recorder.set_state(RingState.EXITED)
+    assert recording.facts()["loader"]["set_epoch_missing"] is False
+
+
+# -- model and optimizer ----------------------------------------------------------------------------------------------
+
+
+def test_sync_batchnorm_is_counted_apart(recording: Recording) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8), nn.Identity())
+    model[3].rarely = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(4))
+    train(model, DataLoader(dataset(), 4))
+    found = recording.facts()["model"]
+    assert (found["class"], found["batchnorm"], found["sync_batchnorm"]) == ("Sequential", 2, 1)
+
+
+def test_the_largest_of_several_models_and_optimizers(recording: Recording) -> None:
+    critic, generator = nn.Linear(8, 1).double(), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).double()
+    optimizers = [torch.optim.SGD(critic.parameters(), lr=0.1), torch.optim.Adam(generator.parameters(), foreach=False)]
+    for _ in range(6):
+        x = torch.randn(4, 8, dtype=torch.double)
+        critic(generator(x).detach()).mean().backward()
+        optimizers[0].step()
+        critic(generator(x)).mean().backward()
+        optimizers[1].step()
+    found = recording.facts()
+    assert (found["model"]["class"], found["model"]["dtype"]) == ("Sequential", "float64")
+    assert found["optimizer"] == {"class": "Adam", "fused": None, "foreach": False, "tensors": 4}
+    assert "loader" not in found
+
+
+def test_steps_with_borders_of_the_users(recording: Recording) -> None:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    recording.recorder.begin()
+    for _ in range(4):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        recording.recorder.end_step()
+    assert recording.facts()["optimizer"]["class"] == "Adam"
+
+
+def test_a_compiled_model_is_its_own_class(recording: Recording) -> None:
+    train(torch.compile(Net(), backend="eager"), DataLoader(dataset(), 4))  # type: ignore[arg-type]
+    found = recording.facts()["model"]
+    assert (found["class"], found["compiled"], found["parameters"]) == ("Net", True, PARAMETERS)
+
+
+class Casting(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class Decorated(Net):
+    @torch.autocast("cpu", torch.bfloat16)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).float()
+
+
+@pytest.mark.parametrize("kind", [Net, Casting, Decorated])
+def test_autocast(recording: Recording, kind: type[Net]) -> None:
+    model = kind()
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind is Net):
+        train(model, DataLoader(dataset(), 4))
+    assert recording.facts()["autocast"] == "bfloat16"
+    assert recording.facts()["model"]["dtype"] == "float32"
+
+
+def test_narrow_parameters_are_no_autocast(recording: Recording) -> None:
+    model = nn.Linear(8, 3).bfloat16()
+    train(model, [(torch.randn(4, 8).bfloat16(),)] * 4)
+    assert (recording.facts()["autocast"], recording.facts()["model"]["dtype"]) == (None, "bfloat16")
+
+
+def test_an_autocast_that_is_off_is_none() -> None:
+    wrapped = torch.autocast("cpu", torch.bfloat16, enabled=False)(nn.Linear(2, 2).forward)
+    module = nn.Linear(2, 2)
+    module.forward = wrapped  # type: ignore[method-assign]
+    assert autocast.seen_in(module, "float32", "float32") is None
+
+
+def test_the_objects_are_free_to_go(recording: Recording) -> None:
+    model = Net()
+    loader = DataLoader(dataset(), 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, loader, optimizer)
+    references = [weakref.ref(each) for each in (model, loader, optimizer, model.body)]
+    optimizer.zero_grad()
+    del model, loader, optimizer
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+    recording.recorder.objects.look(100)
+    assert recording.recorder.objects.facts["model"]["class"] == "Net"
+
+
+def test_facts_are_looked_at_now_and_then_only(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    look = LiveObjects.look
+    monkeypatch.setattr(LiveObjects, "look", lambda self, step: asked.append(step) or look(self, step))
+    train(Net(), [(torch.randn(2, 8),)] * 1100)
+    assert asked == [1, 3, 100, 1024]
+
+
+# -- large models, and faults -----------------------------------------------------------------------------------------
+
+
+def test_a_large_model_is_counted_over_some_steps(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "LOOK_NS", 0)
+    monkeypatch.setattr(model_module, "MODULES_AT_ONCE", 10)
+    model = nn.Sequential(nn.Linear(8, 8), *[nn.Identity() for _ in range(50)])
+    train(model, [(torch.randn(2, 8),)] * 4)
+    assert "model" not in recording.facts()
+    train(model, [(torch.randn(2, 8),)] * 4)
+    assert recording.facts()["model"]["modules"] == 52
+    assert recording.recorder._asked_at == 9
+
+
+def test_a_model_that_goes_while_it_is_counted() -> None:
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(40)])
+    walk = ModelWalk(model)
+    walk.go_on(lambda: 1, 0)
+    assert walk.facts is None
+    del model
+    walk.go_on(lambda: 1, 2)
+    assert walk.facts == {}
+
+
+class Stubborn(nn.Module):
+    """Fails when it is looked at from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 3))
+        self.asked = 0
+
+    @property
+    def _compiled_call_impl(self) -> Any:
+        self.asked += 1
+        if self.asked > 100:
+            raise RuntimeError("no")
+        return None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+class OddSampler(RandomSampler):
+    @property
+    def epoch(self) -> int:
+        raise RuntimeError("no")
+
+
+def test_what_fails_is_told_once_and_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    before = guard.failures()
+    objects = LiveObjects()
+    model = Stubborn()
+    model.asked = 100
+    objects.meet_root(model, None, "float32")
+    data = dataset(8)
+    loader = DataLoader(data, 4, sampler=OddSampler(data))
+    for step in range(5):
+        objects.meet_loader(loader, step)
+        assert objects.look(step) is False
+    assert guard.failures() == before + 2
+    assert objects.facts["threads"] == torch.get_num_threads()
+    assert not {"model", "loader"} & set(objects.facts)
+    guard._count = before
+    capfd.readouterr()
+
+
+# -- meshes -----------------------------------------------------------------------------------------------------------
+
+
+class Mesh:
+    """As much of a DeviceMesh as is asked for."""
+
+    def __init__(self, ranks: torch.Tensor, names: tuple[str, ...] | None, rank: int, root: Mesh | None = None) -> None:
+        self.mesh, self.mesh_dim_names, self._rank, self._root = ranks, names, rank, root
+        self.ndim, self.shape = ranks.ndim, tuple(ranks.shape)
+
+    def get_rank(self) -> int:
+        return self._rank
+
+    def get_coordinate(self) -> list[int] | None:
+        found = (self.mesh == self._rank).nonzero()
+        return found[0].tolist() if len(found) else None
+
+    def _get_root_mesh(self) -> Mesh:
+        return self._root or self
+
+
+CUBE = torch.arange(24).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("names", "peers"),
+    [
+        (("pp", "dp", "tp"), [[14, 3, 4]]),
+        (("dp_replicate", "dp_shard", "tp"), [[2, 6, 4]]),
+        (("dp", "cp", "fsdp"), [[4, 4, 1], [16, 4, 1]]),
+        (("replicate", "shard", "data_parallel"), [[0, 24, 1]]),
+        (("pp", "ep", "tp"), [[18, 1, 1]]),
+    ],
+)
+def test_peers_differ_in_data_dimensions_only(names: tuple[str, ...], peers: list[list[int]]) -> None:
+    found = mesh_facts([Mesh(CUBE, names, 18)], sharded=False)
+    assert found == {"mesh": {"names": list(names), "shape": [2, 3, 4]}, "peers": peers}
+
+
+def test_a_mesh_cut_out_of_another_is_seen_as_a_whole() -> None:
+    whole = Mesh(CUBE, ("pp", "dp", "tp"), 18)
+    part = Mesh(CUBE[1], ("dp", "tp"), 18, whole)
+    assert mesh_facts([part], sharded=False)["mesh"] == {"names": ["pp", "dp", "tp"], "shape": [2, 3, 4]}
+    world = Mesh(torch.arange(24), ("world",), 18)
+    part = Mesh(CUBE[1], ("dp", "tp"), 18, world)
+    assert mesh_facts([part], sharded=False) == {
+        "mesh": {"names": ["dp", "tp"], "shape": [3, 4]},
+        "peers": [[14, 3, 4]],
+    }
+
+
+def test_dimensions_without_names_are_those_of_fsdp_or_unknown() -> None:
+    mesh = Mesh(torch.arange(4), None, 1)
+    assert mesh_facts([mesh], sharded=True) == {"mesh": {"names": [], "shape": [4]}, "peers": [[0, 4, 1]]}
+    assert mesh_facts([mesh], sharded=False) == {"mesh": {"names": [], "shape": [4]}}
+    assert "peers" not in mesh_facts([Mesh(torch.arange(4), ("dp",), 9)], sharded=True)
+    assert mesh_facts([], sharded=True) == {}
