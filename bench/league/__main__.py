@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from league.truth import Case, Claim, claim_of
 __all__ = ["main"]
 
 Results = dict[str, dict[str, Any]]
+BUSY_SHARE = 0.25
+"""With more of the machine than this in other hands, whoever says that its CPUs are busy is right."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tools = [tool for tool in args.tools.split(",") if tool != "traceml" or args.traceml_python]
     if "traceml" in args.tools.split(",") and not args.traceml_python:
         print("TraceML is left out: --traceml-python names no interpreter that has it.", file=sys.stderr)
-    results = _play_all(cases, tools, args)
+    try:
+        results = _play_all(cases, tools, args)
+    except KeyboardInterrupt:
+        print(f"\nBroken off; what was run is kept in {args.out} and not run again.", file=sys.stderr)
+        return 130
     scored = {tool: _scored(cases, results, tool) for tool in tools}
     _save(args.out / "results.json", {"cases": results, "totals": _totals(scored)})
     print(render(scored))
@@ -79,26 +85,31 @@ def _play_all(cases: Sequence[Case], tools: Sequence[str], args: argparse.Namesp
         if reason:
             print(f"[{number}/{len(jobs)}] {key} {tool}: not run, {reason}", file=sys.stderr)
             continue
-        before = kept.get(key, {}).get(tool, {"problem": "not run", "seconds": 0.0})
+        before = kept.get(key, {}).get(tool, {"problem": "not run"})
         stale = before["problem"] or kept[key].get("args") != list(case.args)
         if not (args.fresh or stale or (args.rejudge and tool == "stepscope")):
             continue
-        outcome = _play(case, tool, args.out / "kept" / str(repeat), args, before["seconds"])
+        outcome = _play(case, tool, args.out / "kept" / str(repeat), args, before)
         if outcome is None:
             continue
         if kept.get(key, {}).get("args") != list(case.args):
             kept[key] = {"args": list(case.args), "ranks": case.ranks}
         kept[key][tool] = outcome.to_dict()
         said = outcome.problem or _said(outcome.claims)
+        if outcome.foreign_cpu > BUSY_SHARE:
+            said += f"   ({outcome.foreign_cpu:.0%} of the CPUs were busy with other things)"
         print(f"[{number}/{len(jobs)}] {key} {tool} {outcome.seconds:.0f} s: {said}", file=sys.stderr, flush=True)
         _save(path, {"cases": kept})
     return kept
 
 
-def _play(case: Case, tool: str, keep: Path, args: argparse.Namespace, seconds: float) -> Outcome | None:
+def _play(case: Case, tool: str, keep: Path, args: argparse.Namespace, before: Mapping[str, Any]) -> Outcome | None:
     if tool == "traceml":
         return None if args.rejudge else run_traceml(case, keep, args.traceml_python)
-    return judge_again(case, keep, seconds) if args.rejudge else run_stepscope(case, keep)
+    if args.rejudge:
+        ended = Outcome(seconds=before.get("seconds", 0.0), foreign_cpu=before.get("foreign_cpu", 0.0))
+        return judge_again(case, keep, ended)
+    return run_stepscope(case, keep)
 
 
 def _totals(tools: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
@@ -130,10 +141,13 @@ def _scored(cases: Sequence[Case], results: Results, tool: str) -> list[Scored]:
         if case is None or outcome is None or outcome["problem"]:
             continue
         claims = [claim_of(row) for row in outcome["claims"]]
+        truth = case.truth
+        if outcome["foreign_cpu"] > BUSY_SHARE:
+            truth = replace(truth, also_true=truth.also_true | {"cpu_saturated"})
         scored.append(
             Scored(
                 id=case.id,
-                judged=judge(case.truth, claims, case.ranks),
+                judged=judge(truth, claims, case.ranks),
                 said=_said(claims),
                 detected_after=outcome["detected_after"],
                 has_start=tool == "stepscope" and case.truth.start is not None,

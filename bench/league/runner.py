@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ BURNER = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    for _ in ra
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    claims: tuple[Claim, ...]
-    seconds: float
+    claims: tuple[Claim, ...] = ()
+    seconds: float = 0.0
     detected_after: int | None = None
+    foreign_cpu: float = 0.0
+    """Share of all cores that went to others meanwhile, those of ``burn`` not counted."""
     problem: str = ""
     """Why there is nothing to judge."""
 
@@ -42,6 +44,7 @@ class Outcome:
             "claims": [claim.to_dict() for claim in self.claims],
             "seconds": round(self.seconds, 1),
             "detected_after": self.detected_after,
+            "foreign_cpu": round(self.foreign_cpu, 2),
             "problem": self.problem,
         }
 
@@ -65,49 +68,50 @@ def run_stepscope(case: Case, keep: Path) -> Outcome:
         command += [str(SCRIPTS / "two_hosts.py"), str(case.ranks)]
     elif case.ranks > 1:
         command += ["--nproc-per-node", str(case.ranks)]
-    seconds, problem = _run(case, [*command, *script], keep / f"{name}.log")
-    return Outcome(claims=(), seconds=seconds, problem=problem) if problem else judge_again(case, keep, seconds)
+    ended = _run(case, [*command, *script], keep / f"{name}.log")
+    return ended if ended.problem else judge_again(case, keep, ended)
 
 
-def judge_again(case: Case, keep: Path, seconds: float) -> Outcome:
-    """Diagnose what was recorded before, in so many seconds."""
+def judge_again(case: Case, keep: Path, ended: Outcome) -> Outcome:
+    """Diagnose what was recorded before."""
     folder = keep / case.id.replace("/", "-")
     if not (folder / "run.json").exists():
-        return Outcome(claims=(), seconds=seconds, problem="no run was kept")
+        return replace(ended, problem="no run was kept")
     run = open_run(folder)
     after = detected_after(run, case.truth, case.ranks)
-    return Outcome(claims=tuple(verdict(run)), seconds=seconds, detected_after=after)
+    return replace(ended, claims=tuple(verdict(run)), detected_after=after, problem="")
 
 
 def run_traceml(case: Case, keep: Path, python: str) -> Outcome:
     if case.two_hosts:
-        return Outcome(claims=(), seconds=0.0, problem="it starts its ranks itself, on one host")
+        return Outcome(problem="it starts its ranks itself, on one host")
     name = case.id.replace("/", "-")
     work = keep / f"{name}.traceml"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     script = [str(SCRIPTS / "league_job.py"), *_arguments(case), "--traceml"]
     command = traceml_command(python, script, work, ranks=case.ranks)
-    seconds, problem = _run(case, command, work / "log")
-    return Outcome(claims=tuple(read_summary(work)), seconds=seconds, problem=problem)
+    return replace(_run(case, command, work / "log"), claims=tuple(read_summary(work)))
 
 
 def _arguments(case: Case) -> list[str]:
     return [*case.args, "--device", case.device]
 
 
-def _run(case: Case, command: Sequence[str], log: Path) -> tuple[float, str]:
-    """Seconds, and what went wrong."""
+def _run(case: Case, command: Sequence[str], log: Path) -> Outcome:
+    """How it went, without claims."""
     log.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    began = time.monotonic()
+    began, busy, own = time.monotonic(), _busy_s(), _own_s()
+    problem = ""
     with _burning(case.burn), log.open("wb") as out:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
         try:
             code = process.wait(TIMEOUT_S)
+            problem = f"exit code {code}, see {log}" if code else ""
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             # Its own first, so that it ends its ranks; then whatever is left of the group.
             process.terminate()
@@ -118,8 +122,23 @@ def _run(case: Case, command: Sequence[str], log: Path) -> tuple[float, str]:
             process.wait()
             if sys.exc_info()[0] is KeyboardInterrupt:
                 raise
-            return time.monotonic() - began, f"no end after {TIMEOUT_S:g} s"
-    return time.monotonic() - began, f"exit code {code}, see {log}" if code else ""
+            problem = f"no end after {TIMEOUT_S:g} s"
+    seconds = time.monotonic() - began
+    foreign_s = _busy_s() - busy - (_own_s() - own)
+    return Outcome(seconds=seconds, foreign_cpu=max(0.0, foreign_s / seconds / (os.cpu_count() or 1)), problem=problem)
+
+
+def _busy_s() -> float:
+    """CPU time of everything on this machine since it started."""
+    fields = Path("/proc/stat").read_text().split("\n", maxsplit=1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, soft = map(int, fields[:7])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """CPU time of this process and of all that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @contextlib.contextmanager

@@ -65,8 +65,9 @@ def _is_true(truth: Truth, claim: Claim, ranks: int) -> bool:
     kinds = set(claim.kinds)
     if kinds & truth.kinds:
         return _rank_right(truth, claim, ranks) is not False
-    nobody = not claim.ranks or len(claim.ranks) == ranks
-    return bool(kinds & truth.also_true) and (nobody or _rank_right(truth, claim, ranks) is not False)
+    # A consequence may concern more ranks than the culprit, but not others instead.
+    includes = truth.ranks is None or not claim.ranks or set(truth.ranks) <= set(claim.ranks)
+    return bool(kinds & truth.also_true) and includes
 
 
 def _rank_right(truth: Truth, claim: Claim, ranks: int) -> bool | None:

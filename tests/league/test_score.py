@@ -40,6 +40,7 @@ def test_the_best_claim_answers() -> None:
         (claim("throughput_drop"), 0),
         (claim("throughput_drop", ranks=[0, 1, 2, 3]), 0),
         (claim("throughput_drop", ranks=[2]), 0),
+        (claim("throughput_drop", ranks=[2, 3]), 0),
         (claim("throughput_drop", ranks=[1]), 1),
         (claim("input_bound"), 1),
         (claim("input_bound", "info"), 0),
