@@ -1,7 +1,7 @@
 """Device time of the phases, by CUDA events that nobody ever waits for.
 
-In a step that is timed, one pooled event is recorded on the stream in use at each change of phase that concerns the
-device.  At later step ends the oldest pending step is asked (``query``) whether its last event has passed; if so its
+In a step that is timed, one pooled event is recorded on the stream in use at each change of phase; also around phases of
+the host alone, such as input: the device may have stood still for them.  At later step ends the oldest pending step is asked (``query``) whether its last event has passed; if so its
 times are read and written.  The host never blocks, and a step killed before its events passed simply has no device
 times.
 
@@ -22,7 +22,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, H2D, OPTIMIZER, OTHER, PHASE_SLOTS
+from stepscope.records.phases import FORWARD, OTHER, PHASE_SLOTS
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
 __all__ = ["DeviceTimer", "device_timer"]
@@ -37,8 +37,6 @@ COST_SHARE = 0.005
 MAX_EVERY = 64
 PACE_STEPS = 16
 """How often, in steps, it is reckoned how many to time."""
-
-_ON_DEVICE = [slot in (H2D, FORWARD, BACKWARD, COMM, OPTIMIZER, EVAL) for slot in range(PHASE_SLOTS)]
 
 
 def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer | None:
@@ -76,7 +74,7 @@ class DeviceTimer:
 
     @failsafe
     def mark(self, ended: int, begun: int) -> None:
-        if not (_ON_DEVICE[ended] or _ON_DEVICE[begun]) or not self._marks or self._capturing():
+        if not self._marks or self._capturing():
             return
         if ended == FORWARD and begun == OTHER:
             self._in_loss = True  # what follows up to the next phase is the loss, as on the host
