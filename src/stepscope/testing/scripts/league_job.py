@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from pieces import SIDE, DeviceWait, Images, Net, SlowFile, SlowSGD, spin
+from pieces import SIDE, DeviceWait, Images, Net, SlowFile, SlowSGD, pause, spin
 from plan import Fault, Plan
 from torch import nn
 from torch.utils.data import DataLoader
@@ -121,7 +121,7 @@ class Job:
         """The all-reduce takes longer on every rank alike, as over a slow network."""
 
         def arrive(future):
-            time.sleep(self.comm_s)
+            pause(self.comm_s)
             return future.value()[0] / self.ranks
 
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(arrive)
@@ -173,14 +173,14 @@ class Job:
             self._set(step)
             batch = next(batches)
             with around(self.model):
-                time.sleep(self.plan.seconds("early", step))
+                pause(self.plan.seconds("early", step))
                 self.optimizer.zero_grad()
                 for _ in range(self.args.accumulate - 1):
                     with self.model.no_sync() if self.ranks > 1 else contextlib.nullcontext():
                         self._gradients(batch, loss_of, step)
                     batch = next(batches)
                 loss = self._gradients(batch, loss_of, step)
-                time.sleep(self.plan.seconds("inside", step))
+                pause(self.plan.seconds("inside", step))
                 self.optimizer.step()
             if self.args.groups > 1:
                 dist.all_reduce(torch.ones(1, device=self.device))  # the stages wait for each other
@@ -208,7 +208,7 @@ class Job:
 
     def _after(self, step):
         """What a loop does between steps."""
-        time.sleep(self.plan.seconds("between", step))
+        pause(self.plan.seconds("between", step))
         self._keep(step)
         if seconds := self.plan.seconds("checkpoint", step):
             torch.save(self.net.state_dict(), SlowFile(seconds))
