@@ -185,7 +185,8 @@ from pathlib import Path
 import stepscope
 stepscope.init()
 run_dir = Path(os.environ["STEPSCOPE_RUN_DIR"])
-while not (run_dir / "events.jsonl").exists():
+events = run_dir / "events.jsonl"
+while not events.exists() or not events.read_text().endswith("\\n"):
     time.sleep(0.01)
 os.kill(json.loads((run_dir / "events.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
 for step in range(10):
