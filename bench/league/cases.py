@@ -273,7 +273,10 @@ def _cuda() -> Iterator[Case]:
         ("h2d", 1, ("--fault", "h2d:all:400"), Truth(kinds=frozenset({"h2d_bound"}), phases=_phases("h2d"))),
         (
             "h2d-straggler", 2, ("--fault", "h2d:1:400", *short),
-            Truth(kinds=frozenset({"h2d_straggler"}), ranks=(1,), phases=_phases("h2d")),
+            Truth(
+                kinds=frozenset({"h2d_straggler"}), ranks=(1,), phases=_phases("h2d"),
+                also_true=frozenset({"low_gpu_utilisation"}),
+            ),
         ),
         ("device-leak", 1, ("--device-leak-mb", "64", "--steps", "160"), Truth(kinds=frozenset({"memory_creep"}))),
         ("fragments", 1, ("--fragment",), Truth(kinds=frozenset({"fragmentation"}))),
@@ -285,7 +288,7 @@ def _cuda() -> Iterator[Case]:
             "idle-gpu", 1, ("--fault", "input:all:60", "--steps", "120"),
             Truth(kinds=frozenset({"low_gpu_utilisation"}), also_true=frozenset({"input_bound"})),
         ),
-        ("input", 1, ("--fault", "input:all:30"), Truth(
+        ("input", 1, ("--fault", "input:all:80"), Truth(
             kinds=frozenset({"input_bound"}), phases=_phases("input"), also_true=frozenset({"low_gpu_utilisation"})
         )),
         ("healthy", 1, (), Truth(also_true=frozenset({"compute_bound", "healthy"}))),

@@ -7,6 +7,8 @@ slow steps and trends; then where the time goes on all ranks alike.  Memory and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stepscope.diagnosis.bounds import find_bounds, find_compute_bound
 from stepscope.diagnosis.claims import Claim, unexplained
 from stepscope.diagnosis.crashes import find_crashes
@@ -25,6 +27,7 @@ from stepscope.records.series import RunData
 
 __all__ = ["diagnose"]
 
+SYMPTOMS = frozenset({"low_gpu_utilisation"})
 REMARKS = frozenset(
     {
         "jitter",
@@ -68,7 +71,18 @@ def _explained(view: View) -> list[Claim]:
     claims += find_between_steps(view, {claim.finding.phase for claim in claims})
     claims += find_spikes(view, unexplained(view, claims), claims)
     claims += find_trends(view, unexplained(view, claims))
-    return [*claims, *find_bounds(view), *find_wait_heavy(view), *find_memory(view), *find_machine(view)]
+    claims += [*find_bounds(view), *find_wait_heavy(view)]
+    return [*claims, *find_memory(view), *_symptoms(find_machine(view), claims)]
+
+
+def _symptoms(machine: list[Claim], claims: list[Claim]) -> list[Claim]:
+    """An idle GPU is no news where something that costs time was found: it is what that looks like from outside."""
+    if all(claim.finding.severity == "info" for claim in claims):
+        return machine
+    return [
+        replace(claim, finding=replace(claim.finding, severity="info")) if claim.finding.kind in SYMPTOMS else claim
+        for claim in machine
+    ]
 
 
 def _weight(finding: Finding) -> tuple[int, float]:

@@ -34,9 +34,16 @@ def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     by_design = _groups_differ(view)
     kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
     kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]
-    if len(kept) < 2:
+    if len(kept) < 2 or _share_devices(view):
         return by_design
     return [*by_design, *_step_by_step(view, np.array(kept))]
+
+
+def _share_devices(view: View) -> bool:
+    """Ranks that share a GPU get into each other's way in turns, and no device time of theirs is their own."""
+    devices = [view.window.identities[row].device_uuid for row in view.rows]
+    known = [uuid for uuid in devices if uuid]
+    return view.clock == "device" and len(set(known)) < len(known)
 
 
 def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 EVAL_BATCHES = 5
+FRAGMENTS = 40
 
 
 def arguments():
@@ -129,13 +130,10 @@ class Job:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def _hold(self):
-        """Device memory that is there from the start: unevenly, or in pieces with holes between them."""
+        """Device memory that is there from the start, on some ranks."""
         if self.device.type != "cuda":
             return
         self.kept.append(self._device_mb(share_of(self.args.device_hold, self.rank)))
-        if self.args.fragment:
-            blocks = [self._device_mb(24) for _ in range(400)]
-            self.kept += blocks[::4]
 
     def _device_mb(self, megabytes):
         return torch.ones(int(megabytes * 262_144), device=self.device)
@@ -146,6 +144,10 @@ class Job:
             megabytes += self.args.cache_mb
         if megabytes:
             self.kept.append(torch.ones(int(megabytes * 262_144)))
+        if self.args.fragment and step < FRAGMENTS:
+            # Each block is a little larger than the last, and what it leaves behind is pinned by a small one.
+            self._device_mb(500 + 8 * step)
+            self.kept.append(self._device_mb(12))
         if self.args.device_leak_mb:
             self.kept.append(self._device_mb(self.args.device_leak_mb))
 
