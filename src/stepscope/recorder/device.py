@@ -1,9 +1,9 @@
 """Device time of the phases, by CUDA events that nobody ever waits for.
 
-In a step that is timed, one pooled event is recorded on the stream in use at each change of phase; also around phases of
-the host alone, such as input: the device may have stood still for them.  At later step ends the oldest pending step is asked (``query``) whether its last event has passed; if so its
-times are read and written.  The host never blocks, and a step killed before its events passed simply has no device
-times.
+In a step that is timed, one pooled event is recorded on the stream in use at each change of phase; also around phases
+of the host alone, such as input: the device may have stood still for them.  At later step ends the oldest pending step
+is asked (``query``) whether its last event has passed; if so its times are read and written.  The host never blocks,
+and a step killed before its events passed simply has no device times.
 
 Timing a step costs the host about 150 µs, so short steps are timed now and then only: one in ``every``, a power of two,
 so that the cost stays below a hundredth and all ranks time the same steps.
