@@ -53,7 +53,7 @@ def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Cl
     if beat is not None or len(spikes) >= thresholds.RECURRING_SPIKES:
         found = _of_spikes(series, spikes, beat)
     if beat is None:
-        small = fold(series.rest_ns)
+        small = fold(series.smooth_rest_ns)
         found = _of_fold(series, small) if small is not None else found
     if found is None:
         return []
@@ -87,7 +87,7 @@ def _of_spikes(series: SpikeSeries, spikes: list[Spike], beat: Rhythm | None) ->
 def _of_fold(series: SpikeSeries, small: Fold) -> _Recurring:
     saved = np.zeros(len(series.values_ns))
     # A stall that happens to fall on the beat is not of it.
-    saved[small.at] = np.clip(series.rest_ns[small.at] - small.usual, 0.0, 2 * small.excess)
+    saved[small.at] = np.clip(series.smooth_rest_ns[small.at] - small.usual, 0.0, 2 * small.excess)
     return _Recurring(
         columns=small.at,
         groups=np.split(small.at, np.flatnonzero(np.diff(small.at) > 1) + 1),
@@ -171,11 +171,12 @@ def _who(view: View, series: SpikeSeries, found: _Recurring) -> tuple[Place, boo
 
 def _severity(share: float, found: _Recurring, varying: bool) -> Severity:
     """Never critical; and whom chance hits each time is no warning."""
-    if found.each_ns < thresholds.WARNING_FLOOR_NS:
+    if varying or found.each_ns < thresholds.WARNING_FLOOR_NS:
         return "info"
     if found.period is not None:
         return "warning" if share >= thresholds.WARNING_SHARE else "info"
-    return "warning" if share >= thresholds.JITTER_WARNING_SHARE and not varying else "info"
+    much = share >= thresholds.JITTER_WARNING_SHARE and found.saved_ns.sum() >= thresholds.STALL_NS
+    return "warning" if much else "info"
 
 
 def _jitter_title(view: View, series: SpikeSeries, found: _Recurring, place: Place, varying: bool, share: float) -> str:

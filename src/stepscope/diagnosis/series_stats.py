@@ -46,6 +46,8 @@ MEMORY_AT_MOST = 0.95
 """Bound of the estimated dependence of neighbouring stretches: beyond it the estimate means nothing."""
 MEDIAN_ERROR = 1.2533
 """Error of a median in units of a mean's, of a normal distribution."""
+CHANGES_AT_MOST = 4
+"""Changes that the wander is not judged by; more of them are the wander."""
 FOLD_STEPS = 5_000
 """The last so many steps are folded: a rhythm that needs more to be seen costs nothing."""
 
@@ -147,48 +149,67 @@ class Wander:
         """Variance of a mean over n steps is this by n, for large n."""
         return self.scatter**2 * self.steps * (1 + self.memory) / (1 - self.memory)
 
+    @property
+    def scatter_of_neighbours(self) -> float:
+        """The same as if nothing depended on anything, which a change does not disturb."""
+        return self.scatter**2 * self.steps * (1 - self.memory)
 
-def wander(values: Floats) -> Wander:
-    """From the differences of medians of stretches some way apart.
 
-    A few real changes touch few of the differences, and a steady slope touches all alike.  If neighbours differ less
-    than stretches further apart, they depend on each other.
+def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
+    """From the differences of medians of stretches some way apart, leaving out those with a change in between.
+
+    A steady slope touches all differences alike.  If neighbours differ less than stretches further apart, they depend
+    on each other.
     """
     steps = max(min(thresholds.SHORT_STRETCH_STEPS, len(values) // thresholds.BLOCKS), 1)
     count = len(values) // steps
-    floor = LEAST_SPREAD * float(abs(np.median(values)))
+    floor = LEAST_SPREAD * float(abs(np.median(values))) if len(values) else 0.0
     if count < 2:
         return Wander(scatter=floor, steps=steps, memory=0.0)
     blocks = np.median(values[: count * steps].reshape(count, steps), axis=1)
-    lags = sorted({lag for lag in (1, 2, 4, count // 10) if 1 <= lag <= max(count // 5, 1)})
-    scatters = [spread(blocks[lag:] - blocks[:-lag]) / math.sqrt(2) for lag in lags]
-    most = max(scatters)
-    memory = min(1 - (scatters[0] / most) ** 2, MEMORY_AT_MOST) if most > 0 else 0.0
-    return Wander(scatter=max(most, floor), steps=steps, memory=memory)
+    level = np.searchsorted(np.sort(np.asarray(apart, np.intp)), (np.arange(count) + 0.5) * steps)
+    variances = []
+    for lag in sorted({1, 2, 4, count // 10} - {0}):
+        within = level[lag:] == level[:-lag]
+        if lag <= max(count // 5, 1) and (lag == 1 or within.sum() >= thresholds.TREND_BLOCKS):
+            variances.append(spread((blocks[lag:] - blocks[:-lag])[within]) ** 2 / 2)
+    # What independent steps would give is known better than the difference of few stretches.
+    white = (MEDIAN_ERROR * spread(np.diff(values))) ** 2 / 2 / steps
+    near, far = max(variances[0], white), float(np.mean(variances[1:] or variances))
+    memory = min(max(1 - near / far, 0.0), MEMORY_AT_MOST) if far > 0 else 0.0
+    return Wander(scatter=max(math.sqrt(max(near, far)), floor), steps=steps, memory=memory)
 
 
-def levels(values: Floats, *, least_change: float) -> list[int]:
-    """Where the level changes: the first steps of the stretches, beginning with 0.
+def levels(values: Floats, *, least_change: float) -> tuple[list[int], Wander]:
+    """Where the level changes (the first steps of the stretches, beginning with 0), and the wander, changes included.
 
     The best cut into stretches by squares of the clipped series; each cut must be worth more than wander would be over
-    as many steps, by a z that holds for any place in the series.  Then the cuts whose levels differ by less than
-    ``least_change`` or than the wander allows go, the weakest first.
+    as many steps, by a z that holds for any place in the series.  The wander is that between the largest changes of a
+    first cut that knows of none.  Then the cuts whose levels differ by less than ``least_change`` or than the wander
+    allows go, the weakest first.
     """
     if len(values) < 2 * thresholds.LEVEL_STEPS:
-        return [0] if len(values) else []
+        return [0][: len(values)], wander(values)
     group = -(-len(values) // POINTS)
-    points = values
-    if group > 1:
-        count = len(values) // group
-        points = np.median(values[: count * group].reshape(count, group), axis=1)
-    local = local_median(points, 2 * thresholds.LEVEL_STEPS - 1)
+    count = len(values) // group
+    points = np.median(values[: count * group].reshape(count, group), axis=1)
+    local = local_median(points, max(2 * thresholds.LEVEL_STEPS // group - 1, 3) | 1)
     reach = CLIP_SPREADS * max(spread(points - local), LEAST_SPREAD * float(abs(np.median(points))))
     calm = np.clip(points, local - reach, local + reach)
-    own = wander(calm)
     z = NormalDist().inv_cdf(1 - thresholds.CHANGE_CHANCE / len(points))
-    cuts = _cut(calm, worth=z * z * own.per_step, least=max(thresholds.LEVEL_STEPS // group, 2))
+    least = max(thresholds.LEVEL_STEPS // group, 2)
+    at_first = wander(calm)
+    own = wander(calm, _largest(calm, _cut(calm, worth=z * z * at_first.scatter_of_neighbours, least=least)))
+    cuts = _cut(calm, worth=z * z * own.per_step, least=least)
     starts = [_exactly(values, cut * group, 2 * group + thresholds.LEVEL_STEPS // 2) if cut else 0 for cut in cuts]
-    return _merged(values, sorted(set(starts)), max(least_change, thresholds.SPREADS_APART * own.scatter))
+    return _merged(values, sorted(set(starts)), max(least_change, thresholds.SPREADS_APART * own.scatter)), at_first
+
+
+def _largest(values: Floats, starts: list[int]) -> list[int]:
+    """Of the cuts, the few with the largest change of level."""
+    level = np.array([np.median(part) for part in np.split(values, starts[1:])])
+    order = np.argsort(-np.abs(np.diff(level)), kind="stable")
+    return [starts[index + 1] for index in order[:CHANGES_AT_MOST]]
 
 
 def _cut(values: Floats, *, worth: float, least: int) -> list[int]:
@@ -265,17 +286,18 @@ def rhythm(events: Sequence[int]) -> Rhythm | None:
     for period in candidates:
         for slack in (0, 1) if period >= 5 else (0,):
             for first in range(min(3, len(at) - 2)):
-                kept, last = _keeping(at, first, period, slack)
+                kept, beats, last = _keeping(at, first, period, slack)
                 if kept < thresholds.REGULAR_SHARE * len(at):
                     continue
-                if kept < thresholds.BEATS_SHARE * (round((last - at[first]) / period) + 1):
+                if kept < thresholds.BEATS_SHARE * (beats + 1):
                     continue
                 p = at_least(kept - 2, len(at) - 2, (2 * slack + 1) / period) * 2 * len(candidates)
                 if slack == 0 and at[first] % period in (0, period - 1):
                     p *= 2 / period
                 if best is None or p < best.p:
-                    best = Rhythm(period=period, regular=kept / len(at), p=min(p, 1.0))
-    return best if best is not None and best.p <= thresholds.RHYTHM_CHANCE[len(at) == 3] else None
+                    mean = round((last - int(at[first])) / beats)
+                    best = Rhythm(period=mean, regular=kept / len(at), p=min(p, 1.0))
+    return best if best is not None and best.p <= thresholds.RHYTHM_CHANCE else None
 
 
 def _likely_periods(at: NDArray[np.int64]) -> list[int]:
@@ -285,14 +307,14 @@ def _likely_periods(at: NDArray[np.int64]) -> list[int]:
     return [int(one) for one in found[np.argsort(-counts, kind="stable")][:5]]
 
 
-def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tuple[int, int]:
-    """How many events keep to the period from the ``first`` on, and which was the last."""
-    kept, last = 1, int(at[first])
+def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tuple[int, int, int]:
+    """How many events keep to the period from the ``first`` on, over how many periods, and which was the last."""
+    kept, passed, last = 1, 0, int(at[first])
     for one in at[first + 1 :].tolist():
         beats = round((one - last) / period)
         if beats >= 1 and abs(one - last - beats * period) <= slack:
-            kept, last = kept + 1, one
-    return kept, last
+            kept, passed, last = kept + 1, passed + beats, one
+    return kept, passed, last
 
 
 def at_least(hits: int, tries: int, chance: float) -> float:

@@ -16,6 +16,7 @@ __all__ = [
     "BOTTLENECK_SHARE",
     "CARRIED_SHARE",
     "CHANGE_CHANCE",
+    "CHANGE_SPREADS",
     "CLEAR_SHARE",
     "CLEAR_SPREADS",
     "CLEAR_STEPS",
@@ -313,7 +314,7 @@ JITTER_SHARE = 0.02
 PERIODIC_SHARE = 0.01
 """Of the time, where they keep a beat: that has one cause and can be helped (+15% every tenth step costs 1.5%)."""
 JITTER_WARNING_SHARE = 0.15
-"""Of the time, without a beat: a busy machine loses a tenth by itself."""
+"""Of the time, without a beat: a busy machine loses a tenth by itself; and a second in all, as of a stall."""
 SAME_RANK_SHARE = 0.8
 """Of the spikes must lie with one rank to blame it; with a different one each time it is chance who is hit."""
 SAME_RANK_CHANCE = 1e-3
@@ -322,9 +323,8 @@ REGULAR_SHARE = 0.8
 """Of the spikes (or periods) must keep the beat; a stray one does not hide it."""
 BEATS_SHARE = 0.6
 """Of the beats must have a spike: a few may drown in the noise."""
-RHYTHM_CHANCE = (0.05, 0.1)
-"""Chance that spikes at random would keep a beat as well, by a careful count (of spikes at random 0.2% do); of three
-there is one distance only to check another by, and all it decides is whether they are told as one finding."""
+RHYTHM_CHANCE = 0.1
+"""Chance that spikes at random would keep a beat as well, by a careful count: of spikes at random less than 1% do."""
 LONGEST_PERIOD = 100
 """Steps: of small and rarer spikes even +100% is below one per cent of the time."""
 FOLDS = 5
@@ -345,6 +345,9 @@ SHORT_STRETCH_STEPS = 10
 """Wander is judged between stretches of so many steps: about the shortest change that is looked for."""
 CHANGE_CHANCE = 1e-4
 """Chance that a series without change gives one at any place (Bonferroni)."""
+CHANGE_SPREADS = 4.0
+"""A change is warned of when it is so many times larger than all wander, itself included; it is told from SPREADS_APART
+times the wander between changes on."""
 DROP_STEPS = 10
 """The shortest slow stretch that is a drop of throughput; shorter ones are stalls."""
 DROP_SHARE = 0.10

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.excess import Place, by_phase_ms, locate, typical, where_text
+from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.series_stats import Trend, levels, trend
 from stepscope.diagnosis.timing_advice import for_growth, for_slow_stretch
 from stepscope.diagnosis.units import ms_text, number_text, share_text
@@ -52,12 +53,12 @@ def find_trends(view: View, left_ns: Floats) -> list[Claim]:
     """``left_ns`` [S]: the steps without what is explained already."""
     if len(view.steps) < thresholds.TREND_STEPS or not view.ranks or float(np.median(left_ns)) <= 0:
         return []
-    starts = levels(left_ns, least_change=thresholds.GROWTH_SHARE * float(np.median(left_ns)))
+    starts, own = levels(left_ns, least_change=thresholds.GROWTH_SHARE * float(np.median(left_ns)))
     line = trend(left_ns)
     if _drifts(left_ns, line, starts):
         return [_drift(view, left_ns, line)]
     drops, change = _slow_stretches(left_ns, starts)
-    claims = [_change_point(view, change)] if change is not None else []
+    claims = [_change_point(view, change, own.scatter)] if change is not None else []
     return [*claims, *([_throughput_drop(view, drops)] if drops else [])]
 
 
@@ -148,7 +149,8 @@ def _slow_stretches(values: Floats, starts: list[int]) -> tuple[list[_Slow], _Sl
         slow = _Slow(first=first, end=end, before_ns=before_ns, level_ns=float(np.median(values[first:end])))
         if until == len(starts):
             return drops, _lasting(values, slow)
-        if end - first >= thresholds.DROP_STEPS and slow.share >= thresholds.DROP_SHARE:
+        long_enough = end - first >= thresholds.DROP_STEPS
+        if long_enough and slow.share >= thresholds.DROP_SHARE and _all_slower(values, slow):
             drops.append(slow)
         at = until
     return drops, None
@@ -158,20 +160,29 @@ def _lasting(values: Floats, slow: _Slow) -> _Slow | None:
     """Slower than all that was before, too: the end of a fast stretch is no change for the worse."""
     before_ns = max(slow.before_ns, float(np.median(values[: slow.first])))
     found = _Slow(first=slow.first, end=slow.end, before_ns=before_ns, level_ns=slow.level_ns)
-    return found if found.share >= thresholds.GROWTH_SHARE else None
+    return found if found.share >= thresholds.GROWTH_SHARE and _all_slower(values, found) else None
 
 
-def _change_point(view: View, slow: _Slow) -> Claim:
+def _all_slower(values: Floats, slow: _Slow) -> bool:
+    """Whether the fast ones among the steps are slower, too: where half of all steps are disturbed, a median may jump
+    between those that are and those that are not."""
+    before = values[max(slow.first - BESIDE_STEPS, 0) : slow.first]
+    rise = np.quantile(values[slow.first : slow.end], 0.25) - np.quantile(before, 0.25)
+    return bool(rise >= thresholds.EXPLAINS_SHARE * slow.extra_ns)
+
+
+def _change_point(view: View, slow: _Slow, wander_ns: float) -> Claim:
     saved = _saved(view, [slow])
     place, excess = _place(view, slow)
     cost = cost_of(view, saved)
     step = int(view.steps[slow.first])
     where = where_text(place, view)
     ranks = place.ranks(view)
+    warns = _warns(slow, wander_ns, len(view.steps)) and not _passed_around(view, slow, place)
     return Claim(
         finding=Finding(
             kind="change_point",
-            severity="warning" if _warns(slow) else "info",
+            severity="warning" if warns else "info",
             title=(
                 f"From step {step} on steps take {ms_text(slow.level_ns / 1e6)} instead of "
                 f"{ms_text(slow.before_ns / 1e6)} (+{share_text(slow.share)}){',' if where else ''}{where}."
@@ -180,7 +191,11 @@ def _change_point(view: View, slow: _Slow) -> Claim:
             phase=place.phase,
             steps=(step, int(view.steps[-1])),
             cost=cost,
-            evidence={**_levels_evidence(view, slow, excess, place), "steps_since": slow.end - slow.first},
+            evidence={
+                **_levels_evidence(view, slow, excess, place),
+                "wander_ms": round(wander_ns / 1e6, 3),
+                "steps_since": slow.end - slow.first,
+            },
             advice=for_slow_stretch(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=False),
             confidence=0.9 if slow.end - slow.first >= 2 * thresholds.MIN_STEPS else 0.75,
         ),
@@ -198,7 +213,7 @@ def _throughput_drop(view: View, drops: list[_Slow]) -> Claim:
     return Claim(
         finding=Finding(
             kind="throughput_drop",
-            severity=severity_of(cost["share"], worst.extra_ns),
+            severity="info" if _passed_around(view, worst, place) else severity_of(cost["share"], worst.extra_ns),
             title=(
                 f"{_stretches_text(view, drops)} slower: {_per_second(worst.before_ns)} fell to "
                 f"{_per_second(worst.level_ns)} steps/s{',' if where else ''}{where}; it recovered."
@@ -220,11 +235,13 @@ def _throughput_drop(view: View, drops: list[_Slow]) -> Claim:
     )
 
 
-def _warns(slow: _Slow) -> bool:
+def _warns(slow: _Slow, wander_ns: float, steps: int) -> bool:
     """Large enough, and with steps enough on both sides: the first and last few of a run are often others."""
+    # The wander of a short run is hardly known.
+    spreads = thresholds.CHANGE_SPREADS if steps >= 2 * thresholds.TREND_STEPS else thresholds.CLEAR_SPREADS
     return (
         slow.share >= thresholds.GROWTH_WARNING_SHARE
-        and slow.extra_ns >= thresholds.WARNING_FLOOR_NS
+        and slow.extra_ns >= max(thresholds.WARNING_FLOOR_NS, spreads * wander_ns)
         and min(slow.first, slow.end - slow.first) >= thresholds.MIN_STEPS
     )
 
@@ -234,6 +251,16 @@ def _saved(view: View, stretches: list[_Slow]) -> Floats:
     for slow in stretches:
         saved[slow.first : slow.end] = slow.extra_ns
     return saved
+
+
+def _passed_around(view: View, slow: _Slow, place: Place) -> bool:
+    """Whether it is the wait for another rank each time, not a slower exchange, which the last rank has as well."""
+    if place.phase != "comm" or not view.comm_measured:
+        return False
+    exchange_ns = shortest(view.phase("comm")[:, max(slow.first - BESIDE_STEPS, 0) : slow.end])
+    before = min(slow.first, BESIDE_STEPS)
+    rise = np.median(exchange_ns[before:]) - np.median(exchange_ns[:before])
+    return bool(rise < thresholds.EXPLAINS_SHARE * slow.extra_ns)
 
 
 def _place(view: View, slow: _Slow) -> tuple[Place, Floats]:
