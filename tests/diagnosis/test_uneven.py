@@ -1,0 +1,113 @@
+"""Ranks that are late in turns, and work that differs by design."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stepscope.diagnosis import diagnose
+from stepscope.records.finding import Finding
+from stepscope.records.series import RunData
+from stepscope.testing.cluster import Cluster, slow_at
+
+KINDS = {"rotating_straggler", "imbalance"}
+
+
+def uneven(run: RunData) -> list[Finding]:
+    return [finding for finding in diagnose(run) if finding.kind in KINDS]
+
+
+def in_turns(ranks: int, ms: float, phase: str = "forward", steps: int = 80) -> Cluster:
+    faults = tuple(slow_at(rank, phase, ms, range(rank, steps, ranks)) for rank in range(ranks))
+    return Cluster(ranks=ranks, steps=steps, faults=faults)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+@pytest.mark.parametrize("phase", ["input", "forward", "backward"])
+def test_another_rank_in_each_step(ranks: int, phase: str) -> None:
+    run = in_turns(ranks, 30.0, phase).run()
+    (found,) = uneven(run)
+    assert (found.kind, found.ranks, found.phase, found.severity) == ("rotating_straggler", (), phase, "critical")
+    assert found.evidence["excess_ms"] == pytest.approx(30.0, rel=0.1)
+    assert found.cost["share"] == pytest.approx(30 / 69, abs=0.03)
+    assert {finding.kind for finding in diagnose(run)} == {"rotating_straggler"}
+
+
+def test_where_waiting_is_not_measured_what_comes_before_it_tells() -> None:
+    cluster = replace(in_turns(4, 30.0), comm_measured=False)
+    (found,) = uneven(cluster.run())
+    assert (found.kind, found.phase, found.confidence) == ("rotating_straggler", "forward", 0.7)
+
+
+def lengths(ranks: int, spread: float, *, alike: bool = True) -> RunData:
+    """Each rank and step has its own length; forward and backward follow it, or only forward does."""
+    random = np.random.default_rng(7)
+    factors = np.exp(random.normal(0.0, spread, (ranks, 80)))
+    other = factors if alike else np.exp(random.normal(0.0, spread, (ranks, 80)))
+    faults = tuple(
+        slow_at(rank, phase, float(base * factor[rank, step]), range(step, step + 1))
+        for phase, base, factor in (("forward", 10.0, factors), ("backward", 20.0, other))
+        for rank in range(ranks)
+        for step in range(80)
+    )
+    return Cluster(ranks=ranks, steps=80, phases_ms={"input": 2.0, "optimizer": 4.0}, faults=faults).run()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_batches_of_unequal_size_are_an_imbalance(ranks: int) -> None:
+    (found,) = uneven(lengths(ranks, 0.4))
+    assert (found.kind, found.severity, found.evidence["by"]) == ("imbalance", "warning", "steps")
+    assert found.evidence["forward_backward_correlation"] > 0.9
+
+
+def test_noise_that_hits_forward_and_backward_apart_is_none() -> None:
+    assert uneven(lengths(4, 0.4, alike=False)) == []
+
+
+def stages(fault_ms: float, *, told: bool) -> RunData:
+    """Ranks 2 and 3 are another pipeline stage, with more work."""
+    faults = tuple(slow_at(rank, "forward", fault_ms) for rank in (2, 3))
+    run = Cluster(ranks=4, steps=60, faults=faults).run()
+    peers = [[[0, 2, 1]], [[0, 2, 1]], [[2, 2, 1]], [[2, 2, 1]]]
+    facts = [{"peers": own} if told else {} for own in peers]
+    return replace(run, ranks=tuple(replace(one, facts=own) for one, own in zip(run.ranks, facts, strict=True)))
+
+
+def test_stages_with_different_work_are_an_imbalance_and_no_stragglers() -> None:
+    (found,) = diagnose(stages(15.0, told=True))
+    assert (found.kind, found.ranks, found.evidence["by"]) == ("imbalance", (2, 3), "groups")
+    assert found.evidence["work_ms_by_group"] == pytest.approx([38.0, 53.0], rel=0.03)
+    assert found.cost["share"] == pytest.approx(7.5 / 54, abs=0.02)
+    (found,) = diagnose(stages(15.0, told=False))
+    assert (found.kind, found.ranks) == ("compute_straggler", (2, 3))
+
+
+def test_a_rank_is_compared_with_its_peers_only() -> None:
+    run = stages(15.0, told=True)
+    slow = Cluster(
+        ranks=4,
+        steps=60,
+        faults=(*(slow_at(rank, "forward", 15.0) for rank in (2, 3)), slow_at(0, "backward", 6.0)),
+    ).run()
+    facts = [one.facts for one in run.ranks]
+    run = replace(slow, ranks=tuple(replace(one, facts=own) for one, own in zip(slow.ranks, facts, strict=True)))
+    found = {(finding.kind, finding.ranks, finding.phase) for finding in diagnose(run)}
+    assert ("compute_straggler", (0,), "backward") in found
+    assert not any(kind == "compute_straggler" and ranks != (0,) for kind, ranks, _ in found)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_all_ranks_of_a_host_are_the_hosts_doing(hosts: int) -> None:
+    members = range(8 - 8 // hosts, 8)
+    faults = tuple(slow_at(rank, "forward", 6.0) for rank in members)
+    (found,) = diagnose(Cluster(ranks=8, steps=60, hosts=hosts, faults=faults).run())
+    assert (found.kind, found.ranks, found.phase) == ("node_straggler", tuple(members), "forward")
+    assert found.evidence["hosts"] == [f"node{hosts - 1}"]
+    assert f"host node{hosts - 1}" in found.title
+
+
+def test_one_rank_of_a_host_is_not() -> None:
+    (found,) = diagnose(Cluster(ranks=8, steps=60, hosts=2, faults=(slow_at(5, "forward", 6.0),)).run())
+    assert (found.kind, found.ranks) == ("compute_straggler", (5,))
