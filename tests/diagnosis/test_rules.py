@@ -206,7 +206,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=1, phases_ms=train(other=63.0)),
             "between_steps",
             "other",
-            "62% of the time passes between steps: 61.7 ms each time.",
+            "62% of the time passes between steps: 63.0 ms each time.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(inside=63.0)),

@@ -115,7 +115,8 @@ def test_every_fact_is_in_the_docs(root: Path) -> None:
 
 
 def test_every_key_is_in_the_docs(root: Path) -> None:
-    documented = set(re.findall(r"`([a-z0-9_]+)`", (root / "docs/schema.md").read_text()))
+    pages = (root / "docs/schema.md").read_text() + (root / "docs/diagnosis.md").read_text()
+    documented = set(re.findall(r"`([a-z0-9_]+)`", pages))
     given = {key for cluster in RUNS.values() for key in names_in(summarise(cluster.run()))}
     assert given - documented == set()
 
@@ -158,7 +159,7 @@ def test_figures_of_a_noiseless_run_are_exact() -> None:
     }
     assert [row["step_ms"] for row in summary["ranks"]] == [69.0] * 4
     assert [row["comm_ms"] for row in summary["ranks"]] == [31.0, 31.0, 1.0, 31.0]
-    assert summary["verdict"]["kind"] == "straggler"
+    assert summary["verdict"]["kind"] == "compute_straggler"
     assert summary["verdict"]["price"] == ("43% of the time (600 ms); without it a step takes 39.0 ms, 1.77× as fast.")
 
 

@@ -177,7 +177,7 @@ def test_a_long_traceback_is_cut_in_the_middle() -> None:
 
 def test_many_findings_and_files_are_counted_not_listed() -> None:
     summary = summarise(Cluster().run(), logs=[f"logs/rank-{rank}.log" for rank in range(20)])
-    summary["findings"] *= 12
+    summary["findings"] = summary["findings"][:1] * 12
     text = render_text(summary)
     assert "… and 3 more in summary.json" in text
     assert "14 more logs" in text

@@ -51,6 +51,8 @@ def exported(tree: ast.Module) -> list[str] | None:
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            if isinstance(node.value, ast.ListComp):
+                return []  # made of the names that are there
             return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
     return None
 

@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 Columns = NDArray[np.intp]
 
 STEPS_SHOWN = 20
+WAITED_IN = ("other", "backward", "comm")
+"""Where a wait for peers hides when it is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
     steps = view.steps[[group[0] for group in found.groups]]
     return Finding(
         kind="jitter",
-        severity=_severity(cost["share"], found, varying),
+        severity=_severity(view, cost["share"], found, place, varying),
         title=_jitter_title(view, series, found, place, varying, cost["share"]),
         ranks=place.ranks(view),
         phase=place.phase,
@@ -169,14 +171,19 @@ def _who(view: View, series: SpikeSeries, found: _Recurring) -> tuple[Place, boo
     )
 
 
-def _severity(share: float, found: _Recurring, varying: bool) -> Severity:
-    """Never critical; and whom chance hits each time is no warning."""
+def _severity(view: View, share: float, found: _Recurring, place: Place, varying: bool) -> Severity:
+    """Never critical.  What comes without a beat is a warning only if it is always in the same place: chance is not.
+
+    A phase in which ranks may only wait for each other is no place.
+    """
     if varying or found.each_ns < thresholds.WARNING_FLOOR_NS:
         return "info"
     if found.period is not None:
         return "warning" if share >= thresholds.WARNING_SHARE else "info"
     much = share >= thresholds.JITTER_WARNING_SHARE and found.saved_ns.sum() >= thresholds.STALL_NS
-    return "warning" if much else "info"
+    alone = len(view.ranks) == 1 or view.comm_measured
+    same_place = place.phase is not None and (alone or place.phase not in WAITED_IN)
+    return "warning" if much and same_place else "info"
 
 
 def _jitter_title(view: View, series: SpikeSeries, found: _Recurring, place: Place, varying: bool, share: float) -> str:

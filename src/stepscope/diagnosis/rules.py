@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.bounds import find_bounds, find_compute_bound
 from stepscope.diagnosis.claims import Claim, unexplained
 from stepscope.diagnosis.crashes import find_crashes
@@ -65,14 +66,23 @@ def diagnose(run: RunData, window: Window | None = None, *, reached: bool = Fals
 
 
 def _explained(view: View) -> list[Claim]:
+    bounds = find_bounds(view)
     claims = find_stragglers(view)
     late = {rank for claim in claims for rank in claim.finding.ranks}
     claims += find_uneven(view, late)
     claims += find_between_steps(view, {claim.finding.phase for claim in claims})
-    claims += find_spikes(view, unexplained(view, claims), claims)
+    spikes = find_spikes(view, unexplained(view, claims), claims)
+    claims += [claim for claim in spikes if not _is_burst(claim, bounds)]
     claims += find_trends(view, unexplained(view, claims))
-    claims += [*find_bounds(view), *find_wait_heavy(view)]
+    claims += [*bounds, *find_wait_heavy(view)]
     return [*claims, *find_memory(view), *_symptoms(find_machine(view), claims)]
+
+
+def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
+    """Whether every few steps are long in a phase that bounds the job anyway: workers that fall behind, say."""
+    period = claim.finding.evidence.get("period")
+    often = isinstance(period, int) and period <= thresholds.BURST_PERIOD
+    return often and any(bound.finding.phase == claim.finding.phase for bound in bounds)
 
 
 def _symptoms(machine: list[Claim], claims: list[Claim]) -> list[Claim]:

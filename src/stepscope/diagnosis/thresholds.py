@@ -5,146 +5,6 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 
 from __future__ import annotations
 
-__all__ = [
-    "ALONE_SHARE",
-    "ANY_FALSE_ALARM",
-    "BEATS_SHARE",
-    "BETWEEN_CRITICAL_SHARE",
-    "BETWEEN_SHARE",
-    "BLOCKS",
-    "BLOCK_STEPS",
-    "BOTTLENECK_SHARE",
-    "CARRIED_SHARE",
-    "CHANGE_CHANCE",
-    "CHANGE_SPREADS",
-    "CLEAR_SHARE",
-    "CLEAR_SPREADS",
-    "CLEAR_STEPS",
-    "CLOCK_BUSY_PERCENT",
-    "COMM_CRITICAL_SHARE",
-    "COMM_FLOOR_NS",
-    "COMM_SHARE",
-    "COMM_STEPS_SHARE",
-    "COMPUTE_SHARE",
-    "CONFIRM_STEPS",
-    "CORE_SHARE",
-    "CPU_FULL_PERCENT",
-    "CPU_HEAVY_PER_CORE",
-    "CPU_OTHERS_SHARE",
-    "CPU_OWN_SHARE",
-    "CPU_PRESSURE",
-    "CPU_RUNNABLE_PER_CORE",
-    "CPU_WANTED_SHARE",
-    "CREEP_ALIKE_SHARE",
-    "CREEP_BLOCKS",
-    "CREEP_DRIFT_T",
-    "CREEP_FEW_BYTES",
-    "CREEP_FEW_EVEN",
-    "CREEP_FEW_SAMPLES",
-    "CREEP_FEW_SHARE",
-    "CREEP_FLOOR_BYTES",
-    "CREEP_LATE_S",
-    "CREEP_LEFT_OUT",
-    "CREEP_SAMPLES",
-    "CREEP_SHARE",
-    "CREEP_SOON_RUNS",
-    "CREEP_SOON_S",
-    "CREEP_THIRD_SHARE",
-    "CRITICAL_SHARE",
-    "DDP_SAMPLES",
-    "DDP_SHARE",
-    "DEVICE_FULL_SHARE",
-    "DROP_SHARE",
-    "DROP_STEPS",
-    "EPOCH_STARTS_SHARE",
-    "EXCESS_FLOOR_NS",
-    "EXCESS_SHARE",
-    "EXPLAINS_SHARE",
-    "FOLDS",
-    "FRAGMENTED_BYTES",
-    "FRAGMENTED_SHARE",
-    "GROWTH_SHARE",
-    "GROWTH_WARNING_SHARE",
-    "H2D_FLOOR_NS",
-    "H2D_SHARE",
-    "IMBALANCE_BYTES",
-    "IMBALANCE_CORRELATION",
-    "IMBALANCE_SHARE",
-    "IMBALANCE_WARNING_SHARE",
-    "INPUT_CRITICAL_SHARE",
-    "INPUT_FLOOR_NS",
-    "INPUT_SHARE",
-    "JITTER_SHARE",
-    "JITTER_WARNING_SHARE",
-    "LARGE_SHARE",
-    "LEVEL_STEPS",
-    "LIVE_STEPS",
-    "LOCAL_STEPS",
-    "LONGEST_PERIOD",
-    "LOW_MEMORY_SHARE",
-    "MACHINE_SAMPLES",
-    "MIN_STEPS",
-    "NODE_SHARE",
-    "OPPORTUNITY_SHARE",
-    "OPTIMIZER_CRITICAL_SHARE",
-    "OPTIMIZER_FLOOR_NS",
-    "OPTIMIZER_SHARE",
-    "OTHER_FLOOR_NS",
-    "OTHER_SHARE",
-    "PACE_STEPS",
-    "PERIODIC_SHARE",
-    "PERIODIC_SPIKES",
-    "POWER_CAP_CLOCK_SHARE",
-    "POWER_CAP_SHARE",
-    "PRESSURE_CRITICAL_SHARE",
-    "PRESSURE_SHARE",
-    "RAM_CRITICAL_SHARE",
-    "RAM_LOW_SHARE",
-    "RAM_PRESSURE",
-    "RAM_SWAP_BYTES",
-    "RAM_SWAP_SHARE",
-    "RECURRING_SPIKES",
-    "REGULAR_SHARE",
-    "RELEASE_STEPS",
-    "RHYTHM_CHANCE",
-    "ROTATING_EVEN",
-    "ROTATING_SPREADS",
-    "ROTATING_TURNS",
-    "SAME_RANK_CHANCE",
-    "SAME_RANK_SHARE",
-    "SHORT_STRETCH_STEPS",
-    "SLOW_CLOCK_SHARE",
-    "SPIKE_FLOOR_NS",
-    "SPIKE_SHARE",
-    "SPIKE_SPREADS",
-    "SPREADS_APART",
-    "STALLS_AT_MOST",
-    "STALLS_SHARE",
-    "STALL_FLOOR_NS",
-    "STALL_NS",
-    "STALL_OVER_SPIKES",
-    "STALL_STEPS",
-    "STOPS_AT_LEAST",
-    "STRETCH_STEPS",
-    "THROTTLED_SAMPLES",
-    "THROTTLED_SHARE",
-    "TREND_BLOCKS",
-    "TREND_CHANCE",
-    "TREND_STEPS",
-    "UNEVEN_FLOOR_NS",
-    "UNEVEN_SHARE",
-    "UTILISATION_LOW_PERCENT",
-    "UTILISATION_SAMPLES",
-    "UTILISATION_WARNING_PERCENT",
-    "WAITED_FOR_SHARE",
-    "WANDER_BLOCKS",
-    "WARMUP_AT_MOST",
-    "WARMUP_SHARE",
-    "WARMUP_SPREADS",
-    "WARNING_FLOOR_NS",
-    "WARNING_SHARE",
-]
-
 # -- which steps are compared -------------------------------------------------------------------------------------
 
 MIN_STEPS = 10
@@ -273,6 +133,9 @@ OPPORTUNITY_SHARE = 0.02
 LARGE_SHARE = 0.20
 """From a fifth of the time on nobody would call a run free of bottlenecks, whatever it is that takes it."""
 
+BURST_PERIOD = 8
+"""Steps: slow ones that come more often than this are the rhythm of a bottleneck, not jitter beside it."""
+
 # -- while it runs ------------------------------------------------------------------------------------------------
 
 LIVE_STEPS = 256
@@ -333,6 +196,8 @@ TREND_STEPS = 20
 """Fewer steps cannot show growth with the certainty asked for, whatever they do."""
 TREND_BLOCKS = 8
 """The same for their stretches."""
+TREND_WARNING_CHANCE = 1e-6
+"""For a warning: nine of ten pairs of stretches rise.  Very uneven steps reach the next one now and then."""
 TREND_CHANCE = 1e-4
 """Chance that a series without trend gives one (Mann–Kendall)."""
 GROWTH_SHARE = 0.05
@@ -455,3 +320,5 @@ RAM_SWAP_SHARE = 0.20
 """… and go without need while more than this is available."""
 RAM_PRESSURE = 0.2
 """Share of the time in which some task waited for memory (PSI); a healthy machine has none."""
+
+__all__ = [name for name in dir() if name.isupper()]  # all of it, and it is long

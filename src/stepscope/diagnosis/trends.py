@@ -90,11 +90,12 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
     place = locate(view, excess, last_ns - first_ns)
     cost = cost_of(view, saved)
     severity = severity_of(cost["share"], last_ns - first_ns)
+    steady = line.p <= thresholds.TREND_WARNING_CHANCE
     where = where_text(place, view)
     return Claim(
         finding=Finding(
             kind="drift",
-            severity=severity if growth_share >= thresholds.GROWTH_WARNING_SHARE else "info",
+            severity=severity if steady and growth_share >= thresholds.GROWTH_WARNING_SHARE else "info",
             title=(
                 f"Steps grow by {_slope_text(line.slope)}: {ms_text(first_ns / 1e6)} at first, "
                 f"{ms_text(last_ns / 1e6)} now; the growth is {where.strip() if where else 'in no single phase'}."

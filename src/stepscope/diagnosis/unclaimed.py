@@ -116,7 +116,8 @@ def _severity(share: float) -> Severity:
 def _title(view: View, name: str, took: Floats, share: str, place: str) -> str:
     if name == "other":
         where = f", mostly in {place}" if place else ""
-        return f"{share} of the time passes between steps: {ms_text(float(took.mean()) / 1e6)} each time{where}."
+        each = ms_text(float(took[took > 0].mean()) / 1e6)
+        return f"{share} of the time passes between steps: {each} each time{where}."
     what = STOPS.get(name, f"the phase {name!r}")
     raw_ns = longest(view.phase(name))
     hit = raw_ns > 0
@@ -145,9 +146,9 @@ def _advice(name: str, place: str) -> tuple[str, ...]:
         return ADVICE[name]
     if name != "other":
         return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
-    first = (
-        f"Look at {place}: that is where the ranks were seen." if place else 'Put "with stepscope.phase(name):" there.'
-    )
+    first = 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step() to see which it is.'
+    if place:
+        first = f"Look at {place}: that is where the ranks were seen."
     return first, "Usual ones: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
 
 
