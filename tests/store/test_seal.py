@@ -71,7 +71,7 @@ def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
     write_steps(second, 400)
     user = [0] * 16
     user[9], user[11], user[12] = 5, 6, (1 << 64) - 1
-    odd = STEP_SLOT.pack(STEP, 0, 1, 30, 1, 2, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0, 7)
+    odd = STEP_SLOT.pack(STEP, 0, 1, 30, 1, 2, *user, 0, 0, 0, 1, 1, 8, 9, 1, 0, 7, 0)
     drain(rings(5), ended=8).append(RingBatch(slots=[odd], last_seq=9, lost=0, torn=0))
     write_steps(rings(0, attempt=1), 2)
     first.set_state(RingState.EXITED)

@@ -10,10 +10,11 @@
             phase_ns[16]                                    16 x u64   host time, exclusive; sums to wall_ns
             allocated, reserved, peak_allocated              3 x u64   bytes on the device; 0 when not sampled
             micro_batches, forwards                          2 x u32
-            ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP's own logging said, 0 = nothing
+            ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP last said of itself, 0 = nothing
             batches, zero                                    2 x u32   waits for input: batches, and new iterators
             between_ns                                           u64   of phase_ns[other], before the first phase
-            24 zero bytes
+            last_backward_ns                                     u64   the last of its backwards, if DDP times each
+            16 zero bytes
     DEVICE  step, wall_ns, phase_ns[16]                     18 x u64   device time between the phase's marks
     NOTE    step, u16 length, utf-8 JSON                    at most NOTE_BYTES of it
 
@@ -72,7 +73,7 @@ FLAG_FIRST = 32
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""
 
-STEP_SLOT = struct.Struct(f"<4xHHQ3Q{PHASE_SLOTS}Q3Q2I2Q2IQ24x")
+STEP_SLOT = struct.Struct(f"<4xHHQ3Q{PHASE_SLOTS}Q3Q2I2Q2I2Q16x")
 DEVICE_SLOT = struct.Struct(f"<4xHHQ2Q{PHASE_SLOTS}Q96x")
 NOTE_SLOT = struct.Struct("<4xHHQQH230s")
 NOTE_BYTES = 230
@@ -98,7 +99,8 @@ STEP_FIELDS: _Fields = [
     ("batches", "<u4"),
     ("zero", "<u4"),
     ("between_ns", "<u8"),
-    ("spare", "V24"),
+    ("last_backward_ns", "<u8"),
+    ("spare", "V16"),
 ]
 
 DEVICE_FIELDS: _Fields = [

@@ -5,8 +5,10 @@ could have known at the moment:
 
 - what lies between the return of the model and backward, with nothing in between, is the loss: ``forward``;
 - input waited for on behalf of an evaluation is ``eval``;
-- forward run again inside backward (activation checkpointing) is ``backward``;
-- what the last backward took beyond the computing that DDP measured was waiting for peers: ``comm``.
+- forward run again inside backward (activation checkpointing) is ``backward``.
+
+How much of a backward was waiting for peers DDP says one step later: whoever has both steps books that
+(``store/assemble.py``), by the length of the last backward that stands in the record.
 
 Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
 (``between_ns``): it lies between two iterations.  A step in which no phase is entered has none, since nothing shows
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_BYTES, NOTE_SLOT, STEP, STEP_SLOT
 from stepscope.ring import words as w
 
@@ -210,8 +212,6 @@ class StreamDecoder:
         self._next_step = step + 1
         if begin != _LOST:
             said, entries = self._about, self._entries
-            if said[w.DDP_COMPUTE]:
-                self._move(BACKWARD, COMM, self._last_backward - said[w.DDP_COMPUTE])
             record = STEP_SLOT.pack(
                 STEP,
                 flags,
@@ -230,6 +230,7 @@ class StreamDecoder:
                 min(entries[INPUT], 0xFFFFFFFF),
                 0,
                 self._between,
+                self._last_backward if said[w.DDP_COMPUTE] else 0,
             )
             self.records.append(record)
         self._clear()

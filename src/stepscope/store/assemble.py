@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.records.phases import BACKWARD, COMM
 from stepscope.records.series import RankSeries
 from stepscope.records.slot import DEVICE, DEVICE_FIELDS, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.store.collect import RingRecords
@@ -16,7 +17,7 @@ from stepscope.store.collect import RingRecords
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEVICE_DTYPE", "STEP_DTYPE", "Assembled", "assemble_ranks"]
+__all__ = ["DEVICE_DTYPE", "STEP_DTYPE", "Assembled", "assemble_ranks", "book_waiting"]
 
 STEP_DTYPE = np.dtype(STEP_FIELDS)
 DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
@@ -41,7 +42,7 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
     series: list[RankSeries] = []
     for ring, rank in _number(rings, notices):
         about = ring.about
-        steps = _by_step(ring.slots, STEP, STEP_DTYPE)
+        steps = book_waiting(_by_step(ring.slots, STEP, STEP_DTYPE))
         device_steps = _by_step(ring.slots, DEVICE, DEVICE_DTYPE)
         device_steps = device_steps[np.isin(device_steps["step"], steps["step"])]
         if ring.lost:
@@ -70,6 +71,28 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))
     return Assembled(series=series, notes=notes, notices=notices)
+
+
+def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
+    """What the last backward of a step took beyond the computing that DDP measured was waiting for peers: ``comm``.
+
+    DDP works its figures out when the next iteration begins, so those read at the end of a step are of the step before.
+    Of the last step there are none yet: it goes by those before it.
+    """
+    if not len(steps):
+        return steps
+    said = steps["ddp_compute_ns"].astype(np.int64)
+    follows = steps["step"][1:] == steps["step"][:-1] + 1
+    own = said.copy()
+    own[:-1] = np.where(follows & (said[1:] > 0), said[1:], said[:-1])
+    last = steps["last_backward_ns"].astype(np.int64)
+    each = last > 0
+    waited = np.where(each & (own > 0), np.clip(last - own, 0, steps["phase_ns"][:, BACKWARD].astype(np.int64)), 0)
+    steps["phase_ns"][:, BACKWARD] -= waited.astype(np.uint64)
+    steps["phase_ns"][:, COMM] += waited.astype(np.uint64)
+    steps["ddp_compute_ns"] = np.where(each, own, said)
+    steps["last_backward_ns"] = 0
+    return steps
 
 
 def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
