@@ -91,7 +91,7 @@ def test_every_number_survives(stream: RingStream, read: RingReader) -> None:
     assert (kind, flags, seq, step) == (STEP, 5, 2 + STEP_WORDS, 41)
     assert (start, wall) == (START_NS + 41 * STEP_NS, sum(step_phases(41)))
     assert tuple(rest[:16]) == step_phases(41)
-    assert rest[16:] == [42, 43, 44, 1, 1, 0, 0, 1, 0, 0]
+    assert rest[16:] == [42, 43, 44, 1, 1, 0, 0, 1, 0, 0, 0]
 
 
 def test_device_times_and_notes(stream: RingStream, read: RingReader) -> None:

@@ -265,7 +265,7 @@ def noisy_steps(count: int, rng: random.Random) -> RingBatch:
         # As in a ring: a record ends a dozen words after the one before it, and not always the same number.
         seq = 17 * (step + 1) + rng.randrange(3)
         between_ns = int(phases[0] * rng.uniform(0.3, 0.7))
-        rest = (0, 0, 0, 1, 1, 0, 0, 1, 0, between_ns)
+        rest = (0, 0, 0, 1, 1, 0, 0, 1, 0, between_ns, 0)
         slots.append(STEP_SLOT.pack(STEP, 0, seq, step, start_ns, wall_ns, *phases, *rest))
         start_ns += wall_ns
     return RingBatch(slots=slots, last_seq=17 * count + 3, lost=0, torn=0)
