@@ -189,11 +189,10 @@ def _columns(view: View, kind: str) -> Columns:
     """
     columns: dict[str, list[Any]] = {key: [] for key in KEYS[kind]}
     adders = [(key, column.append) for key, column in columns.items()]
-    for line in view.window.samples:
+    for line in view.window.lines.get(kind, ()):
         get = line.get
-        if get("kind") == kind:
-            for key, add in adders:
-                add(get(key))
+        for key, add in adders:
+            add(get(key))
     return columns
 
 

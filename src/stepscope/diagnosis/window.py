@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -83,6 +84,14 @@ class Window:
     samples: tuple[dict[str, Any], ...]
     """What the agents saw of hosts, processes and GPUs while these steps ran."""
     stacks: tuple[dict[str, Any], ...]
+
+    @cached_property
+    def lines(self) -> dict[object, list[dict[str, Any]]]:
+        """The samples by their kind."""
+        found: dict[object, list[dict[str, Any]]] = {}
+        for line in self.samples:
+            found.setdefault(line["kind"] if isinstance(line.get("kind"), str) else None, []).append(line)
+        return found
 
     @property
     def steady(self) -> NDArray[np.bool_]:
@@ -205,9 +214,10 @@ def _period(planes: _Planes) -> tuple[float, float]:
 
 
 def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    rows = series.steps[series.steps["step"] >= steps[0]] if len(steps) else series.steps[:0]
-    said = rows["ddp_compute_ns"]
-    return np.asarray(said[said > 0], np.float64)
+    if not len(steps):
+        return np.zeros(0)
+    said = series.steps["ddp_compute_ns"]
+    return np.asarray(said[(said > 0) & (series.steps["step"] >= steps[0])], np.float64)
 
 
 def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
