@@ -26,10 +26,13 @@ from stepscope.ring.reader import LivePhase
 
 __all__ = ["StackAsker", "parse_stack"]
 
-STRETCH_NS = 50_000_000
-"""So long in ``other`` before a rank is asked."""
+STRETCH_NS = 15_000_000
+"""So long in ``other`` before a rank is asked: what is shorter has passed before the question gets there."""
 PAUSE_S = 2.0
-"""Between two questions to the same rank."""
+"""Between two questions to the same rank …"""
+FIRST_PAUSE_S = 0.5
+FIRST_QUESTIONS = 5
+"""… after the first few, which may be all that a short run has."""
 MAX_QUESTIONS = 40
 """To one rank in one run: enough to tell one habit from three, and over soon in a script that is all ``other``."""
 BRIEF_S = 0.001
@@ -93,7 +96,8 @@ class StackAsker:
         live = self._reader.live()
         if live.phase != OTHER or not 0 < live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
             return False
-        self._next_s = time.monotonic() + PAUSE_S
+        early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
+        self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
         try:
             if not self._listens(number, fd):
                 return False

@@ -71,7 +71,7 @@ def for_comm(view: View, _: Floats) -> tuple[str, ...]:
             "find_unused_parameters=True walks the graph each step and delays the buckets: drop it if all are used."
         )
     gradient_mb, bucket_mb = number(ddp, "gradient_mb"), number(ddp, "bucket_mb")
-    if gradient_mb and bucket_mb:
+    if gradient_mb and bucket_mb and gradient_mb >= SMALL_BUCKET_MB:
         if gradient_mb / bucket_mb < FEW_BUCKETS:
             lines.append(
                 f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while "

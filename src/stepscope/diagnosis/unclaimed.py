@@ -32,12 +32,10 @@ Floats = NDArray[np.float64]
 STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 """Phases that stop the training, on whichever rank they are, in words."""
 ADVICE = {
-    "eval": ("Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",),
-    "checkpoint": (
-        "Save less often, or in the background: torch.distributed.checkpoint.async_save returns after one copy.",
-        "Save from one rank, or sharded from all, but not the same bytes from each.",
-    ),
+    "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
+    "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save returns after one copy.",
 }
+SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
 
 
 def stops_of(view: View) -> dict[str, Floats]:
@@ -76,7 +74,7 @@ def find_between_steps(view: View, known: Collection[str | None] = ()) -> list[C
         steps=view.span,
         cost=cost,
         evidence=_evidence(view, counted, place),
-        advice=_advice(largest, place),
+        advice=_advice(largest, place, by_all=len(view.ranks) > 1 and not _alone(view, largest)),
         confidence=0.95 if place or largest != "other" else 0.85,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]
@@ -141,9 +139,10 @@ def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, 
     }
 
 
-def _advice(name: str, place: str) -> tuple[str, ...]:
+def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:
+    """``by_all``: several ranks do it."""
     if name in ADVICE:
-        return ADVICE[name]
+        return (ADVICE[name], *([SAME_BYTES] if name == "checkpoint" and by_all else []))
     if name != "other":
         return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
     first = 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step() to see which it is.'
