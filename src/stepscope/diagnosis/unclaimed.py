@@ -33,7 +33,7 @@ STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 """Phases that stop the training, on whichever rank they are, in words."""
 ADVICE = {
     "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
-    "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save returns after one copy.",
+    "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
 }
 SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
 
