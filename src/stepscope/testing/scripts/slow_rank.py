@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pieces import Images, Net, SlowSGD
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 PHASES = ("input", "forward", "backward", "optimizer")
 
@@ -33,16 +33,17 @@ def main():
         pause[args.slow_phase] = args.slow_ms / 1000
 
     batch = 16
-    data = DataLoader(Images(batch * args.steps, batch, lambda step: pause["input"]), batch_size=batch)
+    pictures = Images(batch * args.steps * dist.get_world_size(), batch, lambda step: pause["input"])
+    data = DataLoader(pictures, batch_size=batch, sampler=DistributedSampler(pictures))
     net = Net()
     net.forward_s, net.backward_s = pause["forward"], pause["backward"]
     model = DistributedDataParallel(net)
     optimizer = SlowSGD(model.parameters(), lr=0.01)
     optimizer.pause_s = pause["optimizer"]
     loss_of = nn.CrossEntropyLoss()
-    for step, (pictures, labels) in enumerate(data):
+    for step, (images, labels) in enumerate(data):
         optimizer.zero_grad()
-        loss = loss_of(model(pictures), labels)
+        loss = loss_of(model(images), labels)
         loss.backward()
         optimizer.step()
         if rank == 0 and step % 25 == 0:
