@@ -200,10 +200,10 @@ def test_nor_in_a_short_stretch(child: Child, sent: list[int], monkeypatch: pyte
     child.say("offer")
     since = child.reader.live().since_ns
     asker = StackAsker(child.reader, child.pid)
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + 49_999_999)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + stacks.STRETCH_NS - 1)
     assert asker.look(child.pidfd) is None
     assert sent == []
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + 50_000_000)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + stacks.STRETCH_NS)
     assert look_until(asker, child.pidfd, lambda found: found is not None)
     assert sent == [NUMBER]
 

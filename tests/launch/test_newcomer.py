@@ -20,7 +20,7 @@ def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_pat
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 4, 40)
     straggler = summary["findings"][0]
-    assert (straggler["kind"], straggler["ranks"], straggler["phase"]) == ("straggler", [2], "backward")
+    assert (straggler["kind"], straggler["ranks"], straggler["phase"]) == ("compute_straggler", [2], "backward")
     assert (done.run_dir / "summary.txt").read_text() in done.stderr + "\n"
 
 
