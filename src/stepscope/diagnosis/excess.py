@@ -1,8 +1,8 @@
 """Where time that was lost at some steps lies: in which phase, on which rank.
 
 The steps in question are set against usual ones, phase by phase and rank by rank.  Waiting for a peer is excess too, so
-the phases are asked in the order of how unlikely they are to hide a wait (``WAIT_HIDES_IN``); measured waits are asked
-last of all.
+the phases are asked in the order of how unlikely they are to hide a wait (``stragglers.WAIT_HIDES_IN``); measured waits
+are asked last of all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.robust import mean_rank, median_rank
-from stepscope.diagnosis.stragglers import WAIT_HIDES_IN
+from stepscope.diagnosis.stragglers import hides_wait
 from stepscope.diagnosis.view import View
 
 __all__ = ["Place", "by_phase_ms", "locate", "some", "typical", "where_text"]
@@ -69,7 +69,7 @@ def locate(view: View, excess_ns: Floats, lost_ns: float) -> Place:
     if view.comm_measured or not view.lockstep:
         at = max(work or candidates, key=lambda index: float(most[index]))
     else:
-        at = min(candidates, key=lambda index: _hides_wait(view.phases[index]))
+        at = min(candidates, key=lambda index: hides_wait(view.phases[index]))
     return Place(row=_alone(known[at]), phase=view.phases[at])
 
 
@@ -92,7 +92,3 @@ def where_text(place: Place, view: View) -> str:
 def _alone(by_rank: Floats) -> int | None:
     having = np.flatnonzero(by_rank >= thresholds.EXPLAINS_SHARE * by_rank.max())
     return int(having[0]) if len(having) == 1 and len(by_rank) > 1 else None
-
-
-def _hides_wait(phase: str) -> int:
-    return WAIT_HIDES_IN.index(phase if phase in WAIT_HIDES_IN else "")

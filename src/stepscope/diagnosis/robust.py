@@ -23,7 +23,6 @@ __all__ = [
     "medians",
     "peer_deviation",
     "persistence_z",
-    "running_median",
     "shortest",
     "spread",
     "stretch_z",
@@ -182,17 +181,6 @@ def stretch_z(deviation: Floats, at: slice) -> float:
     calm = np.clip(centred, -CLIP_SPREADS * noise, CLIP_SPREADS * noise)
     error = MEDIAN_ERROR * noise * _long_widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
     return max(gap / error, 0.0)
-
-
-def running_median(values: Floats, width: int) -> Floats:
-    """[S]; centred, over fewer at the ends; ``width`` is odd."""
-    half = width // 2
-    if len(values) < width:
-        return np.full(len(values), np.median(values)) if len(values) else values
-    inner = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
-    head = [np.median(values[: half + 1 + at]) for at in range(half)]
-    tail = [np.median(values[len(values) - 2 * half + at :]) for at in range(half)]
-    return np.concatenate((head, inner, tail))
 
 
 def _widening(centred: Floats) -> float:

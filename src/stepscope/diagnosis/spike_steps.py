@@ -16,6 +16,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.robust import longest, spread
 from stepscope.diagnosis.series_stats import Rhythm, local_median, rhythm
+from stepscope.diagnosis.shares import where_stopped
 from stepscope.diagnosis.view import View
 from stepscope.records.phases import BUILTIN_PHASES
 
@@ -73,13 +74,8 @@ def stopped(view: View, claims: Sequence[Claim]) -> Floats:
     names = [name for name in view.phases if name in STOPS or (name not in BUILTIN_PHASES and _rare(view, name))]
     if not names:
         return np.zeros(len(view.steps))
-    took = np.sum([longest(view.phase(name)) for name in names], axis=0)
-    usual = float(np.median(np.maximum(view.step_ns - took, 0.0)))
-    room = np.maximum(view.step_ns - usual, 0.0)
-    here = np.minimum(took, room)
-    if view.lockstep:
-        here[1:] += np.minimum(took[:-1] - here[:-1], room[1:] - here[1:])
-    told = sum((claim.saved_ns for claim in claims if claim.finding.kind == "between_steps"), np.zeros(len(took)))
+    here = where_stopped(view, np.sum([view.phase(name) for name in names], axis=0))
+    told = sum((claim.saved_ns for claim in claims if claim.finding.kind == "between_steps"), np.zeros(len(here)))
     return np.asarray(np.maximum(here - told, 0.0), np.float64)
 
 

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.late_ranks import BETWEEN, Suspect, claims_of
-from stepscope.diagnosis.robust import peer_deviation, persistence_z, running_median, spread, stretch_z, z_needed
+from stepscope.diagnosis.robust import peer_deviation, persistence_z, spread, stretch_z, z_needed
+from stepscope.diagnosis.series_stats import local_median
 from stepscope.diagnosis.view import View
 
 __all__ = ["WAIT_HIDES_IN", "find_stragglers", "hides_wait"]
@@ -243,7 +244,7 @@ def _passing(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, flo
 
 def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
     """Where the running median stays above; a short dip does not end it."""
-    above = running_median(own, SMOOTHED_OVER) >= least_ns
+    above = local_median(own, SMOOTHED_OVER) >= least_ns
     edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))
     starts, stops = edges[::2].tolist(), edges[1::2].tolist()
     joined: list[list[int]] = []
