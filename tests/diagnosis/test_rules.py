@@ -15,6 +15,7 @@ from stepscope.diagnosis import build_window, diagnose, thresholds
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
 from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
+from stepscope.testing.samples import with_samples
 
 KINDS = {
     "input_bound",
@@ -284,3 +285,22 @@ def test_a_thousand_ranks_fit() -> None:
     assert (found.ranks, found.phase) == ((777,), "forward")
     assert len(found.evidence["median_ms_by_rank"]) == 1
     assert grown_kb < 100_000
+
+
+@pytest.mark.parametrize(("own_percent", "severity"), [(30.0, "info"), (98.0, "warning")])
+def test_on_a_crowded_machine_a_change_is_a_symptom(own_percent: float, severity: str) -> None:
+    """Others took the CPUs from step 60 on; were they the job's own, the change would be its own matter."""
+    host = {"cpu_percent": 99.0, "own_cpu_percent": own_percent, "procs_running": 26, "cpu_count": 16}
+    cluster = Cluster(
+        ranks=2, steps=120, faults=tuple(slow_at(rank, "forward", 12.0, range(60, 120)) for rank in range(2))
+    )
+    run = with_samples(cluster, host=host, process={"cpu_percent": 100.0})
+    found = {finding.kind: finding.severity for finding in diagnose(run)}
+    assert found["change_point"] == severity
+    assert (found["cpu_saturated"] == "warning") == (severity == "info")
+
+
+def test_an_idle_gpu_is_a_symptom_of_what_costs_time() -> None:
+    cluster = Cluster(ranks=1, steps=200, device_timed=True, phases_ms={"input": 60.0, "forward": 10.0})
+    found = {finding.kind: finding.severity for finding in diagnose(with_samples(cluster, gpu={"util_percent": 15}))}
+    assert found == {"input_bound": "critical", "low_gpu_utilisation": "info"}

@@ -28,7 +28,6 @@ from stepscope.records.series import RunData
 
 __all__ = ["diagnose"]
 
-SYMPTOMS = frozenset({"low_gpu_utilisation"})
 REMARKS = frozenset(
     {
         "jitter",
@@ -70,12 +69,14 @@ def _explained(view: View) -> list[Claim]:
     claims = find_stragglers(view)
     late = {rank for claim in claims for rank in claim.finding.ranks}
     claims += find_uneven(view, late)
-    claims += find_between_steps(view, {claim.finding.phase for claim in claims})
+    between = find_between_steps(view, {claim.finding.phase for claim in claims})
+    # What is named by nothing but its place in the step may have begun at some step, or come and go.
+    claims += [claim for claim in between if claim.finding.phase != "other"]
     spikes = find_spikes(view, unexplained(view, claims), claims)
     claims += [claim for claim in spikes if not _is_burst(claim, bounds)]
     claims += find_trends(view, unexplained(view, claims))
-    claims += [*bounds, *find_wait_heavy(view)]
-    return [*claims, *find_memory(view), *_symptoms(find_machine(view), claims)]
+    claims += [*(claim for claim in between if claim.finding.phase == "other"), *bounds, *find_wait_heavy(view)]
+    return [*_symptoms(claims, find_machine(view)), *find_memory(view)]
 
 
 def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
@@ -85,14 +86,26 @@ def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
     return often and any(bound.finding.phase == claim.finding.phase for bound in bounds)
 
 
-def _symptoms(machine: list[Claim], claims: list[Claim]) -> list[Claim]:
-    """An idle GPU is no news where something that costs time was found: it is what that looks like from outside."""
-    if all(claim.finding.severity == "info" for claim in claims):
-        return machine
-    return [
-        replace(claim, finding=replace(claim.finding, severity="info")) if claim.finding.kind in SYMPTOMS else claim
-        for claim in machine
-    ]
+def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:
+    """What follows from another finding is told, not warned of.
+
+    An idle GPU is what a job that waits for something looks like from outside; and on a machine whose CPUs are in other
+    hands, steps are longer now and then and for a while.
+    """
+    crowded = any(claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in machine)
+    costly = any(claim.finding.severity != "info" for claim in claims)
+    told = [_as_info(claim) if crowded and _of_crowding(claim.finding) else claim for claim in claims]
+    seen = [_as_info(claim) if costly and claim.finding.kind == "low_gpu_utilisation" else claim for claim in machine]
+    return [*told, *seen]
+
+
+def _of_crowding(finding: Finding) -> bool:
+    irregular = finding.kind == "jitter" and finding.evidence.get("period") is None
+    return irregular or finding.kind in ("drift", "change_point", "throughput_drop")
+
+
+def _as_info(claim: Claim) -> Claim:
+    return replace(claim, finding=replace(claim.finding, severity="info"))
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
