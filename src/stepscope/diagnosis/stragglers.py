@@ -48,6 +48,8 @@ MEAN_TO_SIGMA = 1.2533
 SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
 """Of the z that is needed, what is left in the largest window inside a stretch (its median's error, at most half its
 steps missing), and how far chance may lower it."""
+DIP_STEPS = 2
+"""Of the running median below do not end a stretch; more would join it with whatever noise came before."""
 SMOOTHED_OVER = 5
 """Steps of the running median in which stretches are sought: two wild steps in a row do not end one."""
 
@@ -209,7 +211,8 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
         width = min(width, known.shape[1])
         stride = max(1, width // thresholds.STRETCH_STEPS)
         means = (sums[:, width::stride] - sums[:, : sums.shape[1] - width : stride]) / width
-        needed = z_needed(comparisons if width == known.shape[1] else comparisons * known.shape[1])
+        places = 1 if width == known.shape[1] else max(known.shape[1] // thresholds.STRETCH_STEPS, 1)
+        needed = z_needed(comparisons * places)
         sigmas = max(needed * SIEVE_SHARE - SIEVE_SLACK, 0.0)
         found |= means.max(axis=1) >= max(least_ns / 2, sigmas * noise_ns / np.sqrt(width))
         if width == known.shape[1]:
@@ -238,8 +241,8 @@ def _passing(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, flo
     if at is None or len(own) - (at.stop - at.start) < thresholds.MIN_STEPS:
         return None
     z = stretch_z(own, at)
-    # Any stretch might have been the one.
-    return (at, z) if z >= z_needed(comparisons * len(own)) else None
+    # Any stretch might have been the one; those that share most of their steps are one and the same.
+    return (at, z) if z >= z_needed(comparisons * len(own) // thresholds.STRETCH_STEPS) else None
 
 
 def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
@@ -249,7 +252,7 @@ def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
     starts, stops = edges[::2].tolist(), edges[1::2].tolist()
     joined: list[list[int]] = []
     for start, stop in zip(starts, stops, strict=True):
-        if joined and start - joined[-1][1] < SMOOTHED_OVER:
+        if joined and start - joined[-1][1] <= DIP_STEPS:
             joined[-1][1] = stop
         else:
             joined.append([start, stop])
