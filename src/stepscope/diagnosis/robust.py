@@ -165,7 +165,7 @@ def stretch_z(deviation: Floats, at: slice) -> float:
     """How sure it is that a stretch of a rank's deviation is above the rest of it, as a z.
 
     The medians of the two parts are compared; their scatter is that of single steps within the parts, widened by their
-    dependence on each other.  A stretch was sought: the number of places it might have been at counts among the comparisons.
+    dependence on each other.  A stretch was sought: the places where it might have been count among the comparisons.
     """
     inside, outside = deviation[at], np.delete(deviation, at)
     if not len(outside):

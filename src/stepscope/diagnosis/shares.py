@@ -48,17 +48,26 @@ def ordinary_steps(view: View) -> tuple[Bools, bool]:
 
 
 def part_of(view: View, durations_ns: Floats, used: Bools) -> Part:
-    durations_ns, wall_ns = durations_ns[:, used], view.wall_ns[:, used]
-    totals = np.nansum(wall_ns, axis=1)
+    totals, counts = _sums(view.wall_ns, used)
     there = totals > 0
-    sums = np.nansum(durations_ns, axis=1)
+    sums, _ = _sums(durations_ns, used)
     by_rank = np.where(there, sums / np.where(there, totals, 1.0), np.nan)
-    means = sums / np.maximum((~np.isnan(durations_ns)).sum(axis=1), 1)
+    means = sums / np.maximum(counts, 1)
     return Part(
         share=lower_median(by_rank[there]) if there.any() else 0.0,
         mean_ns=lower_median(means[there]) if there.any() else 0.0,
         by_rank=by_rank,
     )
+
+
+def _sums(values: Floats, used: Bools) -> tuple[Floats, Floats]:
+    """[R]; over the steps that are used, and how many; a product needs no copy, and is nan where a rank left."""
+    chosen = used.astype(np.float64)
+    sums, counts = values @ chosen, np.full(len(values), chosen.sum())
+    for rank in np.flatnonzero(np.isnan(sums)):
+        own = values[rank][used]
+        sums[rank], counts[rank] = np.nansum(own), (~np.isnan(own)).sum()
+    return np.asarray(sums, np.float64), counts
 
 
 def common(durations_ns: Floats) -> Floats:

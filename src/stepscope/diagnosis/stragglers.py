@@ -45,6 +45,8 @@ Collectives run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, bu
 the loop (``other``) waits for whatever is outstanding."""
 MEAN_TO_SIGMA = 1.2533
 """Mean absolute deviation of a normal distribution to its standard deviation."""
+NOISE_STEPS = 200
+"""As many as are needed to know the noise of the typical rank."""
 SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
 """Of the z that is needed, what is left in the largest window inside a stretch (its median's error, at most half its
 steps missing), and how far chance may lower it."""
@@ -82,8 +84,10 @@ class _Comparisons:
 
     def typical(self, rank: int, at: slice) -> dict[str, float]:
         """Of one rank in one stretch, by phase."""
-        names = [*self.view.phases, *([BETWEEN] if self.view.clock == "host" else [])]
-        return {name: _median(self.phase(name)[rank, at]) for name in names}
+        found = {name: _median(self.phase(name)[rank, at]) for name in self.view.phases}
+        if self.view.clock == "host" and found.get("other", 0.0) >= thresholds.EXPLAINS_SHARE * max(found.values()):
+            found[BETWEEN] = _median(self.phase(BETWEEN)[rank, at])
+        return found
 
     def typical_work(self, rank: int, at: slice) -> float:
         return _median(self.work[rank, at])
@@ -200,11 +204,13 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
     A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is
     high in terms of the noise of the typical rank.  Single wild steps are cut off first.
     """
-    known = np.nan_to_num(deviation)
-    noise_ns = float(np.median(np.abs(known).mean(axis=1))) * MEAN_TO_SIGMA
+    known = np.nan_to_num(deviation) if np.isnan(deviation).any() else deviation
+    some = known[:, :: max(1, known.shape[1] // NOISE_STEPS)]
+    noise_ns = float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
     ceiling = 3 * max(least_ns, noise_ns)
     sums = np.zeros((known.shape[0], known.shape[1] + 1))
-    np.cumsum(np.clip(known, -ceiling, ceiling), axis=1, out=sums[:, 1:])
+    np.clip(known, -ceiling, ceiling, out=sums[:, 1:])
+    np.cumsum(sums[:, 1:], axis=1, out=sums[:, 1:])
     found = np.zeros(len(known), np.bool_)
     width = thresholds.STRETCH_STEPS
     while True:

@@ -169,16 +169,22 @@ class _Planes:
         shape = (len(trained), len(steps))
         names = _phase_names(trained)
         timed = any(len(series.device_steps) for series in trained)
+        sampled = any(series.steps["reserved"].any() for series in trained)
+        nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no room
+
+        def unknown() -> NDArray[np.float64]:
+            return np.full(shape, np.nan)
+
         planes = cls(
             names=names,
-            wall_ns=np.full(shape, np.nan),
+            wall_ns=unknown(),
             phase_ns=np.full((len(names), *shape), np.nan),
             device_ns=np.full((len(names), *shape), np.nan) if timed else None,
-            between_ns=np.full(shape, np.nan),
-            allocated=np.full(shape, np.nan),
-            reserved=np.full(shape, np.nan),
-            peak_allocated=np.full(shape, np.nan),
-            end_wall_ns=np.full(shape, np.nan),
+            between_ns=unknown(),
+            allocated=unknown() if sampled else nowhere,
+            reserved=unknown() if sampled else nowhere,
+            peak_allocated=unknown() if sampled else nowhere,
+            end_wall_ns=unknown(),
             flags=np.zeros(shape, np.uint16),
         )
         for index, series in enumerate(trained):
@@ -195,7 +201,7 @@ class _Planes:
         self.flags[index, at] = rows["flags"]
         self.between_ns[index, at] = rows["between_ns"]
         memory = ("allocated", self.allocated), ("reserved", self.reserved), ("peak_allocated", self.peak_allocated)
-        for column, plane in memory:
+        for column, plane in memory if self.reserved.flags.writeable else ():
             plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
         offset = series.anchor_wall_ns - series.anchor_mono_ns
         self.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
