@@ -76,7 +76,12 @@ def claims_of(view: View, suspects: Sequence[Suspect]) -> list[Claim]:
     for suspect in left:
         _join(groups, suspect)
     claims += [_claim(view, group, kind=group[0].kind) for group in groups]
-    return claims
+    return [claim for claim in claims if claim.finding.cost["share"] >= thresholds.PASSING_SHARE or _whole(view, claim)]
+
+
+def _whole(view: View, claim: Claim) -> bool:
+    """Whether it speaks of all steps."""
+    return claim.finding.steps == view.span
 
 
 def _join(groups: list[list[Suspect]], suspect: Suspect) -> None:
