@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.robust import longest, mean_rank, median_rank, shortest
 from stepscope.diagnosis.shares import where_stopped
+from stepscope.diagnosis.unclaimed import STOPS, STOPS_ADVICE
 from stepscope.diagnosis.units import count_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.diagnosis.window import Window
@@ -31,8 +32,6 @@ EVERY_STEP = {
     "other": "work outside model and optimizer",
 }
 """Phases of every step that are not the training itself, in words."""
-NOW_AND_THEN = {"eval": "evaluation", "checkpoint": "checkpointing"}
-"""Phases that stop the training, on whichever rank they are."""
 SLOWEST_RANK = "waiting for whichever rank is slowest"
 SLOW_STEPS = "a few slow steps"
 
@@ -48,8 +47,7 @@ ADVICE = {
     EVERY_STEP["comm"]: (
         "The ranks are alike, so it is the exchange itself: larger batches, or no_sync() between steps, need fewer.",
     ),
-    NOW_AND_THEN["eval"]: ("Evaluate less often, or on fewer batches.",),
-    NOW_AND_THEN["checkpoint"]: ("Save less often, or in the background (torch.distributed.checkpoint.async_save).",),
+    **{words: (STOPS_ADVICE[phase],) for phase, words in STOPS.items()},
     SLOWEST_RANK: ("No rank is slow for good: look for work that varies from batch to batch (sequence lengths).",),
     SLOW_STEPS: ('See what they have in common: stepscope sql "select * from steps order by wall_ns desc limit 5".',),
 }
@@ -152,7 +150,7 @@ def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
         return f"{share} of the time went into a few slow steps: {_worst_step(view, saved_ns)}."
     if name == SLOWEST_RANK:
         return f"{share} of the time goes by waiting for whichever rank is slowest; it is not always the same one."
-    if name in NOW_AND_THEN.values():
+    if name in STOPS.values():
         return f"{share} of the time is {name}: {_now_and_then(view, name)}."
     per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)}"
     if name == EVERY_STEP["other"]:
@@ -165,7 +163,7 @@ def _small_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
         return f"No lasting bottleneck found, but {share} of the time went into {name}: {_worst_step(view, saved_ns)}."
     if name == SLOWEST_RANK:
         return f"No lasting bottleneck found; {name} takes {share} of the time."
-    if name in NOW_AND_THEN.values():
+    if name in STOPS.values():
         return f"No bottleneck found. Beside the training itself the most goes to {name}: {_now_and_then(view, name)}."
     per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)} per step"
     return f"No bottleneck found. Beside the training itself the most goes to {name}: {per_step}."
@@ -199,7 +197,7 @@ def _opportunities(view: View) -> dict[str, Floats]:
     for phase, words in EVERY_STEP.items():
         if phase in view.phases:
             found[words] = shortest(view.phase(phase))
-    for phase, words in NOW_AND_THEN.items():
+    for phase, words in STOPS.items():
         if phase in view.phases:
             found[words] = where_stopped(view, view.phase(phase))
             stopped += view.phase(phase)
@@ -215,7 +213,7 @@ def _over_median(values: Floats) -> Floats:
 
 
 def _phase_of(name: str) -> str | None:
-    return next((phase for phase, words in {**EVERY_STEP, **NOW_AND_THEN}.items() if words == name), None)
+    return next((phase for phase, words in {**EVERY_STEP, **STOPS}.items() if words == name), None)
 
 
 def _evidence(view: View, name: str, opportunities: dict[str, Floats]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.robust import longest, spread
 from stepscope.diagnosis.series_stats import Rhythm, local_median, rhythm
 from stepscope.diagnosis.shares import where_stopped
+from stepscope.diagnosis.unclaimed import STOPS
 from stepscope.diagnosis.view import View
 from stepscope.records.phases import BUILTIN_PHASES
 
@@ -24,8 +25,6 @@ __all__ = ["Spike", "SpikeSeries", "around", "beat_of", "saved_at", "spike_serie
 
 Floats = NDArray[np.float64]
 Columns = NDArray[np.intp]
-
-STOPS = ("eval", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,9 +92,10 @@ INPUT_SHARE = 0.10
 """Of the median rank's step.  Below it a second worker or a faster disk gains less than run-to-run noise."""
 INPUT_CRITICAL_SHARE = 0.30
 """Nearly a third of the time nothing is computed."""
-INPUT_FLOOR_NS = 2_000_000
-"""Fetching and collating one batch in Python costs up to a millisecond or two by itself; a tiny model that spends 0.3
-of its 1 ms there is healthy, and workers would make it slower."""
+INPUT_FLOOR_NS = 3_000_000
+"""Fetching and collating one batch in Python costs one to two milliseconds by itself on a slow core; a tiny model that
+spends 0.3 of its 1 ms there is healthy, and workers would make it slower.  A large share below this is told, not warned
+of."""
 H2D_SHARE = 0.10
 """As for input: what a pinned, asynchronous copy would hide."""
 H2D_FLOOR_NS = 1_000_000

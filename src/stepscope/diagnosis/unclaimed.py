@@ -25,13 +25,13 @@ from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.phases import BUILTIN_PHASES
 
-__all__ = ["find_between_steps", "find_wait_heavy", "stops_of"]
+__all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
 
 Floats = NDArray[np.float64]
 
 STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 """Phases that stop the training, on whichever rank they are, in words."""
-ADVICE = {
+STOPS_ADVICE = {
     "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
 }
@@ -141,8 +141,8 @@ def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, 
 
 def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:
     """``by_all``: several ranks do it."""
-    if name in ADVICE:
-        return (ADVICE[name], *([SAME_BYTES] if name == "checkpoint" and by_all else []))
+    if name in STOPS_ADVICE:
+        return (STOPS_ADVICE[name], *([SAME_BYTES] if name == "checkpoint" and by_all else []))
     if name != "other":
         return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
     first = 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step() to see which it is.'

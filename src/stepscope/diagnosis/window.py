@@ -42,16 +42,9 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    """R ranks, S steps, P phases (those with any time in them)."""
+class Planes:
+    """The arrays of a window: R ranks, S steps, P phases."""
 
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    """By rank, as ``ranks``."""
-    attempt: int
-    steps: NDArray[np.int64]
-    """Step numbers, ascending."""
-    phases: tuple[str, ...]
     wall_ns: NDArray[np.float64]
     """[R, S]; nan where a rank was not there any more, here and below."""
     phase_ns: NDArray[np.float64]
@@ -70,6 +63,19 @@ class Window:
     """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
     """[R, S]; 0 where a rank was not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Planes):
+    """Of the phases, those with any time in them."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    """By rank, as ``ranks``."""
+    attempt: int
+    steps: NDArray[np.int64]
+    """Step numbers, ascending."""
+    phases: tuple[str, ...]
     warmup: tuple[Apart, ...]
     """Steps set apart, ascending."""
     left_out: int
@@ -114,24 +120,22 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         seen -= len(steps) - last
         steps, alive = steps[-last:], alive[:, -last:]
         trained, alive = _still_there(trained, alive)
-    planes = _Planes.fill(trained, steps, alive)
+    names = _phase_names(trained)
+    planes = _fill_planes(trained, steps, alive, names)
     used = _used(planes.phase_ns)
     begins, ends = _period(planes)
+    in_use: dict[str, Any] = {
+        **vars(planes),
+        "phase_ns": planes.phase_ns[used],
+        "device_ns": None if planes.device_ns is None else planes.device_ns[used],
+    }
     return Window(
+        **in_use,
         ranks=tuple(series.rank for series in trained),
         hosts=tuple(series.identity.host for series in trained),
         attempt=current[0].identity.attempt if current else 0,
         steps=steps,
-        phases=tuple(name for name, keep in zip(planes.names, used, strict=True) if keep),
-        wall_ns=planes.wall_ns,
-        phase_ns=planes.phase_ns[used],
-        device_ns=None if planes.device_ns is None else planes.device_ns[used],
-        between_ns=planes.between_ns,
-        allocated=planes.allocated,
-        reserved=planes.reserved,
-        peak_allocated=planes.peak_allocated,
-        end_wall_ns=planes.end_wall_ns,
-        flags=planes.flags,
+        phases=tuple(name for name, keep in zip(names, used, strict=True) if keep),
         warmup=_set_apart(steps, planes.wall_ns, planes.flags),
         left_out=seen - len(steps),
         identities=tuple(series.identity for series in trained),
@@ -149,69 +153,61 @@ def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tup
     return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planes:
-    """The arrays of a window, with all phase names that any rank knows."""
+def _fill_planes(
+    trained: Sequence[RankSeries], steps: NDArray[np.int64], alive: NDArray[np.bool_], names: list[str]
+) -> Planes:
+    shape = (len(trained), len(steps))
+    timed = any(len(series.device_steps) for series in trained)
+    sampled = any(series.steps["reserved"].any() for series in trained)
+    nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no room
 
-    names: list[str]
-    wall_ns: NDArray[np.float64]
-    phase_ns: NDArray[np.float64]
-    device_ns: NDArray[np.float64] | None
-    between_ns: NDArray[np.float64]
-    allocated: NDArray[np.float64]
-    reserved: NDArray[np.float64]
-    peak_allocated: NDArray[np.float64]
-    end_wall_ns: NDArray[np.float64]
-    flags: NDArray[np.uint16]
+    def unknown() -> NDArray[np.float64]:
+        return np.full(shape, np.nan)
 
-    @classmethod
-    def fill(cls, trained: Sequence[RankSeries], steps: NDArray[np.int64], alive: NDArray[np.bool_]) -> _Planes:
-        shape = (len(trained), len(steps))
-        names = _phase_names(trained)
-        timed = any(len(series.device_steps) for series in trained)
-        sampled = any(series.steps["reserved"].any() for series in trained)
-        nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no room
-
-        def unknown() -> NDArray[np.float64]:
-            return np.full(shape, np.nan)
-
-        planes = cls(
-            names=names,
-            wall_ns=unknown(),
-            phase_ns=np.full((len(names), *shape), np.nan),
-            device_ns=np.full((len(names), *shape), np.nan) if timed else None,
-            between_ns=unknown(),
-            allocated=unknown() if sampled else nowhere,
-            reserved=unknown() if sampled else nowhere,
-            peak_allocated=unknown() if sampled else nowhere,
-            end_wall_ns=unknown(),
-            flags=np.zeros(shape, np.uint16),
-        )
-        for index, series in enumerate(trained):
-            planes._put(index, series, steps, alive[index])
-        return planes
-
-    def _put(self, index: int, series: RankSeries, steps: NDArray[np.int64], there: NDArray[np.bool_]) -> None:
-        # A slice instead of a mask where nothing is missing: it saves copying every array once more.
-        at: Any = slice(None) if there.all() else there
-        rows = series.steps
-        if len(rows) != len(steps) or not there.all():
-            rows = rows[np.searchsorted(rows["step"], steps[there])]
-        self.wall_ns[index, at] = rows["wall_ns"]
-        self.flags[index, at] = rows["flags"]
-        self.between_ns[index, at] = rows["between_ns"]
-        memory = ("allocated", self.allocated), ("reserved", self.reserved), ("peak_allocated", self.peak_allocated)
-        for column, plane in memory if self.reserved.flags.writeable else ():
-            plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
-        offset = series.anchor_wall_ns - series.anchor_mono_ns
-        self.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
-        _fill(self.phase_ns[:, index], at, rows["phase_ns"], series, self.names)
-        if self.device_ns is not None:
-            found, device_rows = _device_rows(series, steps)
-            _fill(self.device_ns[:, index], found, device_rows["phase_ns"], series, self.names)
+    planes = Planes(
+        wall_ns=unknown(),
+        phase_ns=np.full((len(names), *shape), np.nan),
+        device_ns=np.full((len(names), *shape), np.nan) if timed else None,
+        between_ns=unknown(),
+        allocated=unknown() if sampled else nowhere,
+        reserved=unknown() if sampled else nowhere,
+        peak_allocated=unknown() if sampled else nowhere,
+        end_wall_ns=unknown(),
+        flags=np.zeros(shape, np.uint16),
+    )
+    for index, series in enumerate(trained):
+        _put(planes, index, series, steps, alive[index], names)
+    return planes
 
 
-def _period(planes: _Planes) -> tuple[float, float]:
+def _put(
+    planes: Planes,
+    index: int,
+    series: RankSeries,
+    steps: NDArray[np.int64],
+    there: NDArray[np.bool_],
+    names: list[str],
+) -> None:
+    # A slice instead of a mask where nothing is missing: it saves copying every array once more.
+    at: Any = slice(None) if there.all() else there
+    rows = series.steps
+    if len(rows) != len(steps) or not there.all():
+        rows = rows[np.searchsorted(rows["step"], steps[there])]
+    planes.wall_ns[index, at] = rows["wall_ns"]
+    planes.flags[index, at] = rows["flags"]
+    planes.between_ns[index, at] = rows["between_ns"]
+    memory = ("allocated", planes.allocated), ("reserved", planes.reserved), ("peak_allocated", planes.peak_allocated)
+    for column, plane in memory if planes.reserved.flags.writeable else ():
+        plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
+    offset = series.anchor_wall_ns - series.anchor_mono_ns
+    planes.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
+    _fill(planes.phase_ns[:, index], at, rows["phase_ns"], series, names)
+    if planes.device_ns is not None:
+        found, device_rows = _device_rows(series, steps)
+        _fill(planes.device_ns[:, index], found, device_rows["phase_ns"], series, names)
+
+
+def _period(planes: Planes) -> tuple[float, float]:
     """From the start of the first step to the end of the last, on the wall clock: start-up is another matter."""
     if not planes.wall_ns.size:
         return 0.0, 0.0
