@@ -291,7 +291,7 @@ def test_an_identity_of_another_hand_is_passed(ring: RingWriter, read: RingReade
     ("at", "data", "error"),
     [
         (0, b"NOTARING", RingForeign),
-        (8, struct.pack("<I", 2), RingVersion),
+        (8, struct.pack("<I", 1), RingVersion),
         (12, struct.pack("<I", 512), RingForeign),
         (16, struct.pack("<Q", 0), RingForeign),
         (16, struct.pack("<Q", MIN_CAPACITY - 1), RingForeign),
@@ -316,7 +316,7 @@ def test_a_ring_that_was_cut_off(ring: RingWriter, size: int) -> None:
 
 def test_the_version_is_named(ring: RingWriter) -> None:
     overwrite(ring.path, 8, struct.pack("<I", 7))
-    with pytest.raises(RingVersion, match="has ring layout 7; this Stepscope reads layout 1"):
+    with pytest.raises(RingVersion, match="has ring layout 7; this Stepscope reads layout 2"):
         RingReader(ring.path)
 
 
@@ -333,7 +333,7 @@ def test_a_full_file_system_is_an_error_at_creation(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RingNoSpace, match=r"cannot reserve 36,864 bytes at .*1\.ring: No space left on device"):
+    with pytest.raises(RingNoSpace, match=r"cannot reserve 40,960 bytes at .*1\.ring: No space left on device"):
         RingWriter(tmp_path / "1.ring", ME, capacity=MIN_CAPACITY)
     assert list(tmp_path.iterdir()) == []
 

@@ -5,6 +5,8 @@ as the run.  The *run directory* is where the run stays.
 
     <session>/<pid>.ring              the ring of one process
     <session>/<pid>.stacks            where it was seen outside all phases, on its way to the agent
+    <session>/<pid>.threads           the stacks of all its threads, when it seems to hang
+    <session>/<pid>.sock              where torch's worker server listens, in jobs of several ranks
     <run>/rings/<pid>.ring            the same, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
@@ -25,8 +27,10 @@ __all__ = [
     "ENV_STACKS",
     "ENV_SWITCH",
     "RING_SUFFIX",
+    "SERVER_SUFFIX",
     "SESSION_LOCK",
     "STACKS_SUFFIX",
+    "THREADS_SUFFIX",
     "error_path",
     "helper_environment",
     "log_path",
@@ -44,6 +48,8 @@ ENV_CLAIM = "STEPSCOPE_CLAIMED"
 """Set by a process that is a rank (or the script), for its children to see that they are not."""
 RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
+THREADS_SUFFIX = ".threads"
+SERVER_SUFFIX = ".sock"
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepscope.records.collectives import ProcessGroup
+from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 
 if TYPE_CHECKING:
@@ -46,6 +48,11 @@ class RankSeries:
     """When the process was seen to be gone."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the recorder saw of the live objects: loader, model, DDP, optimizer, mesh (docs/schema.md); {}: nothing."""
+    groups: tuple[ProcessGroup, ...] = ()
+    comm: NDArray[Any] | None = None
+    """dtype ``COMM_ROW``, by step: collectives summed by group and operation; None: none were seen."""
+    collectives: NDArray[Any] | None = None
+    """dtype ``COLLECTIVE_ROW``, by step and call: each collective of some of the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,5 +86,7 @@ class RunData:
     errors: tuple[RankError, ...] = ()
     stacks: tuple[dict[str, Any], ...] = ()
     """Where ranks were seen in long stretches that no phase claims (docs/schema.md)."""
+    hangs: tuple[HangRecord, ...] = ()
+    """What the watchdog found when the job stood still."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

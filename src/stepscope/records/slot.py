@@ -1,7 +1,7 @@
 """The byte layout of one record as it is kept: 256 bytes, little endian, whatever it holds.
 
     0    u32  zero
-    4    u16  kind       STEP, DEVICE or NOTE
+    4    u16  kind       STEP, DEVICE, NOTE, COMM or COLLECTIVE
     6    u16  flags      see the FLAG_ constants
     8    u64  seq        where in the ring's stream the record ended: grows from record to record, with gaps
     16   ...  240 bytes of payload, by kind:
@@ -17,6 +17,12 @@
             16 zero bytes
     DEVICE  step, wall_ns, phase_ns[16]                     18 x u64   device time between the phase's marks
     NOTE    step, u16 length, utf-8 JSON                    at most NOTE_BYTES of it
+    COMM    step, count, then ``count`` entries of 32 bytes  at most COMM_ENTRIES; several records where there are more
+              op, group u8; flags u16; count u32; bytes, exposed_ns, span_ns u64
+    COLLECTIVE  step, count, then ``count`` entries of 40 bytes  at most COLLECTIVE_ENTRIES, in order of their calls
+              op, group u8; flags u16; nth u32; bytes, start_ns, exposed_ns, end_ns u64
+
+COMM and COLLECTIVE records of a step follow its STEP record; ``records/collectives.py`` says what their fields mean.
 
 The training process never makes these: it writes single words (``ring/words.py``), from which a reader of the ring
 makes them (``ring/decode.py``).
@@ -32,9 +38,16 @@ import struct
 from stepscope.records.phases import PHASE_SLOTS
 
 __all__ = [
+    "COLLECTIVE",
+    "COLLECTIVE_ENTRIES",
+    "COLLECTIVE_ENTRY",
+    "COMM_ENTRIES",
+    "COMM_ENTRY",
+    "COMM_RECORD",
     "DEVICE",
     "DEVICE_FIELDS",
     "DEVICE_SLOT",
+    "ENTRIES_HEAD",
     "FLAG_COMPILED",
     "FLAG_DISCOVERY",
     "FLAG_EPOCH_START",
@@ -56,6 +69,8 @@ SLOT_BYTES = 256
 STEP = 1
 DEVICE = 2
 NOTE = 3
+COMM_RECORD = 4
+COLLECTIVE = 5
 
 FLAG_COMPILED = 1
 """torch.compile compiled something during this step."""
@@ -77,6 +92,13 @@ STEP_SLOT = struct.Struct(f"<4xHHQ3Q{PHASE_SLOTS}Q3Q2I2Q2I2Q16x")
 DEVICE_SLOT = struct.Struct(f"<4xHHQ2Q{PHASE_SLOTS}Q96x")
 NOTE_SLOT = struct.Struct("<4xHHQQH230s")
 NOTE_BYTES = 230
+
+ENTRIES_HEAD = struct.Struct("<4xHHQQQ")
+"""kind, flags, seq, step, count: what COMM and COLLECTIVE records begin with."""
+COMM_ENTRY = struct.Struct("<BBHIQQQ")
+COMM_ENTRIES = (SLOT_BYTES - ENTRIES_HEAD.size) // COMM_ENTRY.size
+COLLECTIVE_ENTRY = struct.Struct("<BBHIQQQQ")
+COLLECTIVE_ENTRIES = (SLOT_BYTES - ENTRIES_HEAD.size) // COLLECTIVE_ENTRY.size
 
 _Fields = list[tuple[str, str] | tuple[str, str, tuple[int, ...]]]
 

@@ -10,11 +10,14 @@
     56    u64  head             how many words were ever written, as last announced; word n stands at n % capacity
     64    u64  state            RingState
     72    u64  hook_failures    errors of ours that the guard swallowed
+    104   u64  server           1 while torch's worker server listens at PID.sock beside the ring
+    112   u64  threads          as stacks, but of all threads, to PID.threads
     120   u64  stacks           0, or a signal that makes the process write its stack to PID.stacks beside the ring,
                                 with the descriptor of that file from bit 8 on
     128   7 x 32s               the user's phase names, utf-8, zero padded
     512   u32 length, u32 crc, utf-8 JSON of RankIdentity
     2048  u32 length, u32 crc, utf-8 JSON of the facts (``records/facts.py``); zeros until there are any
+    4096  u32 length, u32 crc, utf-8 JSON of the process groups (``records/collectives.py``); likewise
 
 All words are little endian and written by the one writer only.  The head is announced after the last data word of a
 step, and now and then within a long step, but never between the end of a step and its data words.  Beyond the head
@@ -34,6 +37,8 @@ __all__ = [
     "FACTS_BYTES",
     "FACTS_OFFSET",
     "FIXED",
+    "GROUPS_BYTES",
+    "GROUPS_OFFSET",
     "HEADER_BYTES",
     "HEAD_WORD",
     "HOOK_FAILURES_WORD",
@@ -44,9 +49,11 @@ __all__ = [
     "NAMES_OFFSET",
     "NAME_BYTES",
     "RESERVE_WORDS",
+    "SERVER_WORD",
     "STACKS_FD_SHIFT",
     "STACKS_WORD",
     "STATE_WORD",
+    "THREADS_WORD",
     "TURN_WORDS",
     "VERSION",
     "WORD_BYTES",
@@ -54,8 +61,8 @@ __all__ = [
 ]
 
 MAGIC = b"STEPRING"
-VERSION = 1
-HEADER_BYTES = 4096
+VERSION = 2
+HEADER_BYTES = 8192
 WORD_BYTES = 8
 MIN_CAPACITY = 1 << 12
 DEFAULT_CAPACITY = 1 << 18
@@ -71,6 +78,8 @@ FIXED = struct.Struct("<8s2I5Q")
 HEAD_WORD = 7
 STATE_WORD = 8
 HOOK_FAILURES_WORD = 9
+SERVER_WORD = 13
+THREADS_WORD = 14
 STACKS_WORD = 15
 STACKS_FD_SHIFT = 8
 
@@ -78,10 +87,12 @@ NAMES_OFFSET = 128
 NAME_BYTES = 32
 IDENTITY_OFFSET = 512
 FACTS_OFFSET = 2048
+GROUPS_OFFSET = 4096
 BLOCK_HEAD = struct.Struct("<II")
 """Length and crc of the text that follows: one that is being rewritten is recognised."""
 IDENTITY_BYTES = FACTS_OFFSET - IDENTITY_OFFSET - BLOCK_HEAD.size
-FACTS_BYTES = HEADER_BYTES - FACTS_OFFSET - BLOCK_HEAD.size
+FACTS_BYTES = GROUPS_OFFSET - FACTS_OFFSET - BLOCK_HEAD.size
+GROUPS_BYTES = HEADER_BYTES - GROUPS_OFFSET - BLOCK_HEAD.size
 """The longest texts that fit."""
 
 

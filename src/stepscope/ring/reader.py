@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepscope.errors import RingForeign, RingVersion
+from stepscope.records.collectives import ProcessGroup, groups_from_json
 from stepscope.records.facts import checked_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
@@ -23,18 +24,23 @@ from stepscope.ring.layout import (
     FACTS_BYTES,
     FACTS_OFFSET,
     FIXED,
+    GROUPS_BYTES,
+    GROUPS_OFFSET,
     HEAD_WORD,
     HEADER_BYTES,
     HOOK_FAILURES_WORD,
+    IDENTITY_BYTES,
     IDENTITY_OFFSET,
     MAGIC,
     MIN_CAPACITY,
     NAME_BYTES,
     NAMES_OFFSET,
     RESERVE_WORDS,
+    SERVER_WORD,
     STACKS_FD_SHIFT,
     STACKS_WORD,
     STATE_WORD,
+    THREADS_WORD,
     TURN_WORDS,
     VERSION,
     WORD_BYTES,
@@ -79,6 +85,7 @@ class RingHeader:
     phase_names: tuple[str, ...]
     identity: RankIdentity
     facts: dict[str, Any] = field(default_factory=dict)
+    groups: tuple[ProcessGroup, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +144,7 @@ class RingReader:
         self._body = memoryview(self._map)[HEADER_BYTES:size].cast("Q")
         self._identity = RankIdentity(host="", pid=self._pid)
         self._facts: dict[str, Any] = {}
+        self._groups: tuple[ProcessGroup, ...] = ()
         self._decoder = StreamDecoder()
         self._position = 0
         self._seen_head = 0
@@ -160,6 +168,15 @@ class RingReader:
         word = self._header[STACKS_WORD]
         return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
 
+    def thread_offer(self) -> tuple[int, int] | None:
+        """As ``stack_offer``, for the stacks of all threads."""
+        word = self._header[THREADS_WORD]
+        return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
+
+    def server_offer(self) -> bool:
+        """Whether torch's worker server listens beside the ring."""
+        return bool(self._header[SERVER_WORD])
+
     def header(self) -> RingHeader:
         words = self._header
         live_phase, live_since_ns, live_step = self.live()
@@ -177,6 +194,7 @@ class RingReader:
             phase_names=self._phase_names(),
             identity=self._read_identity(),
             facts=self._read_facts(),
+            groups=self._read_groups(),
         )
 
     def read(self, after: int) -> RingBatch:
@@ -268,7 +286,7 @@ class RingReader:
 
     def _read_identity(self) -> RankIdentity:
         """The identity; while it is being rewritten, the last one that was whole."""
-        text = self._read_block(IDENTITY_OFFSET, HEADER_BYTES)
+        text = self._read_block(IDENTITY_OFFSET, IDENTITY_BYTES)
         if text:
             try:
                 self._identity = RankIdentity.from_json(text)
@@ -285,6 +303,15 @@ class RingReader:
             except (ValueError, RecursionError):
                 pass
         return dict(self._facts)
+
+    def _read_groups(self) -> tuple[ProcessGroup, ...]:
+        text = self._read_block(GROUPS_OFFSET, GROUPS_BYTES)
+        if text:
+            try:
+                self._groups = groups_from_json(json.loads(text))
+            except (ValueError, RecursionError):
+                pass
+        return self._groups
 
     def _read_block(self, offset: int, limit: int) -> bytes:
         """A text of the header under its checksum; empty while it is not whole."""

@@ -11,6 +11,9 @@ says that the next time word begins the record rather than changing a phase.  DE
 record of an earlier step; NOTE is followed by as many TEXT words as its bytes need, six bytes in each.  WRAP says that
 nothing more follows in this round of the ring.
 
+COLLECTIVE stands before the time word of the instant at which a collective was called (of a send or recv with PEER in
+between), WAIT before the time word with which a wait for a collective begins.  They come anywhere within a step.
+
 Time only grows, so a word left over from the ring's last round is older than the one before it and is recognised.
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 __all__ = [
     "ALLOCATED",
     "CODE_MASK",
+    "COLLECTIVE",
     "DATA",
     "DDP_COMM",
     "DDP_COMPUTE",
@@ -28,6 +32,7 @@ __all__ = [
     "ENTER",
     "NOTE_TEXT",
     "PEAK_ALLOCATED",
+    "PEER",
     "RESERVED",
     "START",
     "STEP_ABOUT",
@@ -39,6 +44,7 @@ __all__ = [
     "TEXT_BYTES",
     "TIME_SHIFT",
     "VALUE_MASK",
+    "WAIT",
     "WRAP",
     "data_word",
     "note_words",
@@ -71,6 +77,12 @@ TEXT = 10
 WRAP = 11
 DDP_SAMPLED_COMPUTE = 12
 """As DDP_COMPUTE, but of some earlier step and on the device's clock: it cannot be taken from this step's backward."""
+COLLECTIVE = 13
+"""op << 50 | group << 44 | async << 43 | bytes: the next time word (its phase may be the present one) is its call."""
+PEER = 14
+"""Of a send or recv just called: the other rank (in the world), or all ones for any."""
+WAIT = 15
+"""How many collectives were called since the one that is waited for: 0 for the last one called."""
 STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
 DEVICE_PHASE = 16
 """Plus the slot: 16 … 31; the value is nanoseconds."""

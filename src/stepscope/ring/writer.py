@@ -11,12 +11,13 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingNoSpace
+from stepscope.records.collectives import ProcessGroup, groups_to_json
 from stepscope.records.facts import pack_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import FIRST_USER_SLOT, PHASE_SLOTS
@@ -26,6 +27,8 @@ from stepscope.ring.layout import (
     FACTS_BYTES,
     FACTS_OFFSET,
     FIXED,
+    GROUPS_BYTES,
+    GROUPS_OFFSET,
     HEADER_BYTES,
     IDENTITY_BYTES,
     IDENTITY_OFFSET,
@@ -98,6 +101,9 @@ class RingWriter:
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
         self._set_block(FACTS_OFFSET, pack_facts(facts, FACTS_BYTES))
+
+    def set_groups(self, groups: Sequence[ProcessGroup]) -> None:
+        self._set_block(GROUPS_OFFSET, groups_to_json(groups, GROUPS_BYTES))
 
     def set_phase_name(self, slot: int, name: str) -> None:
         if not FIRST_USER_SLOT <= slot < PHASE_SLOTS:

@@ -1,0 +1,148 @@
+"""Collectives: what they are called, the process groups they run in, and how they are kept.
+
+The training process writes a word per collective (``ring/words.py``: COLLECTIVE), and the reader of its ring makes two
+kinds of records from them (``records/slot.py``): for every step the sums by group and operation (COMM), and for some
+steps, the same ones on all ranks, each collective by itself (COLLECTIVE), so that the n-th of a group can be compared
+over the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = [
+    "COLLECTIVE_ROW",
+    "COMM_ROW",
+    "FLAG_ASYNC",
+    "FLAG_WAITED",
+    "MAX_GROUPS",
+    "OPS",
+    "GroupKind",
+    "ProcessGroup",
+    "groups_from_json",
+    "groups_to_json",
+    "kept_by_itself",
+]
+
+OPS = (
+    "unknown",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
+)
+"""By number; the number is what words and records hold.  At most 32."""
+
+MAX_GROUPS = 64
+"""Groups of one rank that are told apart; the last slot is shared by all that come later."""
+
+FLAG_ASYNC = 1
+"""The script did not wait for it in the same call."""
+FLAG_WAITED = 2
+"""A wait for it was seen: ``exposed_ns`` and ``end_ns`` are what the host saw of it."""
+
+GroupKind = Literal["world", "data", "tensor", "pipeline", "expert", "context", "other"]
+
+FIRST_KEPT = 32
+KEPT_EVERY = 16
+
+
+def kept_by_itself(step: int) -> bool:
+    """Whether the collectives of this step are kept one by one: a matter of its number only, so alike on all ranks."""
+    return step < FIRST_KEPT or step % KEPT_EVERY == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroup:
+    """One process group as one rank knows it.  Ranks of the same group agree on ``name``."""
+
+    slot: int
+    """Its number in the words of this rank."""
+    name: str
+    """What torch calls it: unique in the job."""
+    description: str = ""
+    """``default_pg``, ``mesh_tp``, Megatron's names …"""
+    kind: GroupKind = "other"
+    """What it is for, by the names of the mesh's dimensions, or by ``description``."""
+    backend: str = ""
+    ranks: tuple[int, ...] = ()
+    """Global ranks in order; empty when there were too many to tell."""
+    size: int = 0
+
+
+def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:
+    """As many of the groups as fit; the ranks of the largest ones go first."""
+    rows: list[list[Any]] = [[g.slot, g.name, g.description, g.kind, g.backend, g.size, list(g.ranks)] for g in groups]
+    while len(text := json.dumps(rows, separators=(",", ":")).encode()) > limit:
+        largest = max(rows, key=lambda row: len(row[6]), default=None)
+        if largest is None or not largest[6]:
+            rows.pop()
+        else:
+            largest[6] = []
+    return text
+
+
+def groups_from_json(raw: object) -> tuple[ProcessGroup, ...]:
+    """Read what ``groups_to_json`` wrote (parsed); rows that are none of ours are a ValueError."""
+    if not isinstance(raw, list):
+        raise ValueError("groups are a JSON list")  # noqa: TRY004  # like every other fault of the bytes
+    return tuple(_group(row) for row in raw)
+
+
+def _group(row: Any) -> ProcessGroup:
+    kinds = ("world", "data", "tensor", "pipeline", "expert", "context", "other")
+    if not isinstance(row, list) or len(row) != 7:  # the fields above
+        raise ValueError(f"not a group: {row!r}")
+    slot, name, description, kind, backend, size, ranks = row
+    texts = all(isinstance(text, str) for text in (name, description, backend))
+    numbers = type(slot) is int and type(size) is int and isinstance(ranks, list)
+    if not texts or not numbers or kind not in kinds or not all(type(r) is int and r >= 0 for r in ranks):
+        raise ValueError(f"not a group: {row!r}")
+    if not 0 <= slot < MAX_GROUPS or size < 0:
+        raise ValueError(f"not a group: {row!r}")
+    return ProcessGroup(
+        slot=slot, name=name, description=description, kind=kind, backend=backend, size=size, ranks=tuple(ranks)
+    )
+
+
+COMM_ROW: list[tuple[str, str]] = [
+    ("step", "<u8"),
+    ("group", "u1"),
+    ("op", "u1"),
+    ("flags", "<u2"),
+    ("count", "<u4"),
+    ("bytes", "<u8"),
+    ("exposed_ns", "<u8"),
+    ("span_ns", "<u8"),
+]
+"""One row of ``RankSeries.comm``: all collectives of one step, group and operation.
+
+``exposed_ns``: how long the host was blocked in waits for them.  ``span_ns``: the sum of their times from the call to
+the end of the wait (for one that nobody was seen to wait for: 0).  ``flags``: of any of them.
+"""
+
+COLLECTIVE_ROW: list[tuple[str, str]] = [
+    ("step", "<u8"),
+    ("group", "u1"),
+    ("op", "u1"),
+    ("flags", "<u2"),
+    ("nth", "<u4"),
+    ("bytes", "<u8"),
+    ("start_ns", "<u8"),
+    ("exposed_ns", "<u8"),
+    ("end_ns", "<u8"),
+]
+"""One row of ``RankSeries.collectives``: the ``nth`` (from 0) collective of that group in that step.
+
+``start_ns``: when the rank came to it, on its monotonic clock.  ``end_ns``: when the wait for it ended; 0: none seen.
+"""
