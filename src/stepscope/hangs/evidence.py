@@ -12,7 +12,7 @@ __all__ = ["Evidence", "LastCollective", "RankEvidence", "WorkerEvidence"]
 
 @dataclass(frozen=True, kw_only=True)
 class LastCollective:
-    """The last collective that a rank's own words tell of (``ring/words.py``); its reducer's inside DDP are not told."""
+    """The last collective that a rank's words tell of (``ring/words.py``); those inside DDP's reducer are not told."""
 
     op: str
     group: ProcessGroup | None
