@@ -110,13 +110,13 @@ class Group:
 
 
 def world_of(dumps: Sequence[Dump], world: int | None, others: Iterable[int] = ()) -> tuple[int, ...]:
-    """All ranks that exist, as far as anything tells."""
+    """All ranks that exist, as far as anything tells: up to the highest that is mentioned, for they have no gaps."""
     ranks = {dump.rank for dump in dumps} | set(others) | set(range(world or 0))
     for dump in dumps:
         ranks.update(dump.world_hint)
         for members in dump.members.values():
             ranks.update(members)
-    return tuple(sorted(ranks))
+    return tuple(range(max(ranks, default=-1) + 1))
 
 
 def groups_of(
