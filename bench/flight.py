@@ -19,11 +19,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from stepscope.testing.dumps import Call, FlightJob, frames_at
 
-__all__ = ["main", "torch_like", "write_ranks"]
+__all__ = ["main", "write_ranks"]
 
 VARIANTS = 4
 """Rings that reach differently far back."""
@@ -40,29 +39,18 @@ def write_ranks(folder: Path, ranks: int, entries: int, frames: int) -> int:
     waiting = []
     for variant in range(VARIANTS):
         job.ring = entries - variant
-        waiting.append(torch_like(job.document(1)))
+        waiting.append(pickle.dumps(job.document(1), protocol=2))
     job.ring = entries
-    asleep = torch_like(job.document(0))
+    asleep = pickle.dumps(job.document(0), protocol=2)
     for rank in range(ranks):
         (folder / f"rank_{rank}").write_bytes(asleep if rank == CULPRIT % ranks else waiting[rank % VARIANTS])
     return len(waiting[0])
 
 
-def torch_like(document: dict[str, Any]) -> bytes:
-    """As torch pickles it: no object twice, and no string of more than 32 characters remembered."""
-    for entry in document["entries"]:
-        entry["frames"] = [
-            {"name": frame["name"], "filename": frame["filename"][:1] + frame["filename"][1:], "line": frame["line"]}
-            for frame in entry["frames"]
-        ]
-    return pickle.dumps(document, protocol=2)
-
-
-def measured(command: list[str], limit_s: float) -> tuple[float, float, str] | None:
-    """Seconds, peak megabytes of the largest process of it, and what it printed."""
-    before = time.perf_counter()
-    pid_file = tempfile.TemporaryFile(mode="w+")
-    with pid_file as out:
+def measured(command: list[str], limit_s: float) -> tuple[float, float, float, str] | None:
+    """Seconds, CPU seconds of all its processes, peak megabytes of the largest of them, and what it printed."""
+    before, spent = time.perf_counter(), _cpu_s()
+    with tempfile.TemporaryFile(mode="w+") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
         try:
             process.wait(limit_s)
@@ -74,7 +62,13 @@ def measured(command: list[str], limit_s: float) -> tuple[float, float, str] | N
         out.seek(0)
         text = out.read()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return (seconds, peak, text) if process.returncode == 0 else None
+    return (seconds, _cpu_s() - spent, peak, text) if process.returncode == 0 else None
+
+
+def _cpu_s() -> float:
+    """Of children that have ended, and theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -92,10 +86,8 @@ def main() -> None:
             ours = measured([sys.executable, "-m", "stepscope", "flight", temporary, "--json"], TORCH_LIMIT_S)
             if ours is None:
                 raise SystemExit("  stepscope flight failed")
-            told = json.loads(ours[2])
-            print(
-                f"  stepscope flight  {ours[0]:6.2f} s  {ours[1]:6.0f} MB a process  {told['kind']} {told['culprits']}"
-            )
+            told = json.loads(ours[3])
+            print(f"  stepscope flight  {_line(ours)}  {told['kind']} {told['culprits']}")
             if args.torch and number == 0:
                 _torch(temporary)
 
@@ -106,7 +98,12 @@ def _torch(folder: str) -> None:
     if theirs is None:
         print("  torchfrtrace      failed, or was not done in time, or its tabulate is not installed")
     else:
-        print(f"  torchfrtrace      {theirs[0]:6.2f} s  {theirs[1]:6.0f} MB")
+        print(f"  torchfrtrace      {_line(theirs)}")
+
+
+def _line(result: tuple[float, float, float, str]) -> str:
+    seconds, cpu_s, peak_mb, _ = result
+    return f"{seconds:6.2f} s  {cpu_s:6.2f} s CPU  {peak_mb:6.0f} MB a process"
 
 
 if __name__ == "__main__":

@@ -46,8 +46,9 @@ class Progress:
 
     @property
     def started(self) -> int | None:
-        sequences, states = self.trace.sequences, self.trace.states
-        return max((number for number, state in zip(sequences, states, strict=True) if state), default=self.completed)
+        """The last one that it is known to have begun."""
+        latest = zip(reversed(self.trace.sequences), reversed(self.trace.states), strict=True)
+        return next((number for number, state in latest if state), self.completed)
 
     def place(self, sequence: int) -> int | None:
         """Where in the columns that sequence number stands."""

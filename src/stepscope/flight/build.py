@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepscope.flight.entries import DONE, P2P, SCHEDULED, STARTED, GroupKey, Operation, Status, Trace
 from stepscope.flight.spelling import operation_name, peers_of
 
-__all__ = ["LARGEST", "MAX_TEXT", "Builder", "Columns", "Shape", "text", "whole"]
+__all__ = ["LARGEST", "MAX_TEXT", "Builder", "Columns", "Common", "Shape", "state_of", "text", "whole"]
 
 MAX_TEXT = 4096
 LARGEST = 1 << 62
@@ -69,6 +69,14 @@ class Shape(NamedTuple):
     """Whether the backend never says more than ``scheduled``, and retires what ended (gloo)."""
 
 
+class Common(NamedTuple):
+    """What entries have in common that differ in their numbers only."""
+
+    shape: Shape
+    site: int
+    state: int
+
+
 class Builder:
     def __init__(self, described: Mapping[str, str]) -> None:
         self._described = described
@@ -89,17 +97,19 @@ class Builder:
         """An entry as plain data."""
         shape = self.known_shape(row)
         sequence = row.get("collective_seq_id", row.get("seq_id"))
-        numbers = (row.get("record_id"), sequence, row.get("p2p_seq_id"), row.get("op_id"), row.get("time_created_ns"))
-        if not all(type(number) is int and -LARGEST < number < LARGEST for number in numbers):
+        record, p2p, op_id = row.get("record_id"), row.get("p2p_seq_id"), row.get("op_id")
+        created = row.get("time_created_ns")
+        plain = type(record) is type(sequence) is type(p2p) is type(op_id) is type(created) is int
+        numbers: Any = (record, sequence, p2p, op_id, created)
+        if not plain or max(numbers) >= LARGEST or min(numbers) <= -LARGEST:
             sequence = whole(sequence, -1)
-            op_id = whole(row.get("op_id"), sequence)
-            created = whole(row.get("time_created_ns"), 0)
-            numbers = (whole(row.get("record_id"), -1), sequence, whole(row.get("p2p_seq_id"), 0), op_id, created)
+            record, p2p, created = whole(record, -1), whole(p2p, 0), whole(created, 0)
+            numbers = (record, sequence, p2p, whole(op_id, sequence), created)
         ended, started = row.get("time_discovered_completed_ns"), row.get("time_discovered_started_ns")
         self.add(
             shape,
             self.site(row.get("frames")),
-            numbers,  # type: ignore[arg-type]
+            numbers,
             row.get("state"),
             row.get("retired") is True,
             whole(started, 0) if started is not None else 0,
@@ -121,10 +131,7 @@ class Builder:
         self.ids.append(record)
         if created > self.newest_ns or ended_ns > self.newest_ns:
             self.newest_ns = max(created, ended_ns)
-        if state == "completed" or ended_ns > 0 or (retired and shape.retiring):
-            now = DONE  # retired without an end, elsewhere than on gloo, has timed out
-        else:
-            now = STARTED if state == "started" or started_ns > 0 else SCHEDULED
+        now = state_of(shape, state, retired=retired, started=started_ns > 0, ended=ended_ns > 0)
         into = shape.columns
         if shape.p2p or p2p_sequence > 0 or op_id != sequence:
             into.mixed = True
@@ -140,6 +147,24 @@ class Builder:
             into.sites.append(site)
             into.states.append(now)
             into.created_ns.append(created)
+
+    def add_many(self, into: Columns, rows: Sequence[tuple[Common, tuple[int, ...]]]) -> bool:
+        """Entries of one group at once; False, and nothing is done, where each needs a look."""
+        numbers = [row for _, row in rows]
+        sequences = [row[1] for row in numbers]
+        latest = max(max(row[4], row[-1]) for row in numbers)
+        unlike = len(set(sequences)) < len(sequences) or min(sequences) < 0 or into.sequences or latest >= LARGEST
+        if unlike or any(common.shape.p2p for common, _ in rows):
+            return False
+        self.ids += [row[0] for row in numbers]
+        self.newest_ns = max(self.newest_ns, latest)
+        into.mixed = into.mixed or any(row[2] > 0 for row in numbers) or [row[3] for row in numbers] != sequences
+        into.sequences.extend(sequences)
+        into.operations.extend([common.shape.operation for common, _ in rows])
+        into.sites.extend([common.site for common, _ in rows])
+        into.states.extend([common.state for common, _ in rows])
+        into.created_ns.extend([row[4] for row in numbers])
+        return True
 
     def site(self, frames: Any) -> int:
         """The number of a call site; -1 when there is none, or none that torch would write."""
@@ -236,6 +261,12 @@ class Builder:
         if number == len(self.operations):
             self.operations.append(operation)
         return number
+
+
+def state_of(shape: Shape, state: object, *, retired: bool, started: bool, ended: bool) -> int:
+    if state == "completed" or ended or (retired and shape.retiring):
+        return DONE  # retired without an end, elsewhere than on gloo, has timed out
+    return STARTED if state == "started" or started else SCHEDULED
 
 
 def text(value: Any) -> str:
