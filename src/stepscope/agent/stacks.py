@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.signals import awaits_delivery, listens
 from stepscope.records.phases import BUILTIN_PHASES, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
@@ -111,19 +112,7 @@ class StackAsker:
         return True
 
     def _listens(self, number: int, fd: int) -> bool:
-        """Whether the main thread catches the signal, has none of it waiting, and the descriptor is our file."""
-        masks = self._masks()
-        if number < signal.SIGRTMIN or not all(name in masks for name in ("SigCgt", "SigBlk", "SigPnd", "ShdPnd")):
-            return False
-        bit = 1 << (number - 1)
-        if not masks["SigCgt"] & bit or (masks["SigBlk"] | masks["SigPnd"] | masks["ShdPnd"]) & bit:
-            return False
-        theirs, ours = (self._proc / "fd" / str(fd)).stat(), self._path.stat()
-        return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
-
-    def _masks(self) -> dict[str, int]:
-        lines = (line.partition(":\t") for line in (self._proc / "status").read_text(errors="replace").splitlines())
-        return {name: int(mask, 16) for name, _, mask in lines if name[:3] in ("Sig", "Shd") and name != "SigQ"}
+        return listens(self._proc, number, fd, self._path)
 
     def _answer(self, *, at_once: bool) -> dict[str, Any] | None:
         """What was written, once it is whole: the same at two looks, and ending where a main thread's stack does."""
@@ -151,12 +140,7 @@ class StackAsker:
 
     def _give_up(self, number: int) -> None:
         """Not answered in time: still waiting is a reason to wait too, anything else to ask no more."""
-        try:
-            masks = self._masks()
-        except (OSError, ValueError):
-            masks = {}
-        waiting = (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) >> (number - 1) & 1
-        if self._question is not None and not waiting:
+        if self._question is not None and not awaits_delivery(self._proc, number):
             self._question = None
             self._left = 0
 

@@ -159,6 +159,11 @@ class RingReader:
         head: int = self._header[HEAD_WORD]
         return head
 
+    def mark(self) -> tuple[int, int, bytes]:
+        """What differs as soon as the process has written a word, or changed its state; compare it with ``==``."""
+        head, first = self._header[HEAD_WORD], self._header[HEAD_WORD] % self.capacity
+        return head, self._header[STATE_WORD], bytes(self._body[first : first + 2 * TURN_WORDS])
+
     def state(self) -> RingState:
         state = self._header[STATE_WORD]
         return RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING
