@@ -22,7 +22,7 @@ from typing import Any
 from stepscope.records.phases import BUILTIN_PHASES, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
-from stepscope.ring.reader import LivePhase
+from stepscope.ring.latest import LivePhase
 
 __all__ = ["StackAsker", "parse_stack"]
 
