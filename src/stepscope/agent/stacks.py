@@ -23,7 +23,7 @@ from stepscope.agent.signals import awaits_delivery, listens
 from stepscope.records.phases import BUILTIN_PHASES, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
-from stepscope.ring.reader import LivePhase
+from stepscope.ring.latest import LivePhase
 
 __all__ = ["StackAsker", "parse_stack"]
 

@@ -19,10 +19,15 @@ Time only grows, so a word left over from the ring's last round is older than th
 
 from __future__ import annotations
 
+from stepscope.records.collectives import MAX_GROUPS
+
 __all__ = [
     "ALLOCATED",
+    "ANY_PEER",
+    "ASYNC_BIT",
     "CODE_MASK",
     "COLLECTIVE",
+    "COLLECTIVE_DATA",
     "DATA",
     "DDP_COMM",
     "DDP_COMPUTE",
@@ -30,10 +35,13 @@ __all__ = [
     "DEVICE_PHASE",
     "DEVICE_STEP",
     "ENTER",
+    "GROUP_SHIFT",
     "NOTE_TEXT",
+    "OP_SHIFT",
     "PEAK_ALLOCATED",
     "PEER",
     "RESERVED",
+    "SIZE_MASK",
     "START",
     "STEP_ABOUT",
     "STEP_DATA",
@@ -45,7 +53,9 @@ __all__ = [
     "TIME_SHIFT",
     "VALUE_MASK",
     "WAIT",
+    "WAIT_DATA",
     "WRAP",
+    "collective_fields",
     "data_word",
     "note_words",
 ]
@@ -80,7 +90,7 @@ DDP_SAMPLED_COMPUTE = 12
 COLLECTIVE = 13
 """op << 50 | group << 44 | async << 43 | bytes: the next time word (its phase may be the present one) is its call."""
 PEER = 14
-"""Of a send or recv just called: the other rank (in the world), or all ones for any."""
+"""Of a send or recv just called: the other rank (in the world), or ANY_PEER."""
 WAIT = 15
 """How many collectives were called since the one that is waited for: 0 for the last one called."""
 STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
@@ -90,8 +100,22 @@ DEVICE_PHASE = 16
 TEXT_BYTES = 6
 
 
+COLLECTIVE_DATA = DATA | COLLECTIVE << TAG_SHIFT
+WAIT_DATA = DATA | WAIT << TAG_SHIFT
+OP_SHIFT = 50
+GROUP_SHIFT = 44
+ASYNC_BIT = 1 << 43
+SIZE_MASK = ASYNC_BIT - 1
+ANY_PEER = VALUE_MASK
+
+
 def data_word(tag: int, value: int) -> int:
     return DATA | tag << TAG_SHIFT | min(value, VALUE_MASK)
+
+
+def collective_fields(value: int) -> tuple[int, int, int]:
+    """Operation, group and bytes of a COLLECTIVE word's value."""
+    return value >> OP_SHIFT, value >> GROUP_SHIFT & (MAX_GROUPS - 1), value & SIZE_MASK
 
 
 def note_words(step: int, text: bytes) -> list[int]:
