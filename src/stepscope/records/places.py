@@ -22,6 +22,7 @@ from pathlib import Path
 
 __all__ = [
     "ENV_CLAIM",
+    "ENV_HANG_AFTER",
     "ENV_RUN_DIR",
     "ENV_SESSION",
     "ENV_STACKS",
@@ -42,6 +43,8 @@ ENV_SWITCH = "STEPSCOPE"
 """``0`` switches everything off."""
 ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: no rank is ever asked for its stack."""
+ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
+"""Seconds without progress after which the watchdog looks into it; ``0``: never."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"

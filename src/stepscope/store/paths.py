@@ -8,6 +8,7 @@ from pathlib import Path
 __all__ = [
     "EVENTS",
     "FINDINGS",
+    "FLIGHT",
     "META",
     "RANKS",
     "SAMPLES",
@@ -37,6 +38,7 @@ RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 FINDINGS = "findings.json"
+FLIGHT = "flight"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._]+")
 _HOST_CHARS = 64
