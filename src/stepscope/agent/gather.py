@@ -1,8 +1,8 @@
 """Gather what can be known from outside about ranks that stand still: stacks, Flight Recorders, what the kernel says.
 
-Ask all, then wait for all, each with a deadline, so that sixty-four ranks take as long as one: about three seconds, most
-of them between the first look and the second, which shows who is at work.  Runs on a thread of its own (the watchdog
-starts it) and touches nothing of the agent's: a ``Subject`` is all it knows of a rank.
+Ask all, then wait for all, each with a deadline, so that sixty-four ranks take as long as one: two seconds or three,
+most of them between the first look and the second, which shows who is at work.  Runs on a thread of its own (the
+watchdog starts it) and touches nothing of the agent's: a ``Subject`` is all it knows of a rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepscope.agent.helpers import kind_of, name_of
-from stepscope.agent.procfs import PROC, Reading, descendants, read_process, spent_between, wait_channel
+from stepscope.agent.procfs import Reading, descendants, read_process, spent_between, wait_channel
 from stepscope.agent.pyspy import spy
 from stepscope.agent.source import read_lines
 from stepscope.agent.threads import STOPPED, ThreadsQuestion, ask_threads
@@ -64,6 +64,21 @@ class Gathered:
     """By rank, as they were written."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What came from outside, by pid."""
+
+    family: dict[int, list[int]]
+    first: dict[int, Reading | None]
+    second: dict[int, Reading | None]
+    flights: dict[int, bytes]
+    gil_held: dict[int, bool]
+    texts: dict[int, str]
+    texts_later: dict[int, str]
+    worker_texts: dict[int, str]
+    spied: dict[int, tuple[ThreadStack, ...]]
+
+
 def gather(
     subjects: Iterable[Subject], *, earlier: Mapping[int, RankEvidence] | None = None, window_s: float = WINDOW_S
 ) -> Gathered:
@@ -73,52 +88,65 @@ def gather(
     """
     subjects = list(subjects)
     alive = [subject for subject in subjects if subject.evidence.alive]
-    began_s = time.monotonic()
     with ExitStack() as closing:
         for subject in alive:
             if subject.pidfd is not None:
                 closing.callback(os.close, subject.pidfd)
-        family = descendants([subject.evidence.pid for subject in alive])
-        processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
-        first = {pid: read_process(pid) for pid in processes}
-        flights, gil_held = _ask_servers(alive, first)
-        texts = _ask_ranks(alive)
-        worker_texts = _ask_workers(alive, family)
-        spied = spy(_silent(alive, texts), patience_s=SPY_S)
-        time.sleep(max(0.0, began_s + window_s - time.monotonic()))
-        texts_later = _ask_ranks(alive)
-        second = {pid: read_process(pid) for pid in processes}
-    ranks = []
-    for subject in subjects:
-        pid = subject.evidence.pid
-        if not subject.evidence.alive:
-            ranks.append(subject.evidence)
-            continue
-        spent = spent_between(first.get(pid), second.get(pid))
-        before = (earlier or {}).get(pid)
-        found = replace(
-            subject.evidence,
-            **_told(second.get(pid)),
-            wait_channel=wait_channel(pid),
-            cpu_share=spent.cpu_share,
-            io_bytes_s=spent.io_bytes_s,
-            gil_held=gil_held.get(pid, before.gil_held if before else None),
-            threads=parse_threads(texts[pid]) if pid in texts else spied.get(pid, ()),
-            threads_later=parse_threads(texts_later[pid]) if pid in texts_later else (),
-            workers=_workers(pid, family.get(pid, [])[:MAX_WORKERS], first, second, worker_texts),
-            flight=flights.get(pid, before.flight if before else b""),
-        )
-        ranks.append(found)
+        answers = _look_twice(alive, window_s)
+    ranks = tuple(
+        _evidence(subject.evidence, answers, (earlier or {}).get(subject.evidence.pid))
+        if subject.evidence.alive
+        else subject.evidence
+        for subject in subjects
+    )
     numbers = {subject.evidence.pid: subject.evidence.rank for subject in subjects}
     return Gathered(
-        ranks=tuple(ranks),
+        ranks=ranks,
         source_lines=read_lines(_places(ranks), patience_s=SOURCE_S),
-        stack_texts={numbers[pid]: text for pid, text in texts.items()},
+        stack_texts={numbers[pid]: text for pid, text in answers.texts.items()},
     )
 
 
-def _told(reading: Reading | None) -> dict[str, str]:
-    return {"process_state": reading.state if reading else ""}
+def _look_twice(alive: list[Subject], window_s: float) -> _Answers:
+    began_s = time.monotonic()
+    family = descendants([subject.evidence.pid for subject in alive])
+    processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
+    first = {pid: read_process(pid) for pid in processes}
+    texts = _ask_ranks(alive)
+    flights, gil_held = _ask_servers(alive, first)
+    worker_texts = _ask_workers(alive, family)
+    spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
+    time.sleep(max(0.0, began_s + window_s - time.monotonic()))
+    return _Answers(
+        family=family,
+        first=first,
+        texts=texts,
+        flights=flights,
+        gil_held=gil_held,
+        worker_texts=worker_texts,
+        spied=spied,
+        texts_later=_ask_ranks(alive),
+        second={pid: read_process(pid) for pid in processes},
+    )
+
+
+def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | None) -> RankEvidence:
+    pid = known.pid
+    now = answers.second.get(pid)
+    spent = spent_between(answers.first.get(pid), now)
+    texts, later = answers.texts, answers.texts_later
+    return replace(
+        known,
+        process_state=now.state if now else "",
+        wait_channel=wait_channel(pid),
+        cpu_share=spent.cpu_share,
+        io_bytes_s=spent.io_bytes_s,
+        gil_held=answers.gil_held.get(pid, before.gil_held if before else None),
+        threads=parse_threads(texts[pid]) if pid in texts else answers.spied.get(pid, ()),
+        threads_later=parse_threads(later[pid]) if pid in later else (),
+        workers=_workers(pid, answers),
+        flight=answers.flights.get(pid, before.flight if before else b""),
+    )
 
 
 def _ask_servers(
@@ -183,29 +211,19 @@ def _pidfd(pid: int) -> int | None:
     return None
 
 
-def _silent(subjects: Iterable[Subject], answered: Mapping[int, str]) -> list[int]:
-    return [subject.evidence.pid for subject in subjects if subject.evidence.pid not in answered]
-
-
-def _workers(
-    rank: int,
-    pids: Iterable[int],
-    first: Mapping[int, Reading | None],
-    second: Mapping[int, Reading | None],
-    texts: Mapping[int, str],
-) -> tuple[WorkerEvidence, ...]:
+def _workers(rank: int, answers: _Answers) -> tuple[WorkerEvidence, ...]:
     found = []
-    for pid in pids:
-        now = second.get(pid)
+    for pid in answers.family.get(rank, [])[:MAX_WORKERS]:
+        now = answers.second.get(pid)
         if now is None:
             continue  # it ended in between
         worker = WorkerEvidence(
             pid=pid,
-            kind=kind_of(pid, rank, PROC),
+            kind=kind_of(pid, rank),
             name=name_of(pid),
             process_state=now.state,
-            cpu_share=spent_between(first.get(pid), now).cpu_share,
-            threads=parse_threads(texts[pid]) if pid in texts else (),
+            cpu_share=spent_between(answers.first.get(pid), now).cpu_share,
+            threads=parse_threads(answers.worker_texts[pid]) if pid in answers.worker_texts else (),
         )
         found.append(worker)
     return tuple(found)

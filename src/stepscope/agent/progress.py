@@ -1,7 +1,7 @@
 """Who makes progress: ranks that belong together, and since when none of them has written a word.
 
-A look at a ring costs a few microseconds (``RingReader.mark``), so it is made at every look of the agent's.  Ranks of one
-world (of the same attempt) wait for one another and belong together; a process without others is on its own.
+A look at a ring costs a few microseconds (``RingReader.mark``), so it is made at every look of the agent's.  Ranks of
+one world (of the same attempt) wait for one another and belong together; a process without others is on its own.
 """
 
 from __future__ import annotations

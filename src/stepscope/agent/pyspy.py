@@ -58,7 +58,7 @@ def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
 
 
 def _start(program: str, pid: int, stack: ExitStack) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    output = stack.enter_context(tempfile.TemporaryFile())
+    output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack closes it
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=quiet, stdout=output, stderr=quiet), output

@@ -1,8 +1,8 @@
 """The stacks of all threads of processes that stand still, by a signal that they offered.
 
-faulthandler's handler is C code that needs no GIL, so a process answers that is stuck in a library, and one whose GIL is
-held.  A process that is stopped, or waits for a disk, does not: one that is stopped is not asked.  The same checks hold
-as for single stacks (``agent/stacks.py``), and they are made anew for each question.
+faulthandler's handler is C code that needs no GIL, so a process answers that is stuck in a library, and one whose GIL
+is held.  A process that is stopped, or waits for a disk, does not: one that is stopped is not asked.  The same checks
+hold as for single stacks (``agent/stacks.py``), and they are made anew for each question.
 
 A forked child (a DataLoader worker) has its parent's handler and writes to its parent's file: who shares a file must be
 asked one after the other.

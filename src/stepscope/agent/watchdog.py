@@ -1,9 +1,9 @@
 """The watchdog: notices that ranks which belong together stand still, has it looked into, and tells what was found.
 
-No word in any of their rings for ``after_s`` (or five steps, if that is longer) is a reason to look, not yet a hang: the
-evidence is gathered (``agent/gather.py``) and judged (``hangs/judge.py``) on a thread of its own, so that the rings are
-drained all the while.  A judge that finds work going on says when to look again.  A hang is told at once, in the events,
-in ``hangs/``, in ``findings.json`` and on the terminal; and so is its end, if the job comes back.
+No word in any of their rings for ``after_s`` (or five steps, if that is longer) is a reason to look, not yet a hang:
+the evidence is gathered (``agent/gather.py``) and judged (``hangs/judge.py``) on a thread of its own, so that the rings
+are drained all the while.  A judge that finds work going on says when to look again.  A hang is told at once, in the
+events, in ``hangs/``, in ``findings.json`` and on the terminal; and so is its end, if the job comes back.
 
 When a rank dies, the Flight Recorders of those it leaves behind are asked at once: their launcher is about to end them.
 """
@@ -127,7 +127,10 @@ class Watchdog:
         servers = self._subjects.servers(world.members)
         late = {rank: path for rank, path in servers.items() if self._now() - self._asked_s.get(rank, -1e9) > 1.0}
         self._asked_s |= dict.fromkeys(late, self._now())
-        self._try(lambda: keep_flights(self._run_dir, ask_servers(late, FLIGHT, patience_s=LAST_WORDS_S)))
+        try:
+            keep_flights(self._run_dir, ask_servers(late, FLIGHT, patience_s=LAST_WORDS_S))
+        except OSError as error:
+            self._journal.refused(error)
 
     def finish(self) -> None:
         """The run is over, and with it what never came back."""
@@ -259,22 +262,16 @@ class Watchdog:
 
     def _save(self) -> None:
         """The records that changed; what the disk refuses is tried again."""
-        for number in sorted(self._unsaved):
-            record = self._records[number]
-            findings = [finding_of(one).to_dict() for one in self._records.values()]
-            if not self._try(lambda record=record: write_hang(self._run_dir, record)):
-                return
-            if not self._try(lambda findings=findings: save_findings(self._run_dir, findings)):
-                return
-            self._unsaved.discard(number)
-
-    def _try(self, write: Callable[[], object]) -> bool:
+        if not self._unsaved:
+            return
         try:
-            write()
+            for number in sorted(self._unsaved):
+                write_hang(self._run_dir, self._records[number])
+            save_findings(self._run_dir, [finding_of(record).to_dict() for record in self._records.values()])
         except OSError as error:
             self._journal.refused(error)
-            return False
-        return True
+        else:
+            self._unsaved.clear()
 
     def _earlier(self) -> list[HangRecord]:
         """What an agent before this one found on this host."""

@@ -1,8 +1,8 @@
 """The client of torch's worker server: HTTP over a Unix socket, many processes at once, never longer than it is given.
 
-The server is a native thread in a rank that answers without the GIL (``recorder/`` starts it, in jobs of several ranks):
-``ping``, ``fr_trace_json`` (the Flight Recorder).  ``dump_traceback`` needs the GIL, so that its silence tells who holds
-it.  What comes back is foreign: bounded in size and time, and nothing but a whole answer counts.
+The server is a native thread in a rank that answers without the GIL (``recorder/`` starts it, in jobs of several
+ranks): ``fr_trace_json`` is the Flight Recorder.  ``dump_traceback`` needs the GIL, so that its silence tells that it is
+held.  What comes back is foreign: bounded in size and time, and nothing but a whole answer counts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["FLIGHT", "NEEDS_GIL", "PING", "ask_servers"]
+__all__ = ["FLIGHT", "NEEDS_GIL", "ask_servers"]
 
 Key = TypeVar("Key", bound=Hashable)
 
-PING = "ping"
 FLIGHT = "fr_trace_json"
 NEEDS_GIL = "dump_traceback"
 
@@ -54,7 +53,7 @@ class _Call:
         """Whether it is over: answered, refused, cut off or too long."""
         data = self.socket.recv(CHUNK)
         self._received += data
-        head, gap, body = bytes(self._received[:MAX_HEAD]).partition(b"\r\n\r\n")
+        head, gap, _ = bytes(self._received[:MAX_HEAD]).partition(b"\r\n\r\n")
         if not gap:
             return not data or len(self._received) >= MAX_HEAD
         length = _length(head)

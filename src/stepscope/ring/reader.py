@@ -41,6 +41,7 @@ from stepscope.ring.layout import (
     STACKS_WORD,
     STATE_WORD,
     THREADS_WORD,
+    TURN_WORDS,
     VERSION,
     WORD_BYTES,
     RingState,

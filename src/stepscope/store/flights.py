@@ -1,4 +1,4 @@
-"""``flight/``: what the ranks' Flight Recorders and stacks said when something was wrong; ``stepscope flight`` reads it."""
+"""``flight/``: what the ranks' Flight Recorders and stacks said when it mattered; ``stepscope flight`` reads it."""
 
 from __future__ import annotations
 
