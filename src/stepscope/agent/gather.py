@@ -84,7 +84,7 @@ def gather(
 ) -> Gathered:
     """Everything about the ranks; ``earlier`` is what was found in the same stretch before, by pid.
 
-    A server that was asked for the GIL and never got it is deaf until it does: what it said before still holds.
+    A server may have gone deaf since: what it said before still holds.
     """
     subjects = list(subjects)
     alive = [subject for subject in subjects if subject.evidence.alive]
@@ -92,7 +92,8 @@ def gather(
         for subject in alive:
             if subject.pidfd is not None:
                 closing.callback(os.close, subject.pidfd)
-        answers = _look_twice(alive, window_s)
+        held = {pid for pid, rank in (earlier or {}).items() if rank.gil_held}
+        answers = _look_twice(alive, held, window_s)
     ranks = tuple(
         _evidence(subject.evidence, answers, (earlier or {}).get(subject.evidence.pid))
         if subject.evidence.alive
@@ -107,13 +108,13 @@ def gather(
     )
 
 
-def _look_twice(alive: list[Subject], window_s: float) -> _Answers:
+def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> _Answers:
     began_s = time.monotonic()
     family = descendants([subject.evidence.pid for subject in alive])
     processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
     first = {pid: read_process(pid) for pid in processes}
     texts = _ask_ranks(alive)
-    flights, gil_held = _ask_servers(alive, first)
+    flights, gil_held = _ask_servers(alive, first, known_held)
     worker_texts = _ask_workers(alive, family)
     spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
     time.sleep(max(0.0, began_s + window_s - time.monotonic()))
@@ -150,18 +151,21 @@ def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | Non
 
 
 def _ask_servers(
-    subjects: Iterable[Subject], readings: Mapping[int, Reading | None]
+    subjects: Iterable[Subject], readings: Mapping[int, Reading | None], known_held: set[int]
 ) -> tuple[dict[int, bytes], dict[int, bool]]:
-    """What the Flight Recorders answer, and of those that answer whether their GIL is held."""
+    """What the Flight Recorders answer, and of those that answer whether their GIL is held.
+
+    Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
+    """
     servers = {}
     for subject in subjects:
         reading = readings.get(subject.evidence.pid)
         if subject.server is not None and reading is not None and reading.state not in STOPPED:
             servers[subject.evidence.pid] = subject.server
     flights = ask_servers(servers, FLIGHT, patience_s=SERVER_S)
-    # Last, since a server that waits for the GIL hears nothing else.
-    answered = ask_servers({pid: servers[pid] for pid in flights}, NEEDS_GIL, patience_s=GIL_S)
-    return flights, {pid: pid not in answered for pid in flights}
+    asked = {pid: servers[pid] for pid in flights if pid not in known_held}
+    answered = ask_servers(asked, NEEDS_GIL, patience_s=GIL_S)
+    return flights, {pid: pid not in answered for pid in asked}
 
 
 def _ask_ranks(subjects: Iterable[Subject]) -> dict[int, str]:

@@ -3,8 +3,8 @@
 What passes outside all phases has no name; the stack gives it one.  A rank is asked when it has been in ``other`` for a
 while, rarely and not often in all, and never otherwise.  It answers through its faulthandler, into a file beside its
 ring (``recorder/stacks.py`` says why that is safe for it).  Before each question is checked, in the kernel's own words,
-that the process catches the signal in its main thread and that its descriptor still is that file; the signal goes
-through the pidfd, so it can reach no other process.  An answer counts only if the rank was in the same stretch of
+that the process catches the signal in its main thread, that it would end no sleep of native code, and that its
+descriptor still is that file; the signal goes through the pidfd, so it can reach no other process.  An answer counts only if the rank was in the same stretch of
 ``other`` before and after.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.agent.signals import awaits_delivery, listens
+from stepscope.agent.signals import awaits_delivery, listens, sleeps_in_native_code
 from stepscope.records.phases import BUILTIN_PHASES, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
@@ -100,7 +100,7 @@ class StackAsker:
         early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
         self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
         try:
-            if not self._listens(number, fd):
+            if not self._listens(number, fd) or sleeps_in_native_code(self._proc):
                 return False
             os.truncate(self._path, 0)
             signal.pidfd_send_signal(pidfd, number)

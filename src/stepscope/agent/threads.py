@@ -4,6 +4,10 @@ faulthandler's handler is C code that needs no GIL, so a process answers that is
 is held.  A process that is stopped, or waits for a disk, does not: one that is stopped is not asked.  The same checks
 hold as for single stacks (``agent/stacks.py``), and they are made anew for each question.
 
+Whichever thread gets the signal shows them all.  While the main thread sleeps in the kernel, one that only waits for a
+lock gets it: nothing that the main thread is in is interrupted.  While it runs it gets the signal itself, because
+nobody else can read its frames then.
+
 A forked child (a DataLoader worker) has its parent's handler and writes to its parent's file: who shares a file must be
 asked one after the other.
 """
@@ -19,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stepscope.agent.procfs import PROC, read_process
-from stepscope.agent.signals import listens
+from stepscope.agent.signals import listens, send_to_thread, sleeps_in_native_code, waiting_thread
 
 __all__ = ["ThreadsQuestion", "ask_threads"]
 
@@ -85,13 +89,18 @@ def ask_threads(questions: Mapping[Key, ThreadsQuestion], *, patience_s: float, 
 
 def _ask(question: ThreadsQuestion, proc: Path) -> bool:
     """Whether it was asked: it runs, and it listens."""
-    reading = read_process(question.pid, proc)
+    reading, process = read_process(question.pid, proc), proc / str(question.pid)
     if reading is None or reading.state in STOPPED:
         return False
     try:
-        if not listens(proc / str(question.pid), question.signal, question.fd, question.path):
+        if not listens(process, question.signal, question.fd, question.path):
+            return False
+        thread = waiting_thread(process, question.signal) if reading.state == "S" else None
+        if thread is None and sleeps_in_native_code(process):
             return False
         os.truncate(question.path, 0)
+        if thread is not None and send_to_thread(question.pid, thread, question.signal):
+            return True
         signal.pidfd_send_signal(question.pidfd, question.signal)
     except (OSError, ValueError):
         return False  # it just ended, or what it offers is no signal

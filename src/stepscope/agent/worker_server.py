@@ -1,7 +1,7 @@
 """The client of torch's worker server: HTTP over a Unix socket, many processes at once, never longer than it is given.
 
 The server is a native thread in a rank that answers without the GIL (``recorder/`` starts it, in jobs of several
-ranks): ``fr_trace_json`` is the Flight Recorder.  ``dump_traceback`` needs the GIL, so that its silence tells that it is
+ranks): ``fr_trace_json`` is the Flight Recorder.  ``dump_traceback`` needs the GIL, so its silence tells that it is
 held.  What comes back is foreign: bounded in size and time, and nothing but a whole answer counts.
 """
 
@@ -57,12 +57,13 @@ class _Call:
         if not gap:
             return not data or len(self._received) >= MAX_HEAD
         length = _length(head)
-        start = len(head) + len(gap)
-        have = len(self._received) - start
-        if length is not None and have >= length:
-            self.answer = bytes(self._received[start : start + length])
+        if length is None or length > self._max_body:
             return True
-        return not data or length is None or length > self._max_body
+        start = len(head) + len(gap)
+        if len(self._received) - start < length:
+            return not data
+        self.answer = bytes(self._received[start : start + length])
+        return True
 
 
 def ask_servers(
