@@ -8,6 +8,7 @@ from pathlib import Path
 __all__ = [
     "EVENTS",
     "FINDINGS",
+    "HANGS",
     "META",
     "RANKS",
     "SAMPLES",
@@ -19,6 +20,7 @@ __all__ = [
     "STEPS_PARQUET",
     "SUMMARY",
     "SUMMARY_TEXT",
+    "hang_path",
     "ring_key",
     "segment_path",
     "sidecar_path",
@@ -28,6 +30,7 @@ META = "run.json"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
 STACKS = "stacks.jsonl"
+HANGS = "hangs"
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"
@@ -48,7 +51,7 @@ def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
     The instant of the ring's creation tells apart the two rings of a process that replaced itself by ``exec`` (same
     pid, same start time) and those of two processes that had the same pid one after the other.
     """
-    return f"{_UNSAFE.sub('_', host)[:_HOST_CHARS] or 'host'}-{pid}-{anchor_wall_ns:x}"
+    return f"{_host(host)}-{pid}-{anchor_wall_ns:x}"
 
 
 def segment_path(run_dir: Path, key: str) -> Path:
@@ -57,3 +60,12 @@ def segment_path(run_dir: Path, key: str) -> Path:
 
 def sidecar_path(run_dir: Path, key: str) -> Path:
     return run_dir / STEPS / f"{key}{SIDECAR_SUFFIX}"
+
+
+def hang_path(run_dir: Path, host: str, number: int) -> Path:
+    """Each host counts its own: the watchdogs of two hosts do not know of one another."""
+    return run_dir / HANGS / f"{_host(host)}-{number}.json"
+
+
+def _host(host: str) -> str:
+    return _UNSAFE.sub("_", host)[:_HOST_CHARS] or "host"
