@@ -96,7 +96,8 @@ def moves_data(rank: RankEvidence) -> bool:
 
 
 def _of_process(rank: RankEvidence) -> tuple[Activity, str] | None:
-    if not rank.alive or rank.process_state in ("Z", "X"):
+    # One that failed may still be there, held up by threads or by what it does at exit.
+    if not rank.alive or rank.ended or rank.process_state in ("Z", "X"):
         return "gone", _ended_words(rank.ended)
     if rank.process_state in ("T", "t"):
         return "stopped", "is stopped (SIGSTOP)" if rank.process_state == "T" else "is stopped by a debugger"

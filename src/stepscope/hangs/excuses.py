@@ -34,7 +34,7 @@ KNOWN: dict[Activity, str] = {
 @dataclass(frozen=True, kw_only=True)
 class NotAHang:
     reason: str
-    """A sentence: who is at work, at what."""
+    """A sentence: who is at work, at what.  The same at every look, as long as it is the same work."""
     evidence: tuple[str, ...]
     """Sentences: how that can be told."""
     look_again_s: float
@@ -61,13 +61,12 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     if best is None:
         return None
     left_s, doing, excuse = best
-    silent_s = ranks[doing.rank].silent_s
     who = "The process" if evidence.world_size <= 1 else f"Rank {doing.rank}"
     place = place_text(doing.at, evidence.source_lines)
-    until = f"that is taken for a hang after {seconds_text(excuse.patience * evidence.threshold_s)}"
+    until = f"That is taken for a hang after {seconds_text(excuse.patience * evidence.threshold_s)} without a sign."
     return NotAHang(
-        reason=f"{who} {excuse.what}{f' at {place}' if place else ''}, for {seconds_text(silent_s)} now; {until}.",
-        evidence=excuse.signs,
+        reason=f"{who} {excuse.what}{f' at {place}' if place else ''}.",
+        evidence=(*excuse.signs, until),
         look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
     )
 

@@ -19,8 +19,8 @@ __all__ = ["rule_certain", "rule_waiting"]
 
 HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
 """What a rank does that waits for no other."""
-ENDED_WELL = ("code 0", "normally", "finished", "exited")
-TAKEN_ALONG = ("peer", "connection", "socket", "timed out", "timeout", "SIGTERM", "nccl")
+ENDED_WELL = ("in order", "code 0", "normally")
+TAKEN_ALONG = ("peer", "connection", "socket", "timed out", "timeout", "sigterm", "nccl")
 """How the end of a rank reads that followed another's."""
 SIDES_SHOWN = 3
 
@@ -72,26 +72,24 @@ def _accounts(situation: Situation, guilty: Sequence[int]) -> str:
 
 def _gone(situation: Situation) -> Ruling | None:
     gone = [rank for rank, doing in situation.doings.items() if doing.state == "gone"]
-    left = [rank for rank in situation.ranks if rank not in gone]
-    if not gone or not left:
-        return None
     ended = {rank: situation.ranks[rank].ended for rank in gone}
-    if not situation.waiting and all(any(words in text for words in ENDED_WELL) for text in ended.values()):
-        return None  # the first to finish; the others are still at something
-    began = [rank for rank in gone if not any(words.lower() in ended[rank].lower() for words in TAKEN_ALONG)]
-    guilty = began or gone
-    reasons = {situation.doings[rank].words for rank in guilty}
-    what = (
-        reasons.pop() if len(reasons) == 1 else listed([account(situation, rank)[0] for rank in guilty[:SIDES_SHOWN]])
-    )
-    if len(guilty) > 1:
-        what = what.replace("was ", "were ", 1) if what.startswith("was ") else what.replace("is ", "are ", 1)
-    step = situation.ranks[guilty[0]].step
-    where = f" in step {step}" if step is not None and len(guilty) == 1 else ""
-    told = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in guilty]
-    title = f"{situation.who(guilty)} {what}{where}{situation.wait_for(guilty)}."
-    evidence = (f"After it: {listed(told)}.",) if told else ()
-    return _with(situation, "rank_crashed", guilty, title, evidence=evidence)
+    badly = [rank for rank in gone if not any(words in ended[rank] for words in ENDED_WELL)]
+    if len(gone) == len(situation.ranks) or not (badly or (gone and situation.waiting)):
+        return None  # nobody is gone, or only who was done; the others are still at something
+    if not badly:
+        return _missing(situation, gone)
+    began = [rank for rank in badly if not any(words in ended[rank].lower() for words in TAKEN_ALONG)] or badly
+    told = {situation.doings[rank].words for rank in began}
+    if len(told) == 1:
+        what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
+    else:
+        what = "; ".join(f"rank {rank} {situation.doings[rank].words}" for rank in began[:SIDES_SHOWN])
+    step = situation.ranks[began[0]].step
+    where = f" in step {step}" if step is not None and len(began) == 1 else ""
+    title = f"{situation.who(began)}{':' if len(began) > 1 else ''} {what}{where}{situation.wait_for(began)}."
+    others = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in began]
+    evidence = (f"After it: {listed(others[:SIDES_SHOWN])}.",) if others else ()
+    return _with(situation, "rank_crashed", began, title, evidence=evidence)
 
 
 def _frozen(situation: Situation) -> Ruling | None:
@@ -134,14 +132,20 @@ def _held_up(situation: Situation) -> Ruling | None:
     if kind != "hang_missing_collective":
         title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}{_since(situation, guilty, victims)}."
         return _with(situation, kind, guilty, title, evidence=_idle(situation, guilty))
-    shared = situation.shared(_direct(situation, guilty, victims))
-    called = collective_text(shared)
+    return _missing(situation, guilty)
+
+
+def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Others wait in a call that these never made."""
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    called = collective_text(situation.shared(_direct(situation, guilty, victims)))
     same = alike([situation.doings[rank] for rank in guilty])
     it = "it" if len(guilty) == 1 else "each" if same else ""
     told = f"{it} {_accounts(situation, guilty)}".strip()
     title = f"{situation.who(guilty)} never called {called}: {told}{situation.wait_for(guilty, named=False)}."
     culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
-    return _with(situation, kind, guilty, title, culprits=culprits, evidence=_idle(situation, guilty))
+    evidence = _idle(situation, guilty)
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits, evidence=evidence)
 
 
 def _since(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> str:

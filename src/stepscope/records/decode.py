@@ -1,4 +1,4 @@
-"""From parsed JSON of unknown origin to a frozen dataclass, checked field by field against its annotations.
+"""From frozen dataclasses to plain JSON values and, checked field by field against the annotations, back.
 
 What a field may be: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, ``X | None``, ``tuple[X, ...]``, another such
 dataclass, or ``dict[str, Any]`` (any JSON, as long as its numbers are ones that every reader can take).
@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Hashable
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["decoded"]
+__all__ = ["decoded", "encoded"]
 
 T = TypeVar("T")
 
 _LARGEST = (1 << 63) - 1
 _HIDDEN = dict.fromkeys([*range(32), *range(127, 160)], " ")
 """Control characters: what is shown in a terminal must not steer it."""
+_KNOWN: dict[type, dict[str, tuple[Any, bool]]] = {}
+"""Annotations are text until somebody evaluates them, which takes long for a thousand ranks."""
+
+
+def encoded(value: Any) -> Any:
+    """A dataclass as a dict, a tuple as a list, all the way down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: encoded(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple | list):
+        return [encoded(one) for one in value]
+    return {key: encoded(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def decoded(kind: type[T], raw: object) -> T:
@@ -27,8 +36,7 @@ def decoded(kind: type[T], raw: object) -> T:
     if not isinstance(raw, dict):
         raise ValueError(f"not a {kind.__name__}")  # noqa: TRY004  # like every other fault of the bytes
     values = {}
-    known: Hashable = kind
-    for name, (hint, needed) in _fields(known).items():
+    for name, (hint, needed) in _fields(kind).items():
         if name in raw:
             values[name] = _value(hint, raw[name], name)
         elif needed:
@@ -36,12 +44,13 @@ def decoded(kind: type[T], raw: object) -> T:
     return kind(**values)
 
 
-@cache
-def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    hints = get_type_hints(kind)
-    assert is_dataclass(kind)
-    needed = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(kind)}
-    return {name: (hints[name], needed[name]) for name in needed}
+def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+    """What each field may be, and whether it must be there."""
+    if kind not in _KNOWN:
+        hints = get_type_hints(kind)
+        needed = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(kind)}
+        _KNOWN[kind] = {name: (hints[name], must) for name, must in needed.items()}
+    return _KNOWN[kind]
 
 
 def _value(hint: Any, raw: Any, name: str) -> Any:

@@ -6,10 +6,10 @@ was ended).  ``finding_of`` in ``hangs/`` makes the finding from it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stepscope.records.decode import decoded
+from stepscope.records.decode import decoded, encoded
 
 __all__ = ["Culprit", "Frame", "HangKind", "HangRecord", "RankThere", "StackGroup", "ThreadStack", "WaitingIn"]
 
@@ -137,8 +137,8 @@ class HangRecord:
     """What ``--on-hang`` did."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of its file (docs/schema.md); JSON makes lists of the tuples."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """The form of its file (docs/schema.md)."""
+        return {"schema": SCHEMA, **encoded(self)}
 
     @classmethod
     def from_dict(cls, raw: object) -> HangRecord:

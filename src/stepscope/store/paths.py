@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from stepscope.records.naming import hang_name, host_in_name
 
 __all__ = [
     "EVENTS",
@@ -41,9 +42,6 @@ SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 FINDINGS = "findings.json"
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._]+")
-_HOST_CHARS = 64
-
 
 def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
     """What the files of one ring are called.
@@ -51,7 +49,7 @@ def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
     The instant of the ring's creation tells apart the two rings of a process that replaced itself by ``exec`` (same
     pid, same start time) and those of two processes that had the same pid one after the other.
     """
-    return f"{_host(host)}-{pid}-{anchor_wall_ns:x}"
+    return f"{host_in_name(host)}-{pid}-{anchor_wall_ns:x}"
 
 
 def segment_path(run_dir: Path, key: str) -> Path:
@@ -64,8 +62,4 @@ def sidecar_path(run_dir: Path, key: str) -> Path:
 
 def hang_path(run_dir: Path, host: str, number: int) -> Path:
     """Each host counts its own: the watchdogs of two hosts do not know of one another."""
-    return run_dir / HANGS / f"{_host(host)}-{number}.json"
-
-
-def _host(host: str) -> str:
-    return _UNSAFE.sub("_", host)[:_HOST_CHARS] or "host"
+    return run_dir / HANGS / hang_name(host, number)
