@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
+from stepscope.reports.hangs import hang_section
 
 __all__ = ["render_text"]
 
@@ -44,6 +45,7 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved
     page = _Page(max(width, NARROWEST), color)
     _verdict(page, summary)
     _traceback(page, summary)
+    _hangs(page, summary)
     _run(page, summary)
     _phases(page, summary)
     _machine(page, summary)
@@ -159,6 +161,16 @@ def _traceback(page: _Page, summary: Summary) -> None:
         left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
         lines = [*lines[:TRACEBACK_HEAD], f"  … {left_out} lines …", *lines[-TRACEBACK_TAIL:]]
     page.lines += [f"  {line}".rstrip() for line in lines]
+    page.blank()
+
+
+def _hangs(page: _Page, summary: Summary) -> None:
+    rows = summary["hangs"]
+    if not rows:
+        return
+    stood = "The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"
+    page.lines.append(page.paint(stood, "bold"))
+    page.lines += hang_section(rows, page.width, led_by=summary["verdict"]["title"])
     page.blank()
 
 

@@ -1,0 +1,280 @@
+"""Which kind of hang it is, and who is to blame.  One function per kind; the first that has an answer is believed.
+
+Certain things first: a rank that is gone, stopped, or keeps its GIL.  Then, once nobody is excused, ranks that hold up
+others by being elsewhere.  Only where all wait does it matter who called what in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.hangs.activity import Activity
+from stepscope.hangs.reasons import account, alike, culprits_of
+from stepscope.hangs.situation import Ruling, Situation
+from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
+from stepscope.hangs.words import collective_text, group_text, listed, ranks_text, seconds_text
+from stepscope.records.hang import HangKind, WaitingIn
+
+__all__ = ["rule_certain", "rule_waiting"]
+
+HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
+"""What a rank does that waits for no other."""
+ENDED_WELL = ("in order", "code 0", "normally")
+TAKEN_ALONG = ("peer", "connection", "socket", "timed out", "timeout", "sigterm", "nccl")
+"""How the end of a rank reads that followed another's."""
+SIDES_SHOWN = 3
+
+
+def rule_certain(situation: Situation) -> Ruling | None:
+    """What no amount of work elsewhere excuses."""
+    return _gone(situation) or _frozen(situation)
+
+
+def rule_waiting(situation: Situation) -> Ruling:
+    for rule in (_held_up, _as_recorded, _circle, _mismatch, _lost, _on_device):
+        ruling = rule(situation)
+        if ruling is not None:
+            return ruling
+    return _unknown(situation)
+
+
+def _with(situation: Situation, kind: HangKind, guilty: Sequence[int], title: str, **more: object) -> Ruling:
+    """The parts that all rulings share."""
+    victims = tuple(rank for rank in situation.waiting if rank not in set(guilty))
+    fields = {
+        "culprits": culprits_of(situation, guilty),
+        "victims": victims,
+        "collective": situation.shared(_direct(situation, guilty, victims)),
+        **more,
+    }
+    return Ruling(kind=kind, title=title, **fields)  # type: ignore[arg-type]
+
+
+def _direct(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> Sequence[int]:
+    """Of the victims those in a group with a culprit; the others wait for them."""
+    near = []
+    for victim in victims:
+        waiting = situation.doings[victim].waiting_in
+        if waiting is not None and (waiting.peer in guilty or situation.members_of(waiting) & set(guilty)):
+            near.append(victim)
+    return near or victims
+
+
+def _accounts(situation: Situation, guilty: Sequence[int]) -> str:
+    """Of one, or of all where they are alike; otherwise of the first few."""
+    doings = [situation.doings[rank] for rank in guilty]
+    if alike(doings):
+        return account(situation, guilty[0])[0]
+    shown = [f"rank {rank} {account(situation, rank)[0]}" for rank in guilty[:SIDES_SHOWN]]
+    more = f" and {len(guilty) - SIDES_SHOWN:,} more elsewhere" if len(guilty) > SIDES_SHOWN else ""
+    return "; ".join(shown) + more
+
+
+def _gone(situation: Situation) -> Ruling | None:
+    gone = [rank for rank, doing in situation.doings.items() if doing.state == "gone"]
+    ended = {rank: situation.ranks[rank].ended for rank in gone}
+    badly = [rank for rank in gone if not any(words in ended[rank] for words in ENDED_WELL)]
+    if len(gone) == len(situation.ranks) or not (badly or (gone and situation.waiting)):
+        return None  # nobody is gone, or only who was done; the others are still at something
+    if not badly:
+        return _missing(situation, gone)
+    began = [rank for rank in badly if not any(words in ended[rank].lower() for words in TAKEN_ALONG)] or badly
+    told = {situation.doings[rank].words for rank in began}
+    if len(told) == 1:
+        what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
+    else:
+        what = "; ".join(f"rank {rank} {situation.doings[rank].words}" for rank in began[:SIDES_SHOWN])
+    step = situation.ranks[began[0]].step
+    where = f" in step {step}" if step is not None and len(began) == 1 else ""
+    title = f"{situation.who(began)}{':' if len(began) > 1 else ''} {what}{where}{situation.wait_for(began)}."
+    others = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in began]
+    evidence = (f"After it: {listed(others[:SIDES_SHOWN])}.",) if others else ()
+    return _with(situation, "rank_crashed", began, title, evidence=evidence)
+
+
+def _frozen(situation: Situation) -> Ruling | None:
+    states: tuple[Activity, ...] = ("stopped", "gil")
+    guilty = [rank for rank, doing in situation.doings.items() if doing.state in states]
+    if not guilty:
+        return None
+    title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
+    signs = []
+    for rank in guilty[:SIDES_SHOWN]:
+        who = f"Rank {rank}"
+        if situation.doings[rank].state == "gil":
+            signs.append(f"{who} answers requests that need no Python, and none that do: its GIL is held.")
+        else:
+            signs.append(f"{who}: the kernel says that the process is stopped ({situation.ranks[rank].process_state}).")
+    return _with(situation, "hang_host", guilty, title, evidence=tuple(signs))
+
+
+def _subject(situation: Situation, guilty: Sequence[int]) -> str:
+    """``Rank 1 sleeps at train.py:41``, ``Ranks 1, 3: each waits for a disk``."""
+    told = _accounts(situation, guilty)
+    if len(guilty) == 1:
+        return f"{situation.who(guilty)} {told}"
+    same = alike([situation.doings[rank] for rank in guilty])
+    return f"{situation.who(guilty)}: {'each ' if same else ''}{told}"
+
+
+def _held_up(situation: Situation) -> Ruling | None:
+    guilty = [rank for rank, doing in situation.doings.items() if doing.state in HOLDERS]
+    if not guilty:
+        return None
+    states = {situation.doings[rank].state for rank in guilty}
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    if "disk" in states:
+        kind: HangKind = "hang_host"
+    elif "input" in states:
+        kind = "hang_input"
+    else:
+        kind = "hang_missing_collective" if victims else "hang_host"
+    if kind != "hang_missing_collective":
+        title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}{_since(situation, guilty, victims)}."
+        return _with(situation, kind, guilty, title, evidence=_idle(situation, guilty))
+    return _missing(situation, guilty)
+
+
+def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Others wait in a call that these never made."""
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    called = collective_text(situation.shared(_direct(situation, guilty, victims)))
+    same = alike([situation.doings[rank] for rank in guilty])
+    it = "it" if len(guilty) == 1 else "each" if same else ""
+    told = f"{it} {_accounts(situation, guilty)}".strip()
+    title = f"{situation.who(guilty)} never called {called}: {told}{situation.wait_for(guilty, named=False)}."
+    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
+    evidence = _idle(situation, guilty)
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits, evidence=evidence)
+
+
+def _since(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> str:
+    """How long, where there is nobody whose wait would say that something is wrong."""
+    return "" if victims else f", for {seconds_text(min(situation.ranks[rank].silent_s for rank in guilty))} now"
+
+
+def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
+    signs = []
+    for rank in guilty[:SIDES_SHOWN]:
+        share, silent_s = situation.ranks[rank].cpu_share, situation.ranks[rank].silent_s
+        used = f" and uses {share:.0%} of a core" if share is not None else ""
+        signs.append(f"Rank {rank} has been silent for {seconds_text(silent_s)}{used}.")
+    return tuple(signs)
+
+
+def _circle(situation: Situation) -> Ruling | None:
+    waits = waits_of(situation)
+    for ranks in circles(waits.edges):
+        point_to_point = [rank for rank in ranks if is_p2p(situation.doings[rank].waiting_in)]
+        if point_to_point and len(point_to_point) < len(ranks):
+            return _unmatched(situation, point_to_point)
+        cycle = cycle_text(situation, waits, ranks)
+        title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
+        return _with(situation, "hang_deadlock", ranks, title, cycle=cycle, collective=situation.shared(ranks))
+    return None
+
+
+def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Sends and recvs whose other end is in a collective: it waits for them, and they for it."""
+    told = []
+    for rank in guilty[:SIDES_SHOWN]:
+        waiting = situation.doings[rank].waiting_in
+        peer = waiting.peer if waiting is not None else None
+        there = peer is not None and peer in situation.doings and peer not in guilty
+        other = f", which {account(situation, peer)[0]}" if there and peer is not None else ""
+        told.append(f"rank {rank} {account(situation, rank)[0]}{other}")
+    shared = situation.shared([rank for rank in situation.waiting if rank not in guilty])
+    called = collective_text(shared)
+    title = f"{situation.who(guilty)} never called {called}: {'; '.join(told)}."
+    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits)
+
+
+def _sides(situation: Situation, ranks: Sequence[int]) -> str:
+    """``ranks 0, 3 in all_reduce of mesh_dp, ranks 1, 2 in all_reduce of mesh_tp``."""
+    sides: dict[str, list[int]] = {}
+    for rank in ranks:
+        waiting = situation.doings[rank].waiting_in
+        sides.setdefault(collective_text(waiting), []).append(rank)
+    parts = [f"{ranks_text(these)} in {call}" for call, these in sides.items()]
+    more = [f"{len(parts) - SIDES_SHOWN} more groups"] if len(parts) > SIDES_SHOWN else []
+    return listed([*parts[:SIDES_SHOWN], *more])
+
+
+def _mismatch(situation: Situation) -> Ruling | None:
+    """All of a group are in it, but not in the same call.  By the words alone: no sequence numbers, no shapes."""
+    by_group: dict[str, dict[tuple[str, int], list[int]]] = {}
+    for rank in situation.waiting:
+        last, waiting = situation.ranks[rank].collective, situation.doings[rank].waiting_in
+        if last is not None and last.waiting and waiting is not None and waiting.group and not is_p2p(waiting):
+            by_group.setdefault(waiting.group, {}).setdefault((last.op, last.bytes), []).append(rank)
+    for calls in by_group.values():
+        # Who receives a broadcast or scatter may pass other bytes than who sends it: told apart by the op alone.
+        ops = {op for op, _ in calls}
+        if len(calls) < 2 or (len(ops) == 1 and ops & {"broadcast", "scatter", "gather", "all_to_all"}):
+            continue
+        sides = sorted(calls.items(), key=lambda side: -len(side[1]))
+        split = len(sides[0][1]) == len(sides[1][1])
+        guilty = sorted(rank for _, these in (sides if split else sides[1:]) for rank in these)
+        told = [f"{ranks_text(these)} called {op} with {size:,} bytes" for (op, size), these in sides[:SIDES_SHOWN]]
+        group = group_text(situation.doings[guilty[0]].waiting_in or WaitingIn(group=""))
+        title = f"The ranks of {group} are not in the same call: {listed(told)}."
+        return _with(situation, "hang_mismatch", guilty, title, undecidable=split)
+    return None
+
+
+def _as_recorded(situation: Situation) -> Ruling | None:
+    return None
+
+
+def _lost(situation: Situation) -> Ruling | None:
+    elsewhere = waits_of(situation).elsewhere
+    if not elsewhere or not situation.waiting:
+        return None
+    shared = situation.shared(situation.waiting)
+    verb = "waits" if len(situation.waiting) == 1 else "wait"
+    here = f"All {len(situation.ranks):,} ranks" if len(situation.waiting) == len(situation.ranks) > 1 else None
+    who = here or ranks_text(situation.waiting).capitalize()
+    title = (
+        f"{who} on {situation.evidence.host} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
+        "on other hosts: which of them holds the job up cannot be told from here."
+    )
+    return _with(situation, "rank_lost", (), title, undecidable=True, evidence=_unanswered(situation))
+
+
+def _on_device(situation: Situation) -> Ruling | None:
+    waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
+    if not waiting:
+        return None
+    several = len(situation.ranks) > 1
+    place = _accounts(situation, waiting)
+    each = "each " if len(waiting) > 1 and alike([situation.doings[rank] for rank in waiting]) else ""
+    colon = ": " if len(waiting) > 1 else " "
+    title = f"{situation.who(waiting)}{colon}{each}{place}, and the device does not finish."
+    used = [
+        f"The GPU of rank {rank} is {util:.0f}% busy."
+        for rank in waiting[:SIDES_SHOWN]
+        if (util := situation.ranks[rank].gpu_util_percent) is not None
+    ]
+    guilty = [] if several else waiting
+    return _with(situation, "hang_device", guilty, title, undecidable=several, evidence=tuple(used))
+
+
+def _unknown(situation: Situation) -> Ruling:
+    silent = [rank for rank, doing in situation.doings.items() if doing.state == "unknown"]
+    parts = []
+    if situation.waiting:
+        shared = situation.shared(situation.waiting)
+        verb = "waits" if len(situation.waiting) == 1 else "wait"
+        parts.append(f"{ranks_text(situation.waiting)} {verb} in {collective_text(shared)}")
+    if silent:
+        could = "could not be learnt"
+        parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} {could}")
+    told = f": {listed(parts)}" if parts else ""
+    title = f"The job stands still and it cannot be told why{told}."
+    return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=_unanswered(situation))
+
+
+def _unanswered(situation: Situation) -> tuple[str, ...]:
+    mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
+    return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()
