@@ -17,7 +17,7 @@ from stepscope.ring import LastCollective, RingReader
 from stepscope.ring import words as w
 from stepscope.ring.latest import last_collective, live_phase
 from stepscope.ring.layout import MIN_CAPACITY, TURN_WORDS
-from stepscope.testing.rings import RingStream, write_step, write_steps
+from stepscope.testing.rings import RingStream, write_call, write_step, write_steps, write_wait
 
 ALL_REDUCE, SEND, RECV = OPS.index("all_reduce"), OPS.index("send"), OPS.index("recv")
 
@@ -45,20 +45,13 @@ def write(stream: RingStream, *words: int) -> None:
 
 
 def call(stream: RingStream, op: int = ALL_REDUCE, *, group: int = 0, size: int = 0, peer: int | None = None) -> int:
-    """Call a collective a microsecond from now; returns when."""
     stream.clock.advance(1000)
-    write(stream, w.COLLECTIVE_DATA | op << w.OP_SHIFT | group << w.GROUP_SHIFT | w.ASYNC_BIT | size)
-    if peer is not None:
-        write(stream, w.data_word(w.PEER, peer))
-    write(stream, stream.clock() << w.TIME_SHIFT | stream.ledger.phase)
-    return stream.clock()
+    return write_call(stream, op, group=group, size=size, peer=peer)
 
 
 def wait(stream: RingStream, distance: int = 0) -> int:
-    """Begin a wait for it; returns the outer phase."""
     stream.clock.advance(1000)
-    write(stream, w.data_word(w.WAIT, distance))
-    return stream.ledger.enter(COMM)
+    return write_wait(stream, distance)
 
 
 def test_a_rank_that_called_none(stream: RingStream, read: RingReader) -> None:

@@ -91,17 +91,28 @@ class RingBatch:
 
 
 def split(batch: RingBatch, size: int) -> Iterator[RingBatch]:
-    """The same in parts of at most ``size`` records, each of which can be gone on from; never none."""
-    starts = range(0, max(len(batch.slots), 1), size)
-    for start in starts:
-        slots = batch.slots[start : start + size]
-        last = start == starts[-1]
+    """The same in parts of at most ``size`` records, each of which can be gone on from; never none.
+
+    The records of one step have one seq: they stay together, so a part holds more where they alone are more.
+    """
+    seqs = [SLOT_HEAD.unpack_from(slot)[3] for slot in batch.slots]
+    start = 0
+    while True:
+        end = min(start + size, len(seqs))
+        while start < end < len(seqs) and seqs[end] == seqs[end - 1]:
+            end -= 1
+        if end == start:
+            end = next((at for at in range(start, len(seqs)) if seqs[at] != seqs[start]), len(seqs))
+        last = end == len(seqs)
         yield RingBatch(
-            slots=slots,
-            last_seq=batch.last_seq if last else SLOT_HEAD.unpack_from(slots[-1])[3],
+            slots=batch.slots[start:end],
+            last_seq=batch.last_seq if last else seqs[end - 1],
             lost=0 if start else batch.lost,
             torn=0 if start else batch.torn,
         )
+        if last:
+            return
+        start = end
 
 
 class RingReader:

@@ -12,7 +12,9 @@ record of an earlier step; NOTE is followed by as many TEXT words as its bytes n
 nothing more follows in this round of the ring.
 
 COLLECTIVE stands before the time word of the instant at which a collective was called (of a send or recv with PEER in
-between), WAIT before the time word with which a wait for a collective begins.  They come anywhere within a step.
+between); with a code up to 15 that word is nothing but the instant, whatever its phase.  WAIT stands before the time
+word with which a wait for a collective begins: of a call that blocks these are the same.  They come anywhere within a
+step.
 
 Time only grows, so a word left over from the ring's last round is older than the one before it and is recognised.
 """
