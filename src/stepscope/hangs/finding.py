@@ -2,8 +2,8 @@
 
 Evidence: ``number`` and ``host`` (which name its file), ``culprits`` (``rank``, ``reason``, ``file``, ``line``,
 ``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op`` and ``sizes`` of the collective they wait
-in, ``cycle``, ``stood_s`` (until it came back or ended, else until it was declared), ``threshold_s``, ``over``,
-``action``, ``told_by`` (sentences).
+in, ``cycle``, ``stopped_wall_ns`` (when the last rank was heard of), ``stood_s`` (from then until it was over, or
+declared), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def finding_of(record: HangRecord) -> Finding:
     of_culprits = [there[culprit.rank] for culprit in record.culprits if culprit.rank in there]
     steps = [rank.step for rank in of_culprits or record.ranks if rank.step is not None]
     phases = {rank.phase for rank in of_culprits}
-    title = f"The job stood still for {seconds_text(seconds)} and came back. {record.title}" if back else record.title
+    title = record.title
+    if back:
+        then = title.replace(" never called ", " had not called ", 1)
+        title = f"The job stood still for {seconds_text(seconds)} and came back. {then}"
     return Finding(
         kind="stall" if back else record.kind,
         severity="warning" if back else "critical",
@@ -79,6 +82,7 @@ def _evidence(record: HangRecord, seconds: float) -> dict[str, Any]:
         "op": waiting.op or None if waiting else None,
         "sizes": waiting.sizes or None if waiting else None,
         "cycle": list(record.cycle),
+        "stopped_wall_ns": record.stopped_wall_ns,
         "stood_s": round(seconds, 3),
         "threshold_s": record.threshold_s,
         "over": record.over,

@@ -171,7 +171,10 @@ def _circle(situation: Situation) -> Ruling | None:
         cycle = cycle_text(situation, waits, ranks)
         title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
         return _with(situation, "hang_deadlock", ranks, title, cycle=cycle, collective=situation.shared(ranks))
-    return None
+    # Without knowing with whom a send or recv is, there is no circle to be found; that others miss them still shows.
+    waited = {number for node, after in waits.edges.items() if node[0] for name, number in after if not name}
+    point_to_point = [rank for rank in sorted(waited) if is_p2p(situation.doings[rank].waiting_in)]
+    return _unmatched(situation, point_to_point) if point_to_point else None
 
 
 def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:

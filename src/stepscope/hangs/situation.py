@@ -47,8 +47,8 @@ class Situation:
 
     @cached_property
     def members(self) -> dict[str, frozenset[int]]:
-        """The ranks of each group, by its name, as far as any rank has told."""
-        found: dict[str, set[int]] = {}
+        """The ranks of each group, by its name, as far as any rank has told; one alone is no group."""
+        found: dict[str, set[int]] = {name: set(ranks) for name, ranks in self.recorders.members.items()}
         for rank in self.ranks.values():
             last = (rank.collective.group,) if rank.collective is not None and rank.collective.group else ()
             for group in (*rank.groups, *last):
@@ -56,7 +56,7 @@ class Situation:
                 everybody = group.size and group.size == self.evidence.world_size
                 told = group.ranks or (range(group.size) if everybody else (rank.rank,))
                 found.setdefault(group.name, set()).update(told)
-        return {name: frozenset(ranks) for name, ranks in found.items()}
+        return {name: frozenset(ranks) for name, ranks in found.items() if len(ranks) > 1}
 
     def members_of(self, waiting: WaitingIn) -> frozenset[int]:
         """Where the group is not known: the whole world."""

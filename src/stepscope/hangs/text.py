@@ -65,7 +65,8 @@ def _culprits(record: HangRecord) -> list[str]:
         alike.setdefault((culprit.reason, culprit.at), []).append(culprit)
     texts = []
     for (reason, at), culprits in list(alike.items())[:CULPRITS_SHOWN]:
-        texts.append(f"{ranks_text(culprit.rank for culprit in culprits)} {reason}")
+        each = ": each" if len(culprits) > 1 else ""
+        texts.append(f"{ranks_text(culprit.rank for culprit in culprits)}{each} {reason}")
         if at is not None and at.line:
             texts.append(f"{at.file}, line {at.line}, in {at.function}")
     if len(alike) > CULPRITS_SHOWN:

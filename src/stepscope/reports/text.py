@@ -139,8 +139,8 @@ def _doubt(finding: Mapping[str, Any]) -> str:
 def _traceback(page: _Page, summary: Summary) -> None:
     """The exception that began it; those that followed from it are in summary.json, and so are earlier attempts'."""
     crash = summary["findings"][0]
-    if crash["kind"] != "rank_crashed":
-        return
+    if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
+        return  # of one that only the watchdog saw there is none
     of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
     told = (error for error in of_it if error["rank"] is not None and error["traceback"])
     error = next((error for error in told if not error["victim"]), None)
