@@ -236,7 +236,7 @@ class Watchdog:
             culprits=[culprit.rank for culprit in record.culprits],
             victims=list(record.victims),
         )
-        print("\n".join(hang_lines(record, WIDTH)), file=sys.stderr, flush=True)
+        _say("\n".join(hang_lines(record, WIDTH)))
         self._journal.flush()  # the evidence comes first: the job may be ended next
         action = self._on_hang.act(record, hang_path(self._run_dir, record.host, record.number))
         if action:
@@ -254,7 +254,7 @@ class Watchdog:
         seconds = round(now_s - stop.moved_s, 1)
         self._update(replace(record, over="recovered", over_wall_ns=time.time_ns()))
         self._journal.event("hang_over", number=record.number, seconds=seconds)
-        print(f"stepscope: the job goes on after {seconds:g} s; it was a stall", file=sys.stderr, flush=True)
+        _say(f"the job goes on after {seconds:g} s; it was a stall")
 
     def _update(self, record: HangRecord) -> None:
         self._records[record.number] = record
@@ -276,3 +276,7 @@ class Watchdog:
     def _earlier(self) -> list[HangRecord]:
         """What an agent before this one found on this host."""
         return [record for record in read_hangs(self._run_dir)[0] if record.host == self._node]
+
+
+def _say(text: str) -> None:
+    print(f"stepscope: {text}", file=sys.stderr, flush=True)
