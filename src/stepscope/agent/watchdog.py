@@ -149,7 +149,7 @@ class Watchdog:
         if stop is not None and (moved_s > stop.moved_s or world.pids != stop.pids):
             del self._stops[world.key]
             stop = None
-        if now_s - world.quiet_since_s() < self._patience_s(world) and not self._lost_one(world, now_s):
+        if not self._stands_still(world, now_s) and not self._lost_one(world, now_s):
             return
         if stop is None:
             stop = self._stops[world.key] = _Stop(
@@ -160,6 +160,10 @@ class Watchdog:
             )
         if now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
             self._inquire(world, stop, now_s)
+
+    def _stands_still(self, world: World, now_s: float) -> bool:
+        quiet_s = now_s - world.quiet_since_s()
+        return quiet_s >= self._after_s and quiet_s >= self._patience_s(world)  # the second takes some time to tell
 
     def _patience_s(self, world: World) -> float:
         return max(self._after_s, STEPS * (world.step_s() or 0.0))
