@@ -7,12 +7,15 @@ others by being elsewhere.  Only where all wait does it matter who called what i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from stepscope.flight.failures import TAKEN_ALONG
+from stepscope.flight.wording import ranks_text
 from stepscope.hangs.activity import Activity
 from stepscope.hangs.reasons import account, alike, culprits_of
 from stepscope.hangs.situation import Ruling, Situation
 from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
-from stepscope.hangs.words import collective_text, group_text, listed, ranks_text, seconds_text
+from stepscope.hangs.words import collective_text, group_text, listed, seconds_text
 from stepscope.records.hang import HangKind, WaitingIn
 
 __all__ = ["rule_certain", "rule_waiting"]
@@ -20,8 +23,6 @@ __all__ = ["rule_certain", "rule_waiting"]
 HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
 """What a rank does that waits for no other."""
 ENDED_WELL = ("in order", "code 0", "normally")
-TAKEN_ALONG = ("peer", "connection", "socket", "timed out", "timeout", "sigterm", "nccl")
-"""How the end of a rank reads that followed another's."""
 SIDES_SHOWN = 3
 
 
@@ -78,7 +79,7 @@ def _gone(situation: Situation) -> Ruling | None:
         return None  # nobody is gone, or only who was done; the others are still at something
     if not badly:
         return _missing(situation, gone)
-    began = [rank for rank in badly if not any(words in ended[rank].lower() for words in TAKEN_ALONG)] or badly
+    began = [rank for rank in badly if not _taken_along(ended[rank])] or badly
     told = {situation.doings[rank].words for rank in began}
     if len(told) == 1:
         what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
@@ -90,6 +91,10 @@ def _gone(situation: Situation) -> Ruling | None:
     others = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in began]
     evidence = (f"After it: {listed(others[:SIDES_SHOWN])}.",) if others else ()
     return _with(situation, "rank_crashed", began, title, evidence=evidence)
+
+
+def _taken_along(ended: str) -> bool:
+    return "SIGTERM" in ended or any(words in ended.lower() for words in TAKEN_ALONG)
 
 
 def _frozen(situation: Situation) -> Ruling | None:
@@ -138,7 +143,9 @@ def _held_up(situation: Situation) -> Ruling | None:
 def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
     """Others wait in a call that these never made."""
     victims = [rank for rank in situation.waiting if rank not in guilty]
-    called = collective_text(situation.shared(_direct(situation, guilty, victims)))
+    called = collective_text(
+        _other_end(situation, guilty, victims) or situation.shared(_direct(situation, guilty, victims))
+    )
     same = alike([situation.doings[rank] for rank in guilty])
     it = "it" if len(guilty) == 1 else "each" if same else ""
     told = f"{it} {_accounts(situation, guilty)}".strip()
@@ -148,6 +155,15 @@ def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
     return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits, evidence=evidence)
 
 
+def _other_end(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> WaitingIn | None:
+    """Of a single culprit that a send or recv waits for: what it would have to call."""
+    for victim in victims:
+        waiting = situation.doings[victim].waiting_in
+        if waiting is not None and is_p2p(waiting) and list(guilty) == [waiting.peer]:
+            return replace(waiting, op="recv" if "send" in waiting.op else "send", peer=victim)
+    return None
+
+
 def _since(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> str:
     """How long, where there is nobody whose wait would say that something is wrong."""
     return "" if victims else f", for {seconds_text(min(situation.ranks[rank].silent_s for rank in guilty))} now"
@@ -155,7 +171,7 @@ def _since(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) 
 
 def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
     signs = []
-    for rank in guilty[:SIDES_SHOWN]:
+    for rank in [rank for rank in guilty if situation.doings[rank].state != "gone"][:SIDES_SHOWN]:
         share, silent_s = situation.ranks[rank].cpu_share, situation.ranks[rank].silent_s
         used = f" and uses {share:.0%} of a core" if share is not None else ""
         signs.append(f"Rank {rank} has been silent for {seconds_text(silent_s)}{used}.")
@@ -219,7 +235,10 @@ def _mismatch(situation: Situation) -> Ruling | None:
         sides = sorted(calls.items(), key=lambda side: -len(side[1]))
         split = len(sides[0][1]) == len(sides[1][1])
         guilty = sorted(rank for _, these in (sides if split else sides[1:]) for rank in these)
-        told = [f"{ranks_text(these)} called {op} with {size:,} bytes" for (op, size), these in sides[:SIDES_SHOWN]]
+        told = [
+            f"{ranks_text(these)} called {op}" + (f" with {size:,} bytes" if len(ops) == 1 else "")
+            for (op, size), these in sides[:SIDES_SHOWN]
+        ]
         group = group_text(situation.doings[guilty[0]].waiting_in or WaitingIn(group=""))
         title = f"The ranks of {group} are not in the same call: {listed(told)}."
         return _with(situation, "hang_mismatch", guilty, title, undecidable=split)
@@ -237,7 +256,7 @@ def _lost(situation: Situation) -> Ruling | None:
     shared = situation.shared(situation.waiting)
     verb = "waits" if len(situation.waiting) == 1 else "wait"
     here = f"All {len(situation.ranks):,} ranks" if len(situation.waiting) == len(situation.ranks) > 1 else None
-    who = here or ranks_text(situation.waiting).capitalize()
+    who = here or ranks_text(situation.waiting, start=True)
     title = (
         f"{who} on {situation.evidence.host} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
         "on other hosts: which of them holds the job up cannot be told from here."

@@ -21,6 +21,13 @@ WORKER_STATES = {
     "X": "died",
     "D": "waits for a disk",
 }
+LONG = {
+    "compile": "compiling",
+    "checkpoint": "writing a checkpoint",
+    "evaluation": "evaluating",
+    "computing": "at work",
+}
+"""What nobody calls a hang until it lasts."""
 
 
 def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
@@ -33,8 +40,8 @@ def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
     words = doing.words
     if doing.state == "collective":
         words = f"waits in {collective_text(doing.waiting_in)}"
-    elif doing.state in ("compile", "checkpoint", "evaluation", "computing"):
-        words = f"{doing.words} for {seconds_text(evidence.silent_s)}, longer than that is taken for work,"
+    elif doing.state in LONG:
+        words = f"has been {LONG[doing.state]} for {seconds_text(evidence.silent_s)}"
     place = place_text(doing.at, lines) or _elsewhere(evidence)
     text = f"{words} at {place}" if place else words
     if doing.state != "input":

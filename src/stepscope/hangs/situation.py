@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from stepscope.flight.wording import ranks_text
 from stepscope.hangs.activity import WAITING, Doing, doing_of
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.recorders import Recorders
-from stepscope.hangs.words import collective_text, ranks_text
+from stepscope.hangs.words import collective_text
 from stepscope.records.hang import Culprit, HangKind, WaitingIn
 
 __all__ = ["Ruling", "Situation", "situation_of"]
@@ -67,9 +68,9 @@ class Situation:
         ranks = sorted(ranks)
         if self.single:
             return "The process"
-        if len(ranks) > 1 and len(ranks) == len(self.ranks) == self.evidence.world_size:
+        if len(ranks) > 2 and len(ranks) == len(self.ranks) == self.evidence.world_size:
             return f"All {len(ranks):,} ranks"
-        return ranks_text(ranks).capitalize()
+        return ranks_text(ranks, start=True)
 
     def shared(self, ranks: Iterable[int]) -> WaitingIn | None:
         """The collective that most of these wait in; of equally many that of the lowest rank."""

@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from stepscope.flight.stacks import is_users, main_thread
-from stepscope.hangs.words import collective_text, one_line, ranks_text, seconds_text
+from stepscope.flight.wording import ranks_text
+from stepscope.hangs.words import collective_text, one_line, seconds_text
 from stepscope.records.hang import Culprit, Frame, HangRecord, StackGroup
 from stepscope.records.naming import hang_name
 

@@ -1,8 +1,8 @@
-"""How ranks, lines of code and collectives are named in sentences about a hang."""
+"""How lines of code, collectives and times are named in sentences about a hang; ranks as ``flight/`` names them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stepscope.records.hang import Frame, WaitingIn
 
@@ -13,41 +13,14 @@ __all__ = [
     "listed",
     "one_line",
     "place_text",
-    "ranks_text",
     "seconds_text",
 ]
 
-RUNS_SHOWN = 8
 SOURCE_CHARS = 60
 MINUTE_S = 60
 HOUR_S = 3600
 
 Lines = Mapping[tuple[str, int], str]
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0, 2, 3``, ``ranks 0, 2–63``; many stretches are cut and counted."""
-    numbers = sorted(set(ranks))
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    shown = [part for run in runs for part in _run_parts(run)]
-    if len(shown) <= RUNS_SHOWN:
-        return f"ranks {', '.join(text for text, _ in shown)}"
-    kept = shown[: RUNS_SHOWN - 2]
-    left = len(numbers) - sum(count for _, count in kept)
-    return f"ranks {', '.join(text for text, _ in kept)} and {left:,} more"
-
-
-def _run_parts(run: Sequence[int]) -> list[tuple[str, int]]:
-    if len(run) <= 2:  # 2, 3 rather than 2–3
-        return [(str(number), 1) for number in run]
-    return [(f"{run[0]}–{run[-1]}", len(run))]
 
 
 def listed(parts: Sequence[str]) -> str:
