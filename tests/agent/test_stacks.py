@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent import stacks
+from stepscope.agent.signals import sleeps_in_native_code
 from stepscope.agent.stacks import MAX_QUESTIONS, StackAsker, parse_stack
 from stepscope.ring import RingReader
 
@@ -24,7 +25,7 @@ NUMBER = signal.SIGRTMIN + 12
 
 CHILD = textwrap.dedent(
     """
-    import os, platform, signal, sys
+    import ctypes, os, platform, signal, sys
     from pathlib import Path
     from stepscope.recorder.stacks import StackOffer
     from stepscope.records.identity import RankIdentity
@@ -61,6 +62,9 @@ CHILD = textwrap.dedent(
         elif word == "step":
             stream.clock.advance(1)
             stream.ledger.end_step(0, 6, 0)
+        elif word == "sleep in C":
+            print(len(heard), flush=True)
+            ctypes.CDLL(None).sleep(1)
         elif word == "state":
             stream.ring.set_state(RingState.EXITED)
         print(len(heard), flush=True)
@@ -213,6 +217,28 @@ def test_nor_when_it_says_that_it_is_over(child: Child, sent: list[int]) -> None
     child.say("state")
     assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
+
+
+def test_nor_in_a_sleep_of_native_code_which_it_would_end(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.say("offer")
+    monkeypatch.setattr(stacks, "sleeps_in_native_code", lambda process: process == Path(f"/proc/{child.pid}"))
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+def test_what_is_a_sleep_of_native_code(child: Child) -> None:
+    process = Path(f"/proc/{child.pid}")
+    if not (process / "syscall").exists():
+        pytest.skip("this kernel does not tell")
+    assert not sleeps_in_native_code(process)
+    child.say("sleep in C")
+    deadline = time.monotonic() + 30
+    while not sleeps_in_native_code(process):
+        assert time.monotonic() < deadline
+    assert child.process.stdout is not None
+    child.process.stdout.readline()
 
 
 def test_what_was_written_in_another_stretch_is_dropped(

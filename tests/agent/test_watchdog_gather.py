@@ -1,4 +1,4 @@
-"""Gathering evidence about real processes: asleep, at work, stopped, stuck in C with the GIL, with children of theirs."""
+"""Gathering evidence about real processes: asleep, at work, stopped, stuck in C with the GIL, with children."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ CHILD = textwrap.dedent(
         threading.Thread(target=wait_for_lock, daemon=True).start()
     if what != "worker":
         print(fd, flush=True)
-    {"rest": rest, "deaf": rest, "work": work, "gil": hold_the_gil, "gil alone": hold_the_gil, "worker": have_worker}[what]()
+    parts = {"work": work, "gil": hold_the_gil, "gil alone": hold_the_gil, "worker": have_worker}
+    parts.get(what, rest)()
     """
 )
 

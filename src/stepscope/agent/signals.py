@@ -57,7 +57,7 @@ def sleeps_in_native_code(process: Path) -> bool:
 
 
 def waiting_thread(process: Path, number: int) -> int | None:
-    """A thread, not the main one, that waits for a lock and takes the signal: to it the wait is as if never interrupted.
+    """A thread, not the main one, that waits for a lock and takes the signal: to it, it waits as if nothing had been.
 
     None where there is none, or the kernel does not tell what threads wait for.
     """

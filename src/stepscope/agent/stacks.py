@@ -4,8 +4,8 @@ What passes outside all phases has no name; the stack gives it one.  A rank is a
 while, rarely and not often in all, and never otherwise.  It answers through its faulthandler, into a file beside its
 ring (``recorder/stacks.py`` says why that is safe for it).  Before each question is checked, in the kernel's own words,
 that the process catches the signal in its main thread, that it would end no sleep of native code, and that its
-descriptor still is that file; the signal goes through the pidfd, so it can reach no other process.  An answer counts only if the rank was in the same stretch of
-``other`` before and after.
+descriptor still is that file; the signal goes through the pidfd, so it can reach no other process.  An answer counts
+only if the rank was in the same stretch of ``other`` before and after.
 """
 
 from __future__ import annotations
