@@ -64,7 +64,7 @@ CHILD = textwrap.dedent(
             stream.ledger.end_step(0, 6, 0)
         elif word == "sleep in C":
             print(len(heard), flush=True)
-            ctypes.CDLL(None).sleep(1)
+            ctypes.CDLL(None).sleep(600)
         elif word == "state":
             stream.ring.set_state(RingState.EXITED)
         print(len(heard), flush=True)
@@ -233,10 +233,13 @@ def test_what_is_a_sleep_of_native_code(child: Child) -> None:
     if not (process / "syscall").exists():
         pytest.skip("this kernel does not tell")
     assert not sleeps_in_native_code(process)
+    child.say("offer")
     child.say("sleep in C")
     deadline = time.monotonic() + 30
     while not sleeps_in_native_code(process):
         assert time.monotonic() < deadline
+        time.sleep(0.01)
+    signal.pidfd_send_signal(child.pidfd, NUMBER)  # which ends it
     assert child.process.stdout is not None
     child.process.stdout.readline()
 
