@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from stepscope.agent import gather as gathering
 from stepscope.agent.gather import Gathered, Subject, gather
 from stepscope.agent.helpers import kind_of
-from stepscope.agent.procfs import command_line, descendants, read_process, spent_between, wait_channel
+from stepscope.agent.procfs import descendants, read_process, spent_between, wait_channel
 from stepscope.agent.pyspy import parse_dump
 from stepscope.agent.source import read_lines
-from stepscope.agent.threads import ThreadsQuestion, ask_threads
+from stepscope.agent.threads import Offers, StacksQuestion, ask_stacks
 from stepscope.hangs.evidence import RankEvidence
 
 NUMBER = signal.SIGRTMIN + 8
@@ -33,10 +33,22 @@ NUMBER = signal.SIGRTMIN + 8
 CHILD = textwrap.dedent(
     """
     import ctypes, faulthandler, os, signal, sys, threading, time
-    path, number, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    ring, number, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    fd, single = os.open(ring + ".threads", flags), os.open(ring + ".stacks", flags)
+
+    def answer(number, frame):
+        lines = ["Stack (most recent call first):"]
+        while frame is not None:
+            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+            frame = frame.f_back
+        os.write(single, ("\\n".join(lines) + "\\n").encode())
+
     if what != "deaf":
         faulthandler.register(number, file=fd, all_threads=True, chain=False)
+        faulthandler.register(number + 1, file=single, all_threads=False, chain=False)
+        signal.signal(number + 2, answer)
+    fds = f"{fd} {single}"
 
     def rest():
         time.sleep(600)
@@ -51,7 +63,7 @@ CHILD = textwrap.dedent(
     def have_worker():
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
-            print(fd, flush=True)
+            print(fds, flush=True)
             load()
         os.wait()
 
@@ -62,12 +74,16 @@ CHILD = textwrap.dedent(
     def wait_for_lock():
         threading.Event().wait()
 
+    def have_busy_thread():
+        threading.Thread(target=work, daemon=True).start()
+        rest()
+
     if what != "gil alone":
         threading.Thread(target=wait_for_lock, daemon=True).start()
     if what != "worker":
-        print(fd, flush=True)
-    parts = {"work": work, "gil": hold_the_gil, "gil alone": hold_the_gil, "worker": have_worker}
-    parts.get(what, rest)()
+        print(fds, flush=True)
+    parts = {"work": work, "busy thread": have_busy_thread, "worker": have_worker}
+    (hold_the_gil if what.startswith("gil") else parts.get(what, rest))()
     """
 )
 
@@ -78,17 +94,24 @@ class Child:
     def __init__(self, folder: Path, rank: int, what: str) -> None:
         self.script = folder / "child.py"
         self.script.write_text(CHILD)
-        self.path = folder / f"{rank}.threads"
-        command = [sys.executable, str(self.script), str(self.path), str(int(NUMBER)), what]
+        self.ring = folder / f"{rank}.ring"
+        command = [sys.executable, str(self.script), str(folder / str(rank)), str(int(NUMBER)), what]
         self.rank = rank
+        self.busy = what == "work"
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout is not None
-        self.fd = int(self.process.stdout.readline())
+        all_threads, single = map(int, self.process.stdout.readline().split())
+        self.offers = Offers(
+            ring=self.ring,
+            threads=(int(NUMBER), all_threads),
+            stacks=(int(NUMBER) + 1, single),
+            running=(int(NUMBER) + 2, single),
+        )
         self.pid = self.process.pid
         self.until_asleep()
 
     def until_asleep(self) -> None:
-        if "work" in command_line(self.pid).split():
+        if self.busy:
             return
         deadline = time.monotonic() + 30
         while (reading := read_process(self.pid)) is not None and reading.state == "R":
@@ -99,8 +122,7 @@ class Child:
         return Subject(
             evidence=RankEvidence(rank=self.rank, pid=self.pid),
             pidfd=os.pidfd_open(self.pid),
-            offer=(int(NUMBER), self.fd),
-            threads_path=self.path,
+            offers=self.offers,
             server=server,
         )
 
@@ -152,7 +174,7 @@ def test_ranks_asleep_at_work_and_stopped(start: Start) -> None:
     assert second.process_state == "R"
     assert second.cpu_share is not None
     assert second.cpu_share > 0.1
-    assert "work" in functions(t for t in second.threads if t.main)[0]
+    assert [names[-2:] for names in functions(second.threads)] == [["work", "<module>"]]  # nobody else is shown
     assert (third.process_state, third.threads, third.threads_later, third.gil_held) == ("T", (), (), None)
     assert set(found.stack_texts) == {0, 1}
     assert found.stack_texts[0].count("most recent call first") == 2
@@ -174,6 +196,14 @@ def test_a_sleep_of_native_code_is_not_ended_where_there_is_no_other_thread(star
     assert (rank.threads, rank.threads_later, rank.process_state, child.process.poll()) == ((), (), "S", None)
 
 
+def test_the_main_thread_alone_is_asked_while_another_is_at_work(start: Start) -> None:
+    """faulthandler must not read the frames of a thread that runs Python."""
+    (rank,) = look(start("busy thread").subject()).ranks
+    assert functions(rank.threads) == [["rest", "have_busy_thread", "<module>"]]
+    assert rank.cpu_share is not None
+    assert rank.cpu_share > 0.1
+
+
 def test_a_signal_that_is_not_caught_is_never_sent(start: Start) -> None:
     """It would end the process."""
     deaf = start("deaf")
@@ -185,8 +215,8 @@ def test_a_signal_that_is_not_caught_is_never_sent(start: Start) -> None:
 def test_nor_one_that_a_damaged_offer_names(start: Start, number: int, fd: int) -> None:
     child = start("rest")
     pidfd = os.pidfd_open(child.pid)
-    question = ThreadsQuestion(pid=child.pid, pidfd=pidfd, signal=number, fd=fd, path=child.path)
-    assert ask_threads({0: question}, patience_s=0.1) == {}
+    offers = Offers(ring=child.ring, threads=(number, fd))
+    assert ask_stacks({0: StacksQuestion(pid=child.pid, pidfd=pidfd, offers=offers)}, patience_s=0.1) == {}
     os.close(pidfd)
     assert child.process.poll() is None
 

@@ -18,7 +18,7 @@ from stepscope.agent.helpers import kind_of, name_of
 from stepscope.agent.procfs import Reading, descendants, read_process, spent_between, wait_channel
 from stepscope.agent.pyspy import spy
 from stepscope.agent.source import read_lines
-from stepscope.agent.threads import STOPPED, ThreadsQuestion, ask_threads
+from stepscope.agent.threads import STOPPED, Offers, StacksQuestion, ask_stacks
 from stepscope.agent.worker_server import FLIGHT, NEEDS_GIL, ask_servers
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
@@ -50,9 +50,7 @@ class Subject:
     """Filled in as far as the ring goes."""
     pidfd: int | None = None
     """Belongs to whoever gathers, who closes it."""
-    offer: tuple[int, int] | None = None
-    """The signal that makes it write the stacks of its threads, and the descriptor."""
-    threads_path: Path | None = None
+    offers: Offers | None = None
     server: Path | None = None
 
 
@@ -113,8 +111,9 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
     family = descendants([subject.evidence.pid for subject in alive])
     processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
     first = {pid: read_process(pid) for pid in processes}
-    texts = _ask_ranks(alive)
     flights, gil_held = _ask_servers(alive, first, known_held)
+    held = known_held | {pid for pid, is_held in gil_held.items() if is_held}
+    texts = _ask_ranks(alive, held)
     worker_texts = _ask_workers(alive, family)
     spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
     time.sleep(max(0.0, began_s + window_s - time.monotonic()))
@@ -126,7 +125,7 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
         gil_held=gil_held,
         worker_texts=worker_texts,
         spied=spied,
-        texts_later=_ask_ranks(alive),
+        texts_later=_ask_ranks(alive, held),
         second={pid: read_process(pid) for pid in processes},
     )
 
@@ -168,45 +167,38 @@ def _ask_servers(
     return flights, {pid: pid not in answered for pid in asked}
 
 
-def _ask_ranks(subjects: Iterable[Subject]) -> dict[int, str]:
+def _ask_ranks(subjects: Iterable[Subject], held: set[int]) -> dict[int, str]:
     questions = {}
     for subject in subjects:
         pid = subject.evidence.pid
-        if subject.pidfd is not None and (question := _question(subject, pid, subject.pidfd)) is not None:
-            questions[pid] = question
-    return ask_threads(questions, patience_s=STACKS_S)
+        if subject.pidfd is not None and subject.offers is not None:
+            questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=pid in held)
+    return ask_stacks(questions, patience_s=STACKS_S)
 
 
 def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -> dict[int, str]:
     """Those that share a rank's file one after the other, those of different ranks at the same time."""
-    queues = {}
+    queues = []
     for subject in subjects:
         rank = subject.evidence.pid
         workers = [pid for pid in family.get(rank, []) if kind_of(pid, rank) == "dataloader"]
-        if workers and subject.offer is not None:
-            queues[rank] = (subject, workers[:ASKED_WORKERS])
+        if workers and subject.offers is not None:
+            # Of what a forked child inherits only this one stays.
+            queues.append((replace(subject.offers, stacks=None, running=None), workers[:ASKED_WORKERS]))
     found: dict[int, str] = {}
     deadline = time.monotonic() + WORKERS_S
     for turn in range(ASKED_WORKERS):
         left_s = deadline - time.monotonic()
         with ExitStack() as closing:
             questions = {}
-            for subject, workers in queues.values():
+            for offers, workers in queues:
                 if turn < len(workers) and (pidfd := _pidfd(workers[turn])) is not None:
                     closing.callback(os.close, pidfd)
-                    question = _question(subject, workers[turn], pidfd)
-                    questions.update({workers[turn]: question} if question else {})
+                    questions[workers[turn]] = StacksQuestion(pid=workers[turn], pidfd=pidfd, offers=offers)
             if not questions or left_s <= 0:
                 break
-            found |= ask_threads(questions, patience_s=min(left_s, STACKS_S))
+            found |= ask_stacks(questions, patience_s=min(left_s, STACKS_S))
     return found
-
-
-def _question(subject: Subject, pid: int, pidfd: int) -> ThreadsQuestion | None:
-    if subject.offer is None or subject.threads_path is None:
-        return None
-    number, fd = subject.offer
-    return ThreadsQuestion(pid=pid, pidfd=pidfd, signal=number, fd=fd, path=subject.threads_path)
 
 
 def _pidfd(pid: int) -> int | None:

@@ -123,7 +123,8 @@ class Agent:
             if drain.pidfd is None and not drain.alive():
                 self._bury(drain)
             else:
-                self._ask_for_stack(drain)
+                if not self._watchdog.asks:
+                    self._ask_for_stack(drain)
                 self._try(drain.save_sidecar, drain)
                 if drain.due():
                     self._try(drain.drain, drain)

@@ -14,9 +14,10 @@ from stepscope.agent.drain import RingDrain
 from stepscope.agent.gather import Subject
 from stepscope.agent.procfs import read_process
 from stepscope.agent.progress import Departed, Member, World
+from stepscope.agent.threads import Offers
 from stepscope.hangs.evidence import LastCollective, RankEvidence
 from stepscope.records.collectives import OPS
-from stepscope.records.places import SERVER_SUFFIX, THREADS_SUFFIX, error_path
+from stepscope.records.places import SERVER_SUFFIX, error_path
 from stepscope.ring import RingHeader, RingState
 
 __all__ = ["Subjects", "departed_of"]
@@ -73,8 +74,12 @@ class Subjects:
         return Subject(
             evidence=evidence,
             pidfd=_copy(drain.pidfd),
-            offer=drain.reader.thread_offer(),
-            threads_path=drain.reader.path.with_suffix(THREADS_SUFFIX),
+            offers=Offers(
+                ring=drain.reader.path,
+                threads=drain.reader.thread_offer(),
+                stacks=drain.reader.stack_offer(),
+                running=drain.reader.running_offer(),
+            ),
             server=_server(drain),
         )
 

@@ -1,12 +1,17 @@
-"""The stacks of all threads of processes that stand still, by a signal that they offered.
+"""Stacks of processes that stand still, by the signals that they offered.
 
-faulthandler's handler is C code that needs no GIL, so a process answers that is stuck in a library, and one whose GIL
-is held.  A process that is stopped, or waits for a disk, does not: one that is stopped is not asked.  The same checks
-hold as for single stacks (``agent/stacks.py``), and they are made anew for each question.
+Who can be asked for what (``recorder/stacks.py`` says why):
 
-Whichever thread gets the signal shows them all.  While the main thread sleeps in the kernel, one that only waits for a
-lock gets it: nothing that the main thread is in is interrupted.  While it runs it gets the signal itself, because
-nobody else can read its frames then.
+    nobody in there can run Python: its GIL is held, or all wait        the stacks of all threads
+    the main thread waits, another is at work                           the main thread's stack
+    the main thread runs                                                the same, by a handler in Python
+    it is stopped                                                       nothing
+
+The first two are answered by faulthandler, which is C code and needs no GIL.  The checks of single stacks
+(``agent/stacks.py``) hold here too and are made anew for each question.
+
+Whichever thread gets the signal for all threads shows them all.  While the main thread waits, one that only waits for a
+lock gets it, so that nothing the main thread is in is interrupted; a sleep of native code, which would end, is never.
 
 A forked child (a DataLoader worker) has its parent's handler and writes to its parent's file: who shares a file must be
 asked one after the other.
@@ -22,12 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from stepscope.agent.procfs import PROC, read_process
+from stepscope.agent.posture import Posture, postures
+from stepscope.agent.procfs import PROC
 from stepscope.agent.signals import listens, send_to_thread, sleeps_in_native_code, waiting_thread
+from stepscope.records.places import STACKS_SUFFIX, THREADS_SUFFIX
 
-__all__ = ["ThreadsQuestion", "ask_threads"]
+__all__ = ["STOPPED", "Offers", "StacksQuestion", "ask_stacks"]
 
 Key = TypeVar("Key", bound=Hashable)
+Offer = tuple[int, int]
+"""A signal and the descriptor to which its handler writes."""
 
 LOOK_S = 0.01
 CALM_LOOKS = 4
@@ -37,15 +46,25 @@ STOPPED = ("T", "t", "Z", "X", "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThreadsQuestion:
-    """Whom to ask, and how."""
+class Offers:
+    """What a process offers; None: not that."""
+
+    ring: Path
+    """The files to which it writes lie beside its ring."""
+    threads: Offer | None = None
+    stacks: Offer | None = None
+    running: Offer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksQuestion:
+    """Whom to ask."""
 
     pid: int
     pidfd: int
-    signal: int
-    fd: int
-    """Its descriptor of ``path``."""
-    path: Path
+    offers: Offers
+    gil_held: bool = False
+    """As far as is known."""
 
 
 class _Asked:
@@ -73,12 +92,17 @@ class _Asked:
         return written[: written.rfind(b"\n") + 1].decode(errors="replace")
 
 
-def ask_threads(questions: Mapping[Key, ThreadsQuestion], *, patience_s: float, proc: Path = PROC) -> dict[Key, str]:
-    """Ask all at once, then wait for all: what faulthandler wrote, of those that answered in time.
+def ask_stacks(questions: Mapping[Key, StacksQuestion], *, patience_s: float, proc: Path = PROC) -> dict[Key, str]:
+    """Ask all at once, then wait for all: what was written, by those that answered in time.
 
     No two questions may share a file.
     """
-    asked = {key: _Asked(question.path) for key, question in questions.items() if _ask(question, proc)}
+    found = postures((question.pid for question in questions.values()), proc)
+    asked = {}
+    for key, question in questions.items():
+        posture = found.get(question.pid)
+        if posture is not None and (path := _ask(question, posture, proc / str(question.pid))) is not None:
+            asked[key] = _Asked(path)
     waiting = dict(asked)
     deadline = time.monotonic() + patience_s
     while waiting and time.monotonic() < deadline:
@@ -87,21 +111,32 @@ def ask_threads(questions: Mapping[Key, ThreadsQuestion], *, patience_s: float, 
     return {key: text for key, one in asked.items() if (text := one.text())}
 
 
-def _ask(question: ThreadsQuestion, proc: Path) -> bool:
-    """Whether it was asked: it runs, and it listens."""
-    reading, process = read_process(question.pid, proc), proc / str(question.pid)
-    if reading is None or reading.state in STOPPED:
-        return False
+def _ask(question: StacksQuestion, posture: Posture, process: Path) -> Path | None:
+    """The file to which it will write, if it could be asked."""
+    if posture.state in STOPPED:
+        return None
+    offers = question.offers
+    all_threads = question.gil_held or (posture.waits and not posture.others_run)
+    if all_threads and offers.threads is not None:
+        offer, path = offers.threads, offers.ring.with_suffix(THREADS_SUFFIX)
+    else:
+        offer, path = offers.stacks if posture.waits else offers.running, offers.ring.with_suffix(STACKS_SUFFIX)
+    if offer is None:
+        return None
     try:
-        if not listens(process, question.signal, question.fd, question.path):
-            return False
-        thread = waiting_thread(process, question.signal) if reading.state == "S" else None
-        if thread is None and sleeps_in_native_code(process):
-            return False
-        os.truncate(question.path, 0)
-        if thread is not None and send_to_thread(question.pid, thread, question.signal):
-            return True
-        signal.pidfd_send_signal(question.pidfd, question.signal)
+        return path if _send(question, offer, path, process, any_thread=offer is offers.threads) else None
     except (OSError, ValueError):
-        return False  # it just ended, or what it offers is no signal
+        return None  # it just ended, or what it offers is no signal
+
+
+def _send(question: StacksQuestion, offer: Offer, path: Path, process: Path, *, any_thread: bool) -> bool:
+    number, fd = offer
+    if not listens(process, number, fd, path):
+        return False
+    thread = waiting_thread(process, number) if any_thread else None
+    if thread is None and sleeps_in_native_code(process):
+        return False
+    os.truncate(path, 0)
+    if thread is None or not send_to_thread(question.pid, thread, number):
+        signal.pidfd_send_signal(question.pidfd, number)
     return True

@@ -132,6 +132,11 @@ class Watchdog:
         except OSError as error:
             self._journal.refused(error)
 
+    @property
+    def asks(self) -> bool:
+        """Whether ranks are being asked for their stacks right now: nobody else should."""
+        return self._inquiry is not None
+
     def finish(self) -> None:
         """The run is over, and with it what never came back."""
         over: Literal["aborted", "ended"] = "aborted" if self._on_hang.aborted else "ended"
