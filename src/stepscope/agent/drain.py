@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.errors import RingForeign, RingVersion
-from stepscope.records.places import RING_SUFFIX, STACKS_SUFFIX
+from stepscope.records.places import BESIDE_RING, RING_SUFFIX
 from stepscope.records.series import RankState
 from stepscope.ring import RingHeader, RingReader, split
 from stepscope.store.paths import segment_path, sidecar_path
@@ -96,7 +96,8 @@ class RingDrain:
     def remove(self) -> None:
         """The ring is drained and its process gone: free its memory."""
         self.reader.path.unlink(missing_ok=True)
-        self.reader.path.with_suffix(STACKS_SUFFIX).unlink(missing_ok=True)
+        for suffix in BESIDE_RING:
+            self.reader.path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
