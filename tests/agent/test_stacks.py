@@ -41,6 +41,10 @@ CHILD = textwrap.dedent(
     def wait_for_word():
         return sys.stdin.readline().strip()
 
+    def spin():
+        while not (folder / "enough").exists():
+            sorted(range(200), key=lambda number: -number)
+
     print("ready", flush=True)
     while word := wait_for_word():
         if word == "offer":
@@ -55,10 +59,13 @@ CHILD = textwrap.dedent(
         elif word == "unblock":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
         elif word == "other file":
-            os.dup2(os.open(folder / "other", os.O_WRONLY | os.O_CREAT), offer._fd)
+            os.dup2(os.open(folder / "other", os.O_WRONLY | os.O_CREAT), stream.ring.header[STACKS_WORD] >> 8)
         elif word.startswith("enter"):
             stream.clock.advance(1)
             stream.ledger.enter(int(word.split()[1]))
+        elif word == "spin":
+            print(0, flush=True)
+            spin()
         elif word == "step":
             stream.clock.advance(1)
             stream.ledger.end_step(0, 6, 0)
@@ -149,6 +156,29 @@ def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int], tm
     assert sent == [NUMBER]
     assert asker.look(child.pidfd) is None  # not again so soon
     assert sent == [NUMBER]
+
+
+def test_one_that_runs_is_asked_where_its_interpreter_lets_it_answer(
+    child: Child, sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """faulthandler's handler ended such a process after some hundred questions."""
+    monkeypatch.setattr(stacks, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
+    child.say("offer")
+    child.say("step")
+    asker = StackAsker(child.reader, child.pid)
+    assert child.process.stdin is not None
+    child.process.stdin.write("spin\n")
+    child.process.stdin.flush()
+    child._hear()
+    found = [look_until(asker, child.pidfd, lambda found: found is not None) for _ in range(MAX_QUESTIONS // 4)]
+    (tmp_path / "enough").touch()
+    functions = [[frame["function"] for frame in stack["frames"]] for stack in found]
+    assert {names[-1] for names in functions} == {"<module>"}
+    assert all("spin" in names for names in functions)
+    # Now and then it happens to wait: for a processor that others have it does not, for the file system it may.
+    assert set(sent) <= {NUMBER, NUMBER - 1}
+    assert sent.count(NUMBER - 1) > len(sent) / 2
 
 
 def test_a_signal_that_is_not_caught_is_never_sent(child: Child, sent: list[int]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.errors import RingForeign, RingVersion
-from stepscope.records.places import RING_SUFFIX, SERVER_SUFFIX, STACKS_SUFFIX, THREADS_SUFFIX
+from stepscope.records.places import BESIDE_RING, RING_SUFFIX
 from stepscope.records.series import RankState
 from stepscope.records.slot import STEP, STEP_SLOT
 from stepscope.ring import RingHeader, RingReader, split
@@ -105,7 +105,7 @@ class RingDrain:
     def remove(self) -> None:
         """The ring is drained and its process gone: free its memory."""
         self.reader.path.unlink(missing_ok=True)
-        for suffix in (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX):
+        for suffix in BESIDE_RING:
             self.reader.path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
 

@@ -117,14 +117,13 @@ def _ask(question: StacksQuestion, posture: Posture, process: Path) -> Path | No
         return None
     offers = question.offers
     all_threads = question.gil_held or (posture.waits and not posture.others_run)
-    if all_threads and offers.threads is not None:
-        offer, path = offers.threads, offers.ring.with_suffix(THREADS_SUFFIX)
-    else:
-        offer, path = offers.stacks if posture.waits else offers.running, offers.ring.with_suffix(STACKS_SUFFIX)
+    any_thread = all_threads and offers.threads is not None
+    offer = offers.threads if any_thread else offers.stacks if posture.waits else offers.running
+    path = offers.ring.with_suffix(THREADS_SUFFIX if any_thread else STACKS_SUFFIX)
     if offer is None:
         return None
     try:
-        return path if _send(question, offer, path, process, any_thread=offer is offers.threads) else None
+        return path if _send(question, offer, path, process, any_thread=any_thread) else None
     except (OSError, ValueError):
         return None  # it just ended, or what it offers is no signal
 

@@ -36,6 +36,7 @@ from stepscope.ring.layout import (
     NAME_BYTES,
     NAMES_OFFSET,
     RESERVE_WORDS,
+    RUNNING_WORD,
     SERVER_WORD,
     STACKS_FD_SHIFT,
     STACKS_WORD,
@@ -169,13 +170,22 @@ class RingReader:
         return RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING
 
     def stack_offer(self) -> tuple[int, int] | None:
-        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not."""
-        word = self._header[STACKS_WORD]
-        return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
+        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not.
+
+        Only while its main thread waits in the kernel: one that runs might not survive it.
+        """
+        return self._offer(STACKS_WORD)
+
+    def running_offer(self) -> tuple[int, int] | None:
+        """The same for a main thread that runs; one that does not answers when it runs again."""
+        return self._offer(RUNNING_WORD)
 
     def thread_offer(self) -> tuple[int, int] | None:
-        """As ``stack_offer``, for the stacks of all threads."""
-        word = self._header[THREADS_WORD]
+        """The same for the stacks of all threads; only while none of them can run Python."""
+        return self._offer(THREADS_WORD)
+
+    def _offer(self, at: int) -> tuple[int, int] | None:
+        word = self._header[at]
         return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
 
     def server_offer(self) -> bool:
