@@ -234,9 +234,9 @@ def test_a_dataset_that_blocks_in_the_rank_itself() -> None:
         (SLEEPING, {}, "hang_host", "The process sleeps at train.py:41 (time.sleep(999)), for 11 s now."),
         (
             IN_LOADER,
-            {"phase": "input", "workers": (worker(9, process_state="T"),)},
+            {"phase": "input", "workers": (worker(9, process_state="Z"),)},
             "hang_input",
-            "The process waits for its next batch at train.py:30; its DataLoader worker 9 is stopped (SIGSTOP), for 11 s now.",
+            "The process waits for its next batch at train.py:30; its DataLoader worker 9 died, for 11 s now.",
         ),
         (
             SLEEPING,
@@ -443,3 +443,50 @@ def test_of_two_processes_with_one_rank_the_living_one_counts() -> None:
     assert isinstance(hang, HangRecord)
     assert [rank.pid for rank in hang.ranks] == [1000, 1001]
     assert (hang.number, hang.declared_wall_ns, hang.stopped_wall_ns) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("size", (4, 64))
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        (entry(7, "gloo:all_gather"), "all_gather [512] Float"),
+        (entry(7, "gloo:barrier", sizes=()), "barrier"),
+        (entry(7, sizes=[[1000]]), "all_reduce [1000] Float"),
+        (entry(7, dtype="Double"), "all_reduce [512] Double"),
+    ],
+    ids=["operation", "skipped", "size", "dtype"],
+)
+def test_another_call_by_the_flight_recorders(size: int, odd: dict[str, object], told: str) -> None:
+    hang = Job(ranks=size, sequence=7).at(1, flight=flight(odd)).hang()
+    assert verdict(hang) == ("hang_mismatch", [1], others(size, 1), False)
+    assert hang.title.startswith(f"Rank 1 at train.py:59 (dist.all_reduce(loss)) called {told}")
+    assert hang.title.endswith(f"(number 7 of default_pg); {wait(size, 1)}.")
+    assert hang.culprits[0].at == Frame(file=SCRIPT, line=59, function="step")
+    assert hang.flight["culprits"] == [1]
+    assert (hang.collective or WaitingIn(group="")).sequence == 7
+
+
+def test_a_rank_without_a_stack_that_its_recorder_shows_behind() -> None:
+    job = Job(sequence=7).alone(1, (), flight=flight(entry(6, retired=True)))
+    hang = job.hang()
+    assert verdict(hang) == ("hang_missing_collective", [1], (0, 2, 3), False)
+
+
+def test_who_did_not_answer_is_no_suspect_for_that() -> None:
+    assert verdict(Job(sequence=7).at(1, flight=b"").hang())[:2] == ("hang_unknown", [])
+
+
+def test_gloo_ends_those_that_were_asked_for_another_size() -> None:
+    ended = "raised RuntimeError: [enforce fail at pair.cc:466] op.preamble.length <= op.nbytes. 4096 vs 4000"
+    job = Job(sequence=7, ranks=4).at(1, flight=flight(entry(7, sizes=[[1000]])))
+    for rank in (0, 2):
+        job.alone(rank, ended=ended, flight=flight(entry(7, retired=True)))
+    assert verdict(job.hang()) == ("hang_mismatch", [1], (3,), False)
+
+
+@pytest.mark.parametrize("size", (64, 1000))
+def test_the_odd_one_of_many_in_a_circle(size: int) -> None:
+    job = Job(ranks=size)
+    second = ProcessGroup(slot=1, name="1", description="second", size=size, ranks=tuple(range(size)))
+    hang = job.at(5, collective=job.waits(group=second)).hang()
+    assert verdict(hang) == ("hang_deadlock", [5], others(size, 5), False)

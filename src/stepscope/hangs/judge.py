@@ -11,12 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from stepscope.flight.stacks import group_stacks, user_frame
+from stepscope.flight.verdict import Verdict
 from stepscope.hangs.evidence import Evidence
 from stepscope.hangs.excuses import LOOK_AGAIN_S, NotAHang, excuse_of
 from stepscope.hangs.kinds import rule_certain, rule_waiting
 from stepscope.hangs.recorders import read_recorders
 from stepscope.hangs.situation import Situation, situation_of
 from stepscope.hangs.words import one_line, place_text
+from stepscope.records.decode import encoded
 from stepscope.records.hang import HangRecord, RankThere, StackGroup
 
 __all__ = ["NotAHang", "judge"]
@@ -52,8 +54,15 @@ def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wal
         evidence=ruling.evidence,
         ranks=tuple(_there(situation, rank) for rank in situation.ranks),
         stacks=_stacks(situation),
-        flight=recorders.verdict,
+        flight=_flight(recorders.verdict),
     )
+
+
+def _flight(verdict: Verdict | None) -> dict[str, Any]:
+    """Without what the record has itself."""
+    if verdict is None:
+        return {}
+    return {key: value for key, value in encoded(verdict.to_dict()).items() if key not in ("schema", "stacks")}
 
 
 def _there(situation: Situation, number: int) -> RankThere:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepscope.flight.failures import TAKEN_ALONG
+from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
+from stepscope.flight.verdict import Side, Verdict
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.activity import Activity
 from stepscope.hangs.reasons import account, alike, culprits_of
 from stepscope.hangs.situation import Ruling, Situation
 from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
-from stepscope.hangs.words import collective_text, group_text, listed, seconds_text
-from stepscope.records.hang import HangKind, WaitingIn
+from stepscope.hangs.words import collective_text, group_text, listed, place_text, seconds_text
+from stepscope.records.hang import Culprit, HangKind, WaitingIn
 
 __all__ = ["rule_certain", "rule_waiting"]
 
@@ -24,6 +25,9 @@ HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "eval
 """What a rank does that waits for no other."""
 ENDED_WELL = ("in order", "code 0", "normally")
 SIDES_SHOWN = 3
+MANY = 8
+FEW = 4
+"""In a circle of that many ranks, less than one in so many are the odd ones."""
 
 
 def rule_certain(situation: Situation) -> Ruling | None:
@@ -32,7 +36,7 @@ def rule_certain(situation: Situation) -> Ruling | None:
 
 
 def rule_waiting(situation: Situation) -> Ruling:
-    for rule in (_held_up, _as_recorded, _circle, _mismatch, _lost, _on_device):
+    for rule in (_held_up, _disagreeing, _circle, _as_recorded, _mismatch, _lost, _on_device):
         ruling = rule(situation)
         if ruling is not None:
             return ruling
@@ -79,7 +83,10 @@ def _gone(situation: Situation) -> Ruling | None:
         return None  # nobody is gone, or only who was done; the others are still at something
     if not badly:
         return _missing(situation, gone)
-    began = [rank for rank in badly if not _taken_along(ended[rank])] or badly
+    own = [rank for rank in badly if not _taken_along(ended[rank])]
+    if not own and (disagreeing := _disagreeing(situation)) is not None:
+        return disagreeing  # gloo ends those that were asked for something else than they gave
+    began = own or badly
     told = {situation.doings[rank].words for rank in began}
     if len(told) == 1:
         what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
@@ -94,7 +101,7 @@ def _gone(situation: Situation) -> Ruling | None:
 
 
 def _taken_along(ended: str) -> bool:
-    return "SIGTERM" in ended or any(words in ended.lower() for words in TAKEN_ALONG)
+    return "SIGTERM" in ended or any(words in ended.lower() for words in (*TAKEN_ALONG, *DISAGREED))
 
 
 def _frozen(situation: Situation) -> Ruling | None:
@@ -186,11 +193,22 @@ def _circle(situation: Situation) -> Ruling | None:
             return _unmatched(situation, point_to_point)
         cycle = cycle_text(situation, waits, ranks)
         title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
-        return _with(situation, "hang_deadlock", ranks, title, cycle=cycle, collective=situation.shared(ranks))
+        guilty = _odd_ones(situation, ranks)
+        return _with(situation, "hang_deadlock", guilty, title, cycle=cycle, collective=situation.shared(ranks))
     # Without knowing with whom a send or recv is, there is no circle to be found; that others miss them still shows.
     waited = {number for node, after in waits.edges.items() if node[0] for name, number in after if not name}
     point_to_point = [rank for rank in sorted(waited) if is_p2p(situation.doings[rank].waiting_in)]
     return _unmatched(situation, point_to_point) if point_to_point else None
+
+
+def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
+    """Everybody in a circle is part of it; of many, those few that are in another call than nearly all."""
+    calls: dict[str, list[int]] = {}
+    for rank in ranks:
+        calls.setdefault(collective_text(situation.doings[rank].waiting_in), []).append(rank)
+    most = max(calls.values(), key=len)
+    few = [rank for rank in ranks if rank not in most]
+    return few if len(ranks) >= MANY and len(few) * FEW < len(ranks) else ranks
 
 
 def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
@@ -245,8 +263,51 @@ def _mismatch(situation: Situation) -> Ruling | None:
     return None
 
 
+def _disagreeing(situation: Situation) -> Ruling | None:
+    """The same by the Flight Recorders: who asked for something else than the others, at the same number."""
+    found = situation.recorders.verdict
+    if found is None or found.kind != "hang_mismatch" or found.first_divergence is None:
+        return None
+    if situation.recorders.decided is not None:
+        return _recorded(situation, found, "hang_mismatch")
+    sides = found.first_divergence.call_sites
+    told = [f"{ranks_text(side.ranks)} called {_call(side)}" for side in sides[:SIDES_SHOWN] if side.op]
+    title = f"Number {found.sequence} of {found.description or found.group} is not the same call: {listed(told)}."
+    suspects = [rank for rank in found.suspects if rank in situation.doings]
+    return _with(situation, "hang_mismatch", suspects, title, undecidable=True, collective=found.waiting_in)
+
+
+def _call(side: Side) -> str:
+    return " ".join(part for part in (side.op, side.sizes, side.dtypes) if part)
+
+
 def _as_recorded(situation: Situation) -> Ruling | None:
-    return None
+    """Who has not called what the others wait in, or whose device lags behind theirs."""
+    found = situation.recorders.decided
+    if found is None or found.kind not in ("hang_missing_collective", "hang_input", "hang_device"):
+        return None
+    on_device = all(situation.doings[one.rank].state == "device" for one in found.culprits)
+    return _recorded(situation, found, "hang_device" if on_device else found.kind)
+
+
+def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
+    """The verdict of ``flight/`` with the lines at which the culprits are."""
+    guilty = [one.rank for one in found.culprits]
+    lines = situation.evidence.source_lines
+    culprits = []
+    for one in found.culprits:
+        at = situation.doings[one.rank].at or one.at
+        place = place_text(at, lines)
+        culprits.append(Culprit(rank=one.rank, reason=f"{f'at {place} ' if place else ''}{one.reason}", at=at))
+    if len({culprit.reason for culprit in culprits}) == 1:
+        told = f"{': each' if len(guilty) > 1 else ''} {culprits[0].reason}"
+    else:
+        told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
+    number = f" (number {found.sequence} of {found.description or found.group})" if kind == "hang_mismatch" else ""
+    title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
+    evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.",)
+    more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}
+    return _with(situation, kind, guilty, title, **more)
 
 
 def _lost(situation: Situation) -> Ruling | None:
@@ -266,6 +327,9 @@ def _lost(situation: Situation) -> Ruling | None:
 
 def _on_device(situation: Situation) -> Ruling | None:
     waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
+    found = situation.recorders.verdict
+    if not waiting and found is not None and found.kind == "hang_device":
+        return _with(situation, "hang_device", (), found.title, undecidable=True, collective=found.waiting_in)
     if not waiting:
         return None
     several = len(situation.ranks) > 1

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from stepscope.errors import DumpError
 from stepscope.flight.entries import DONE, P2P, Dump, GroupKey, Operation, Trace
+from stepscope.flight.judge import judge as judge_dumps
 from stepscope.flight.read import read_dump
+from stepscope.flight.verdict import Verdict
 from stepscope.hangs.evidence import Evidence
 from stepscope.records.hang import WaitingIn
 
@@ -20,23 +21,34 @@ __all__ = ["Recorders", "read_recorders"]
 
 MOST_PENDING = 64
 """Of one rank."""
+RAISED = "raised "
+TRACEBACK = "Traceback (most recent call last)"
+"""How ``flight/`` knows the text of an exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorders:
-    verdict: dict[str, Any] = field(default_factory=dict)
-    """That of ``flight/``; {}: nobody answered."""
+    verdict: Verdict | None = None
+    """That of ``flight/`` on those that answered; None: nobody did."""
     pending: dict[int, tuple[WaitingIn, ...]] = field(default_factory=dict)
     """By rank: the collectives that were begun and have not ended, in order."""
     members: dict[str, frozenset[int]] = field(default_factory=dict)
     """The ranks of groups, by name: those that a recorder tells, and those in whose recorder the group is."""
     answered: frozenset[int] = frozenset()
 
+    @property
+    def decided(self) -> Verdict | None:
+        """The verdict, if it blames somebody, and for what was recorded rather than for what was not."""
+        found = self.verdict
+        if found is None or found.healthy or found.undecidable or not found.culprits:
+            return None
+        return found if {one.rank for one in found.culprits} <= self.answered else None
+
 
 def read_recorders(evidence: Evidence) -> Recorders:
     dumps: dict[int, Dump] = {}
     for one in evidence.ranks:
-        if one.flight and one.alive:
+        if one.flight:
             try:
                 dumps[one.rank] = read_dump(one.flight, source=f"rank {one.rank}", rank=one.rank)
             except DumpError:
@@ -45,7 +57,14 @@ def read_recorders(evidence: Evidence) -> Recorders:
     for rank, dump in dumps.items():
         for key in {*dump.groups, *dump.members}:
             members.setdefault(key[0], set()).update((rank, *dump.members.get(key, ())))
+    stacks = {one.rank: one.threads for one in evidence.ranks if one.threads and one.rank in dumps}
+    errors = {
+        one.rank: f"{TRACEBACK}\n{one.ended.removeprefix(RAISED)}" for one in evidence.ranks if RAISED in one.ended
+    }
     return Recorders(
+        verdict=judge_dumps(list(dumps.values()), stacks=stacks, errors=errors, world=evidence.world_size)
+        if dumps
+        else None,
         pending={rank: found for rank, dump in dumps.items() if (found := _pending(dump))},
         members={name: frozenset(ranks) for name, ranks in members.items()},
         answered=frozenset(dumps),

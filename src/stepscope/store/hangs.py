@@ -24,7 +24,7 @@ def read_hangs(run_dir: Path) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
     """The hangs of all hosts in order of time, and the names of files that are none."""
     found: list[HangRecord] = []
     bad: list[str] = []
-    for path in sorted((run_dir / HANGS).glob("[!.]*.json")):
+    for path in sorted((run_dir / HANGS).glob("*.json")):
         try:
             found.append(HangRecord.from_dict(json.loads(path.read_bytes())))
         except (OSError, ValueError, RecursionError):
