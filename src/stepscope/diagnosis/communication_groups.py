@@ -20,7 +20,7 @@ from stepscope.diagnosis.advice import named_ranks
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.communication import Communication, Group
 from stepscope.diagnosis.robust import medians, peer_deviation, persistence_z, z_needed
-from stepscope.diagnosis.units import bytes_text, count_text, ms_text, rate_text
+from stepscope.diagnosis.units import bytes_text, ms_text, rate_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.collectives import OPS
 from stepscope.records.finding import Finding
@@ -84,8 +84,8 @@ def find_uneven_groups(view: View, exchanges: Communication) -> list[Claim]:
 
 def group_text(group: Group) -> str:
     """``tensor group 3 (ranks 2, 3)``."""
-    ranks = named_ranks(group.ranks)
-    return f"{group.kind if group.kind != 'other' else 'process'} group {group.name} ({ranks[:1].lower()}{ranks[1:]})"
+    kind = "process" if group.kind == "other" else group.kind
+    return f"{kind} group {group.name} ({named_ranks(group.ranks).lower()})"
 
 
 def _comparisons(view: View, exchanges: Communication) -> Iterator[_Compared]:
@@ -187,7 +187,7 @@ def _straggler(view: View, exchanges: Communication, slow: Sequence[_Slow], rank
 def _group(view: View, exchanges: Communication, slow: Sequence[_Slow]) -> Claim:
     worst = max(slow, key=lambda one: one.excess_ns)
     group = exchanges.groups[worst.place]
-    others = count_text(len(worst.among.places) - 1, f"other {group.kind} group")
+    others = f"other {group.kind} group" + ("s" if len(worst.among.places) > 2 else "")
     others_per_s = worst.bytes / max(worst.transfer_ns - worst.excess_ns, 1.0) * 1e9
     excess_ns = _total(slow)
     return _claim(

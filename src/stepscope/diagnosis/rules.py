@@ -1,8 +1,8 @@
 """Ask every family of rules and put the answers in order.
 
 The order in which they are asked matters: each explains some of the time, and the next looks at what is left
-(``claims.py``).  Ranks come first, since one late rank shows in everybody's step, and what the ranks exchange; then what
-stops the training, single slow steps and trends; then where the time goes on all ranks alike.  Memory and machines
+(``claims.py``).  Ranks come first, since one late rank shows in everybody's step, and what the ranks exchange; then
+what stops the training, single slow steps and trends; then where the time goes on all ranks alike.  Memory and machines
 explain no time by themselves.
 """
 
