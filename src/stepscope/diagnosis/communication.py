@@ -10,6 +10,7 @@ The least over the ranks is therefore taken step by step.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,7 +207,7 @@ class _Flows:
         self._bytes: list[NDArray[np.float32]] = []
         self._there: list[NDArray[np.float32]] = []
         self._flags: list[int] = []
-        self._ranks: list[list[tuple[int, float, float, float, float]]] = []
+        self._ranks: list[list[tuple[float, ...]]] = []
         """By flow: row, and its sums over the steady steps: count, bytes, exposed and span."""
 
     @property
@@ -216,24 +217,24 @@ class _Flows:
     def add(self, row: int, series: RankSeries) -> Floats:
         """[S]; nanoseconds for which this rank was blocked in all that was seen."""
         rows, place = _within(series.comm, self._steps)
-        exposed = rows["exposed_ns"].astype(np.float64)
-        codes = rows["group"].astype(np.intp) * OP_CODES + rows["op"]
-        for code in np.flatnonzero(np.bincount(codes)) if len(codes) else ():
-            group = self._numbering.by_slot[row].get(int(code) // OP_CODES)
-            if group is None:
-                continue
-            own = codes == code
-            flow = self._flow(group, int(code) % OP_CODES)
-            at, chosen = place[own], rows[own]
-            least = self._least[flow]
-            least[at] = np.fmin(least[at], chosen["exposed_ns"].astype(np.float32))
-            self._bytes[flow][at] += chosen["bytes"].astype(np.float32)
-            self._there[flow][at] += 1
-            self._flags[flow] |= int(np.bitwise_or.reduce(chosen["flags"]))
-            counted = chosen[self._steady[at]]
-            sums = (float(counted[name].astype(np.float64).sum()) for name in _SUMMED)
-            self._ranks[flow].append((row, *sums))  # type: ignore[arg-type]  # four of them
-        return np.asarray(np.bincount(place, exposed, minlength=len(self._steps)), np.float64)
+        codes = rows["group"].astype(np.uint16) * OP_CODES + rows["op"]
+        order = np.argsort(codes, kind="stable")
+        rows, place, codes = rows[order], place[order], codes[order]
+        starts = np.flatnonzero(np.diff(codes, prepend=-1))
+        columns = [rows[name].astype(np.float64) for name in _SUMMED]
+        counted = self._steady[place]
+        sums = [np.add.reduceat(column * counted, starts) if len(starts) else column for column in columns]
+        for index, (start, end) in enumerate(itertools.pairwise([*starts.tolist(), len(rows)])):
+            group = self._numbering.by_slot[row].get(int(codes[start]) // OP_CODES)
+            if group is not None:
+                at = place[start:end] if end - start < len(self._steps) else slice(None)
+                flow = self._flow(group, int(codes[start]) % OP_CODES)
+                self._least[flow][at] = np.fmin(self._least[flow][at], columns[2][start:end])
+                self._bytes[flow][at] += columns[1][start:end]
+                self._there[flow][at] += 1
+                self._flags[flow] |= int(np.bitwise_or.reduce(rows["flags"][start:end]))
+                self._ranks[flow].append((row, *(float(column[index]) for column in sums)))
+        return np.asarray(np.bincount(place, columns[2], minlength=len(self._steps)), np.float64)
 
     def _flow(self, group: int, op: int) -> int:
         flow = self._number.setdefault((group, op), len(self._number))
@@ -274,7 +275,7 @@ _SUMMED = ("count", "bytes", "exposed_ns", "span_ns")
 def _within(rows: NDArray[Any] | None, steps: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     """The rows of steps in the window, and which of them each belongs to."""
     if rows is None or not len(rows):
-        return np.zeros(0, [(name, np.int64) for name in ("group", "op", *_SUMMED)]), np.zeros(0, np.intp)
+        return np.zeros(0, [(name, np.int64) for name in ("group", "op", "flags", *_SUMMED)]), np.zeros(0, np.intp)
     place = np.searchsorted(steps, rows["step"])
     inside = np.flatnonzero(steps[np.minimum(place, len(steps) - 1)] == rows["step"])
     return (rows, place) if len(inside) == len(rows) else (rows[inside], place[inside])

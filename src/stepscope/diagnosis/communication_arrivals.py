@@ -24,7 +24,8 @@ __all__ = ["Arrivals", "align"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-MUTUAL = tuple(OPS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
+MUTUAL = np.isin(OPS, ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
+"""By operation: whether every rank waits for every other."""
 LOOKED_AT = 500_000
 """Rows over all ranks; of more, every second or third … of the steps is left out."""
 SEEN = np.dtype(
@@ -77,7 +78,8 @@ def align(
     seen = np.concatenate(
         [_of_rank(row, series, steps, looked_at, by_slot[row], aligned) for row, series in enumerate(trained)]
     )
-    seen = seen[np.lexsort((seen["nth"], seen["place"], seen["group"]))]
+    key = (seen["group"] * len(steps) + seen["place"]) * (int(seen["nth"].max(initial=0)) + 1) + seen["nth"]
+    seen = seen[np.argsort(key, kind="stable")]
     starts, counts = _runs(seen["group"], seen["place"], seen["nth"])
     members = np.bincount([group for own in by_slot for group in set(own.values())], minlength=len(aligned))
     if len(starts):
@@ -156,7 +158,7 @@ def _of_rank(
         number[slot] = group if aligned[group] else -1
     groups = number[rows["group"]]
     place = np.minimum(np.searchsorted(steps, rows["step"]), len(steps) - 1)
-    chosen = (groups >= 0) & looked_at[place] & (steps[place] == rows["step"]) & np.isin(rows["op"], MUTUAL)
+    chosen = (groups >= 0) & looked_at[place] & (steps[place] == rows["step"]) & MUTUAL[rows["op"]]
     chosen &= (rows["flags"] & FLAG_WAITED) > 0
     rows = rows[chosen]
     seen = np.zeros(len(rows), SEEN)
@@ -166,7 +168,7 @@ def _of_rank(
     # Of one that runs beside the computation, what could not be hidden.
     seen["took_ns"] = np.where(rows["flags"] & FLAG_ASYNC, rows["exposed_ns"].astype(np.int64), called_ns).clip(0)
     # Sends and receives stand between them on some ranks only, so the records' own numbers do not do.
-    seen = seen[np.lexsort((seen["group"], seen["place"]))]
+    seen = seen[np.argsort(seen["place"] * len(aligned) + seen["group"], kind="stable")]
     starts, counts = _runs(seen["group"], seen["place"])
     seen["nth"] = np.arange(len(seen)) - np.repeat(starts, counts)
     return seen
