@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 __all__ = [
+    "COLLECTIVES_PARQUET",
+    "COMM_PARQUET",
     "EVENTS",
     "FINDINGS",
     "META",
@@ -33,6 +35,8 @@ SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"
 STEPS_PARQUET = "steps.parquet"
 SAMPLES_PARQUET = "samples.parquet"
+COMM_PARQUET = "comm.parquet"
+COLLECTIVES_PARQUET = "collectives.parquet"
 RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
