@@ -206,7 +206,9 @@ def as_version(document: Mapping[str, Any], version: str) -> dict[str, Any]:
     """The same dump as an older torch would have written it, as far as that matters to a reader."""
     minor = int(version.split(".")[1])
     told: dict[str, Any] = {**document, "version": version, "nccl_version": document["comm_lib_version"]}
-    told["entries"] = [_older(entry, minor, major=int(version.split(".")[0])) for entry in document["entries"]]
+    told["entries"] = [
+        _older(entry, minor, major=int(version.split(".", maxsplit=1)[0])) for entry in document["entries"]
+    ]
     if minor < 10 or version.startswith("1."):
         del told["comm_lib_version"]
     if minor < 3 or version.startswith("1."):
