@@ -68,6 +68,12 @@ class Progress:
         at = self.place(sequence)
         return None if at is None else self.trace.states[at]
 
+    def has_not_called(self, sequence: int) -> bool:
+        """Whether that is sure; where only what had not ended was dumped, for what has not ended on a peer."""
+        if self.enqueued is None:
+            return self.dump.active_only and sequence not in self.pending
+        return self.enqueued < sequence
+
     def has_ended(self, sequence: int) -> bool:
         """Whether it called that one and saw its end."""
         state = self.state(sequence)
@@ -99,9 +105,7 @@ class Group:
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Members that are known not to have called that one."""
         return tuple(
-            rank
-            for rank in self.members
-            if rank in self.progress and (called := self.progress[rank].enqueued) is not None and called < sequence
+            rank for rank in self.members if rank in self.progress and self.progress[rank].has_not_called(sequence)
         )
 
 
@@ -151,7 +155,7 @@ def _progress(dump: Dump, trace: Trace, mixed: bool, failed: bool) -> Progress:
     elif counted is not None and counted >= 0:
         enqueued = max(counted, last or 0)
     else:
-        enqueued = 0 if dump.complete or dump.active_only else None
+        enqueued = 0 if dump.complete else None
     gave_up = failed and not pending and last is not None and _is_last(dump, trace)
     return Progress(
         dump=dump, trace=trace, enqueued=enqueued, pending=(last,) if gave_up and last else pending, failed=gave_up

@@ -17,10 +17,10 @@ from stepscope.flight.picture import grid_of, group_rows, missing_rows, split_at
 from stepscope.flight.reasons import (
     accused,
     crashed_reason,
+    departed,
     device_reason,
     in_group,
     lost_reason,
-    mismatch_reason,
     missing_reason,
     missing_title,
     telling,
@@ -137,7 +137,7 @@ def _departed(case: Case) -> Verdict | None:
             f"{ranks_text(left.ranks, start=True)} left the path of the others at collective {left.sequence} of "
             f"{group.name}: another {left.differs}."
         ),
-        culprits=tuple(accused(case, rank, mismatch_reason(group, left, rank)) for rank in left.ranks),
+        culprits=tuple(departed(group, left, rank) for rank in left.ranks),
         victims=_rest(case, left.ranks),
         **about,
     )
@@ -246,7 +246,7 @@ def _all_joined(case: Case) -> Verdict | None:
         healthy=False,
         kind="hang_unknown" if on_host else "hang_device",
         title=(
-            f"{ranks_text(members, start=True)} called {called(operation, sequence)} of {group.name} and it never ended: "
+            f"{ranks_text(members, start=True)} called {called(operation, sequence)} of {group.name}, and it hangs: "
             f"{'the network, or it was still under way' if on_host else 'its device or the network stands still'}."
         ),
         culprits=(accused(case, rank, "called it, and its device never came to the end"),) if alone else (),

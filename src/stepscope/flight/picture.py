@@ -13,7 +13,7 @@ from stepscope.flight.stacks import main_thread, user_frame
 from stepscope.flight.titan import RankLog
 from stepscope.flight.verdict import Grid, Side, Split, Verdict, Wait
 from stepscope.flight.waits import Edge
-from stepscope.flight.wording import frame_text, site_frame
+from stepscope.flight.wording import frame_text, parting_frame
 from stepscope.records.hang import Frame
 
 __all__ = ["grid_of", "group_rows", "missing_rows", "split_at", "split_of", "waits_of"]
@@ -26,13 +26,17 @@ ALL_GROUPS_SHOWN = 4096
 
 
 def split_of(group: Group, left: Departure) -> Split:
+    sites = [group.progress[side[0]].site(left.sequence) for side in left.sides]
     return Split(
         group=group.key[0],
         description=group.key[1],
         sequence=left.sequence,
         differs=left.differs,
         ranks=left.ranks,
-        call_sites=tuple(_side(group, side, left.sequence) for side in left.sides),
+        call_sites=tuple(
+            _side(group, side, left.sequence, against=sites[0 if place else -1])
+            for place, side in enumerate(left.sides)
+        ),
     )
 
 
@@ -130,9 +134,9 @@ def _mark(group: Group, rank: int, number: int, usual: object) -> str:
         return "?"
     operation = one.operation(number)
     if operation is None:
-        if one.enqueued is None:
-            return "-"
-        return "m" if number > one.enqueued else "-"
+        if number > (one.enqueued if one.enqueued is not None else number):
+            return "m"
+        return "c" if one.dump.active_only and one.has_ended(number) else "-"
     other = (meaning(operation), one.site(number)) != usual
     if one.state(number) == DONE and number not in one.pending:
         return "d" if other else "c"
@@ -141,7 +145,7 @@ def _mark(group: Group, rank: int, number: int, usual: object) -> str:
     return "s" if one.state(number) == STARTED else "w"
 
 
-def _side(group: Group, ranks: Sequence[int], sequence: int) -> Side:
+def _side(group: Group, ranks: Sequence[int], sequence: int, *, against: Sequence[Frame] = ()) -> Side:
     progress = group.progress[ranks[0]]
     operation: Operation | None = progress.operation(sequence)
     site = progress.site(sequence)
@@ -151,7 +155,7 @@ def _side(group: Group, ranks: Sequence[int], sequence: int) -> Side:
         op=operation.name if operation else None,
         sizes=" ".join(str(list(size)) for size in sizes[:4]),
         dtypes=" ".join(operation.dtypes[:4]) if operation else "",
-        at=site_frame(site),
+        at=parting_frame(site, against),
         frames=site[:SITE_SHOWN],
     )
 
@@ -178,6 +182,6 @@ def _doing(case: Case, rank: int, log: RankLog | None) -> dict[str, Any]:
 
 def _error(case: Case, rank: int, log: RankLog | None) -> str:
     failure = case.failures.get(rank)
-    if failure is not None:
+    if failure is not None and failure.own:
         return f"{failure.type}: {failure.message}"
     return log.error if log else ""

@@ -11,16 +11,16 @@ from stepscope.flight.failures import FailureText
 from stepscope.flight.stacks import user_frame
 from stepscope.flight.verdict import Accused
 from stepscope.flight.waits import Edge
-from stepscope.flight.wording import called, frame_text, operation_text, ranks_text, site_frame
+from stepscope.flight.wording import called, frame_text, operation_text, parting_frame, ranks_text, site_frame
 from stepscope.records.hang import Frame, WaitingIn
 
 __all__ = [
     "accused",
     "crashed_reason",
+    "departed",
     "device_reason",
     "in_group",
     "lost_reason",
-    "mismatch_reason",
     "missing_reason",
     "missing_title",
     "telling",
@@ -61,10 +61,17 @@ def lost_reason(lost_peer: bool) -> str:
     return "left no dump, and others lost their connection to it" if lost_peer else "left no dump"
 
 
-def mismatch_reason(group: Group, left: Departure, rank: int) -> str:
+def departed(group: Group, left: Departure, rank: int) -> Accused:
+    """The line is where its path parts from that of the others, not where it stands now."""
     mine = next(side for side in left.sides if rank in side)
     others = next((side for side in left.sides if not set(side) & set(left.ranks)), left.sides[0])
-    return f"{_did(group, mine[0], left.sequence)} where {ranks_text(others)} {_did(group, others[0], left.sequence)}"
+    ours, theirs = (group.progress[side[0]].site(left.sequence) for side in (mine, others))
+    at = parting_frame(ours, theirs)
+    reason = (
+        f"{_did(group, mine[0], left.sequence, at)} where "
+        f"{ranks_text(others)} {_did(group, others[0], left.sequence, parting_frame(theirs, ours))}"
+    )
+    return Accused(rank=rank, reason=reason, at=at)
 
 
 def missing_reason(case: Case, rank: int, place: Place | None) -> str:
@@ -132,8 +139,7 @@ def waiting_in(group: Group, rank: int, sequence: int) -> WaitingIn:
     )
 
 
-def _did(group: Group, rank: int, sequence: int) -> str:
-    progress = group.progress[rank]
-    operation = progress.operation(sequence)
-    at = frame_text(site_frame(progress.site(sequence)))
+def _did(group: Group, rank: int, sequence: int, frame: Frame | None) -> str:
+    operation = group.progress[rank].operation(sequence)
+    at = frame_text(frame)
     return f"called {operation_text(operation) if operation else 'nothing'}{' at ' if at else ''}{at}"

@@ -9,7 +9,7 @@ from stepscope.flight.entries import Operation
 from stepscope.flight.stacks import is_users
 from stepscope.records.hang import Frame
 
-__all__ = ["called", "frame_text", "operation_text", "ranks_text", "site_frame", "spans_text"]
+__all__ = ["called", "frame_text", "operation_text", "parting_frame", "ranks_text", "site_frame", "spans_text"]
 
 SPANS_SHOWN = 8
 
@@ -49,6 +49,15 @@ def operation_text(operation: Operation) -> str:
 def site_frame(site: Sequence[Frame]) -> Frame | None:
     """The line of a call site that means something to the user: the innermost of their own."""
     return next((frame for frame in site if is_users(frame.file)), site[0] if site else None)
+
+
+def parting_frame(site: Sequence[Frame], against: Sequence[Frame]) -> Frame | None:
+    """The outermost line of the user's in which a call site differs from another: there the two paths part."""
+    common = 0
+    while common < min(len(site), len(against)) and site[-1 - common] == against[-1 - common]:
+        common += 1
+    own = [frame for frame in site[: len(site) - common] if is_users(frame.file)]
+    return own[-1] if own and against else site_frame(site)
 
 
 def frame_text(frame: Frame | None) -> str:

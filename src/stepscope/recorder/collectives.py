@@ -29,6 +29,7 @@ from threading import get_ident
 from typing import Any
 
 from stepscope.recorder.calls import Calls
+from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.functional import FunctionalCalls
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.patches import Patches
@@ -81,20 +82,24 @@ BLOCKING_METHODS = {"monitored_barrier": "barrier"}
 def install(recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch) -> None:
     if not torch.distributed.is_available():
         return
-    c10d = torch._C._distributed_c10d
     calls = Calls(recorder, torch)
     hooks = MethodCalls(calls, torch)
-    patches.set(c10d.Work, "wait", hooks.waiting(c10d.Work.wait))
-    group = c10d.ProcessGroup
+    c10d = torch._C._distributed_c10d
+
+    def put(owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
+        if hasattr(owner, name):
+            wrapper = _named(wrapped(getattr(owner, name)), name)
+            leave_alone(torch, wrapper, with_calls=True)
+            wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]  # a method in C++ ends a graph, too
+            patches.set(owner, name, wrapper)
+
+    put(c10d.Work, "wait", hooks.waiting)
     for name, (op, at, part) in METHODS.items():
-        if hasattr(group, name):
-            patches.set(group, name, hooks.collective(getattr(group, name), name, op, at, part))
+        put(c10d.ProcessGroup, name, functools.partial(hooks.collective, op=op, at=at, part=part))
     for name, op in SINGLE_METHODS.items():
-        if hasattr(group, name):
-            patches.set(group, name, hooks.single(getattr(group, name), name, op))
+        put(c10d.ProcessGroup, name, functools.partial(hooks.single, op=op, with_peer=name != "recv_anysource"))
     for name, op in BLOCKING_METHODS.items():
-        if hasattr(group, name):
-            patches.set(group, name, hooks.blocking(getattr(group, name), name, op))
+        put(c10d.ProcessGroup, name, functools.partial(hooks.blocking, op=op))
     functional = FunctionalCalls(calls, torch)
     watch.when_imported(FUNCTIONAL, lambda module: functional.install(module, patches))
 
@@ -110,7 +115,7 @@ class MethodCalls:
         options = [getattr(c10d, name) for name in dir(c10d) if name.endswith("Options")]
         self._options = frozenset(kind for kind in options if hasattr(kind, "asyncOp"))
 
-    def collective(self, original: Callable[..., Any], name: str, op: str, at: int, part: bool) -> Callable[..., Any]:
+    def collective(self, original: Callable[..., Any], *, op: str, at: int, part: bool) -> Callable[..., Any]:
         """A method whose ``at``-th argument is what is communicated, or one rank's ``part`` of it."""
         calls, ledger, known = self._calls, self._calls.ledger, self._calls.known
         plain, has_mode, options = self._plain, self._has_mode, self._options
@@ -142,13 +147,12 @@ class MethodCalls:
                 calls.expect(id(work), number)
             return work
 
-        return _named(call, name)
+        return call
 
-    def single(self, original: Callable[..., Any], name: str, op: str) -> Callable[..., Any]:
+    def single(self, original: Callable[..., Any], *, op: str, with_peer: bool) -> Callable[..., Any]:
         """A send or recv: it has a peer instead of options."""
         calls, ledger, known = self._calls, self._calls.ledger, self._calls.known
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
-        any_source = name == "recv_anysource"
 
         @functools.wraps(original)
         def call(group: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +160,7 @@ class MethodCalls:
                 return original(group, *args, **kwargs)
             bits, _, blind, ranks = known.get(id(group)) or calls.meet(group)
             value: Any = args[0] if args else None
-            peer: Any = args[1] if len(args) > 1 and not any_source else None
+            peer: Any = args[1] if with_peer and len(args) > 1 else None
             size = calls.bytes_of(value) or 0
             position = ledger.at
             ledger.body[position] = base | bits | size & SIZE_MASK
@@ -171,9 +175,9 @@ class MethodCalls:
                 calls.expect(id(work), number)
             return work
 
-        return _named(call, name)
+        return call
 
-    def blocking(self, original: Callable[..., Any], name: str, op: str) -> Callable[..., Any]:
+    def blocking(self, original: Callable[..., Any], *, op: str) -> Callable[..., Any]:
         """One that returns only when it is done."""
         calls, ledger, known = self._calls, self._calls.ledger, self._calls.known
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT
@@ -192,7 +196,7 @@ class MethodCalls:
             finally:
                 ledger.leave(outer)
 
-        return _named(call, name)
+        return call
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``Work.wait``, booked for ``comm`` and linked to the call that gave the handle."""
@@ -208,7 +212,7 @@ class MethodCalls:
             finally:
                 ledger.leave(outer)
 
-        return _named(wait, "wait")
+        return wait
 
 
 def _in(ranks: tuple[int, ...], peer: Any) -> bool:

@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any
 
 from stepscope.recorder.calls import Calls
+from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.records.collectives import OPS
@@ -41,6 +42,7 @@ class FunctionalCalls:
 
     def __init__(self, calls: Calls, torch: Any) -> None:
         self._calls = calls
+        self._torch = torch
         self._within = 0
         """The number of the collective under way: what it waits for by itself is its own."""
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -49,11 +51,18 @@ class FunctionalCalls:
 
     def install(self, module: Any, patches: Patches) -> None:
         handle = module.AsyncCollectiveTensor
-        patches.set(module, "wait_tensor", self._waiting(module.wait_tensor))
+        calls, ledger = self._calls, self._calls.ledger
+        for ours in (self._call, calls.enter_wait, ledger.leave, calls.is_autograd):  # the first one for all failsafe
+            leave_alone(self._torch, getattr(ours, "__func__", ours), with_calls=True)
+        self._put(patches, module, "wait_tensor", self._waiting(module.wait_tensor))
         for name, earlier, op, part in FUNCTIONS:
             chosen = name if hasattr(module, name) else earlier
             if hasattr(module, chosen):
-                patches.set(module, chosen, self._function(getattr(module, chosen), op, part, handle))
+                self._put(patches, module, chosen, self._function(getattr(module, chosen), op, part, handle))
+
+    def _put(self, patches: Patches, module: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        leave_alone(self._torch, wrapper, with_calls=False)  # the original is for dynamo to see
+        patches.set(module, name, wrapper)
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``wait_tensor``, booked for ``comm`` and linked to the call that gave the tensor."""

@@ -15,6 +15,7 @@ from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
+from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
 from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
@@ -56,6 +57,7 @@ def summarise(
         "steps": steps_table(current, window),
         "step_time": step_time_table(window),
         "phases": phases_table(window),
+        "communication": communication_table(window),
         "memory": memory_table(current, run.samples),
         "host": host_table(run.samples),
         "facts": facts_of_run(current),

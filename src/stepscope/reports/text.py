@@ -13,6 +13,7 @@ from typing import Any
 
 from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 from stepscope.reports.hangs import hang_section
+from stepscope.reports.text_communication import communication_lines
 
 __all__ = ["render_text"]
 
@@ -48,6 +49,7 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved
     _hangs(page, summary)
     _run(page, summary)
     _phases(page, summary)
+    _communication(page, summary)
     _machine(page, summary)
     _others(page, summary)
     _ending(page, summary, saved=summary["status"] != "running" if saved is None else saved)
@@ -259,6 +261,13 @@ def _phases(page: _Page, summary: Summary) -> None:
         label = _cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
         page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}".rstrip())
     page.blank()
+
+
+def _communication(page: _Page, summary: Summary) -> None:
+    lines = communication_lines(summary["communication"], page.width) if summary["communication"] else []
+    if lines:
+        page.lines += [page.paint(lines[0], "dim"), *lines[1:]]
+        page.blank()
 
 
 def _worst(row: Mapping[str, Any]) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 from stepscope.records.naming import hang_name, host_in_name
 
 __all__ = [
+    "COLLECTIVES_PARQUET",
+    "COMM_PARQUET",
     "EVENTS",
     "FINDINGS",
     "FLIGHT",
@@ -38,6 +40,8 @@ SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"
 STEPS_PARQUET = "steps.parquet"
 SAMPLES_PARQUET = "samples.parquet"
+COMM_PARQUET = "comm.parquet"
+COLLECTIVES_PARQUET = "collectives.parquet"
 RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
