@@ -11,18 +11,17 @@ through the pidfd, so it can reach no other process.  An answer counts only if t
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.flight.stacks import parse_frame
 from stepscope.records.phases import BUILTIN_PHASES, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
-from stepscope.ring.reader import LivePhase
+from stepscope.ring.latest import LivePhase
 
 __all__ = ["StackAsker", "parse_stack"]
 
@@ -44,8 +43,6 @@ MAX_BYTES = 1 << 17
 MAX_FRAMES = 50
 
 _HEAD = "Stack (most recent call first):"
-_FRAME = re.compile(r'  File "([^\n]*)", line ([0-9]{1,9}|\?\?\?) in ([^\n]*)')
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _CUT = "  ..."
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
@@ -169,21 +166,5 @@ def parse_stack(text: str) -> list[dict[str, Any]]:
     frames = lines[1:-1]
     if frames[-1] == _CUT:
         frames.pop()
-    found = [_FRAME.fullmatch(line) for line in frames]
-    return [] if None in found else [_frame(match.groups()) for match in found if match]
-
-
-def _frame(groups: Sequence[str]) -> dict[str, Any]:
-    file, line, function = groups
-    return {"file": _plain(file), "line": int(line) if line.isdecimal() else 0, "function": _plain(function)}
-
-
-def _plain(text: str) -> str:
-    """Undo faulthandler's escapes of what is not ASCII."""
-    return _ESCAPE.sub(_character, text)
-
-
-def _character(escape: re.Match[str]) -> str:
-    code = int(escape.group(1) or escape.group(2) or escape.group(3), 16)
-    printable = code < 0x110000 and chr(code).isprintable()
-    return chr(code) if printable else escape.group()
+    found = [parse_frame(line) for line in frames]
+    return [] if None in found else [asdict(frame) for frame in found if frame]

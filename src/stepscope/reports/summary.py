@@ -17,6 +17,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
 from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
+from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
 from stepscope.reports.notices import notices_of
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
@@ -64,6 +65,7 @@ def summarise(
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),
+        "hangs": hangs_table(run.hangs),
         "notices": notices_of(run, window, finished=status == "finished"),
         "logs": list(logs),
     }
