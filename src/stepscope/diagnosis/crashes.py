@@ -21,33 +21,13 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_crash, named_ranks
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.samples import number, of_kind
+from stepscope.flight.failures import TAKEN_ALONG
 from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
 from stepscope.records.series import RankError, RankSeries, RunData
 
 __all__ = ["STOPPED_BY_HAND", "Failure", "failures_in", "failures_of", "find_crashes", "tell"]
 
-TAKEN_ALONG = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "connection closed",
-    "connection was closed",
-    "socket closed",
-    "remote process exited",
-    "ncclremoteerror",
-    "nccl communicator was aborted",
-    "heartbeat",
-    "timed out waiting",
-    "timeout waiting",
-    "wait timeout",
-    "failed to recv",
-    "failed to connect",
-    "peer process",
-    "application timeout caused pair closure",
-)
-"""How the death of a peer reads in those that talked to it (gloo, NCCL, TCPStore)."""
 ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
 SHELL_SIGNAL_BASE = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder import backward, checkpoint, dataloader, transfer, waiting
+from stepscope.recorder import backward, checkpoint, collectives, dataloader, transfer, waiting
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.optimizer import OptimizerHooks
@@ -38,6 +38,7 @@ class Instrumentation:
         dataloader.install(recorder, torch, patches, watch)
         transfer.install(recorder, torch, patches)
         checkpoint.install(recorder, torch, patches, watch)
+        collectives.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)
         backward.install(recorder, torch, patches)
         recorder.stacks = StackOffer()

@@ -18,6 +18,7 @@ from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
+from stepscope.recorder.groups import GroupTable
 from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.recorder.stacks import StackOffer
 from stepscope.recorder.steps import StepBoundaries
@@ -87,6 +88,7 @@ class Recorder:
         self._search: RootSearch | None = None
         self.stacks: StackOffer | None = None
         self.ledger = Ledger(now, self._start)
+        self.groups = GroupTable()
         self.forget(forked=False)
 
     def forget(self, *, forked: bool = True) -> None:
@@ -97,6 +99,7 @@ class Recorder:
         self.ring: RingWriter | None = None
         self.boundaries = StepBoundaries()
         self.objects = LiveObjects()
+        self.groups.forget()
         self.explicit = False
         self.identity = RankIdentity(host="", pid=0)
         self.flags = FLAG_FIRST

@@ -1,13 +1,9 @@
-"""Waiting for peers: the part of a step in which this rank has nothing to do but wait.
+"""Waiting for peers in backward, where DDP's reducer communicates in C++ (all else: ``recorder/collectives.py``).
 
-Two sources, neither of which touches what is communicated:
-
-- ``Work.wait``, where every blocking collective of ``torch.distributed`` and every wait of FSDP2 ends up.  On gloo it
-  blocks until the peers came; on NCCL it only orders streams and takes no time.
-- DDP's own logging, for the all-reduce that its reducer does inside autograd: how long this rank's gradients took to
-  compute.  What the last backward of a step took beyond that was waiting.  (4 µs a step.)  On a GPU measuring it waits
-  for the device, so it is left at DDP's own rate, the first ten iterations and every hundredth, and only read: a sample
-  now and then tells a rank whose backward is slow from those that wait for it.
+DDP's own logging tells how long this rank's gradients took to compute.  What the last backward of a step took beyond
+that was waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
+first ten iterations and every hundredth, and only read: a sample now and then tells a rank whose backward is slow from
+those that wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.phases import COMM
 from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_SAMPLED_COMPUTE, data_word
 
 __all__ = ["DdpFigures", "install"]
@@ -28,8 +23,6 @@ __all__ = ["DdpFigures", "install"]
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     if not torch.distributed.is_available():
         return
-    work = torch._C._distributed_c10d.Work
-    patches.set(work, "wait", recorder.ledger.timed(work.wait, COMM))
     figures = DdpFigures()
     ddp = torch.nn.parallel.DistributedDataParallel
     original = ddp.__init__

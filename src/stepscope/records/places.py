@@ -21,8 +21,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = [
+    "BESIDE_RING",
     "ENV_CLAIM",
+    "ENV_HANG_AFTER",
     "ENV_RUN_DIR",
+    "ENV_SERVER",
     "ENV_SESSION",
     "ENV_STACKS",
     "ENV_SWITCH",
@@ -42,6 +45,10 @@ ENV_SWITCH = "STEPSCOPE"
 """``0`` switches everything off."""
 ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: no rank is ever asked for its stack."""
+ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
+"""Seconds without progress after which the watchdog looks into it; ``0``: never."""
+ENV_SERVER = "STEPSCOPE_SERVER"
+"""``0``: torch's worker server is never started."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
@@ -50,6 +57,8 @@ RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
+BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
+"""What goes when the ring goes."""
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
 

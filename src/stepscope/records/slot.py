@@ -3,7 +3,8 @@
     0    u32  zero
     4    u16  kind       STEP, DEVICE, NOTE, COMM or COLLECTIVE
     6    u16  flags      see the FLAG_ constants
-    8    u64  seq        where in the ring's stream the record ended: grows from record to record, with gaps
+    8    u64  seq        where in the ring's stream the record ended: grows from record to record, with gaps; the COMM
+                         and COLLECTIVE records of a step have that of its STEP record
     16   ...  240 bytes of payload, by kind:
 
     STEP    step, start_ns, wall_ns                          3 x u64

@@ -13,6 +13,9 @@ How much of a backward was waiting for peers DDP says one step later: whoever ha
 Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
 (``between_ns``): it lies between two iterations.  A step in which no phase is entered has none, since nothing shows
 where its iteration began; nor has the first of a process, which begins at the first activity seen.
+
+The call of a collective is an instant within a phase and changes nothing of all this; what the calls come to is added
+up in ``ring/calls.py``.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from collections.abc import Iterable
 from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_BYTES, NOTE_SLOT, STEP, STEP_SLOT
 from stepscope.ring import words as w
+from stepscope.ring.calls import CallBook
 
 __all__ = ["StreamDecoder"]
 
 _STEP_DATA = (w.DDP_COMPUTE, w.DDP_COMM, w.DDP_SAMPLED_COMPUTE, w.ALLOCATED, w.RESERVED, w.PEAK_ALLOCATED)
+_CALL_DATA = (w.COLLECTIVE, w.PEER, w.WAIT)
 _SLOT_MASK = PHASE_SLOTS - 1
 _LOST = -1
 """For ``_mark``: where we are is not known until the next end of a step."""
@@ -52,10 +57,12 @@ class StreamDecoder:
         self._device: tuple[int, list[int]] | None = None
         self._note: tuple[int, int, bytearray] | None = None
         self._mark = _LOST
+        self._calls = CallBook()
         self._clear()
 
     def _clear(self) -> None:
         """Forget the step under way."""
+        self._calls.clear()
         self._ns = [0] * PHASE_SLOTS
         self._entries = [0] * PHASE_SLOTS
         self._about = dict.fromkeys(_STEP_DATA, 0)
@@ -72,6 +79,7 @@ class StreamDecoder:
             self._next_step = None
         self._mark = _LOST
         self._ended = self._device = self._note = None
+        self._calls.forget()
         self._clear()
 
     def feed(self, words: Iterable[int], position: int) -> None:
@@ -97,10 +105,13 @@ class StreamDecoder:
     def _time(self, at: int, code: int) -> None:
         if self._starting:
             self._starting = False
+            self._calls.forget()
             self._clear()
             self._begin, self._mark, self._phase = at, at, code & _SLOT_MASK
             return
         if self._mark == _LOST:
+            if self._calls.busy:
+                self._calls.forget()
             if code == w.STEP_END:
                 self._ended = (_LOST, at)
             return
@@ -109,6 +120,8 @@ class StreamDecoder:
             self.torn += 1
             self.resync()
             return
+        if self._calls.busy and self._calls.time(at, code):
+            return  # the mark stays: what is measured from it goes on
         self._mark = at
         if code == w.STEP_END:
             self._ns[self._phase] += spent
@@ -164,6 +177,9 @@ class StreamDecoder:
             self._flags_word = value
         elif tag in self._about:
             self._about[tag] = value
+        elif tag in _CALL_DATA:
+            self._complete(position - 1)
+            self._calls.data(tag, value)
         elif tag == w.TEXT:
             if self._note is not None:
                 self._note[2].extend(value.to_bytes(w.TEXT_BYTES + 1, "little")[: w.TEXT_BYTES])
@@ -232,7 +248,7 @@ class StreamDecoder:
                 self._between,
                 self._last_backward if said[w.DDP_COMPUTE] else 0,
             )
-            self.records.append(record)
+            self.records += (record, *self._calls.records(step, position))
         self._clear()
         self._begin = self._mark = end
         self._phase = phase

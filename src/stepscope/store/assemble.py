@@ -13,6 +13,7 @@ from stepscope.records.phases import BACKWARD, COMM
 from stepscope.records.series import RankSeries
 from stepscope.records.slot import DEVICE, DEVICE_FIELDS, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.store.collect import RingRecords
+from stepscope.store.exchanges import collective_rows, comm_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +68,9 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
                 hook_failures=about.hook_failures,
                 ended_wall_ns=about.ended_wall_ns,
                 facts=about.facts,
+                groups=about.groups,
+                comm=comm_rows(ring.slots, steps["step"]),
+                collectives=collective_rows(ring.slots, steps["step"]),
             )
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))

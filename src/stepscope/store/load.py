@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.errors import NotARun
 from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.store.hangs import read_hangs
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
@@ -50,6 +51,7 @@ def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
         events=tuple(events),
         errors=errors,
         stacks=read_stacks(path, numbers)[0],
+        hangs=read_hangs(path)[0],
         notices=tuple(notices),
     )
 
@@ -68,12 +70,13 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
     numbers = _numbers(ranks)
     errors, bad_errors = _read_errors(path, numbers)
     stacks, bad_stacks = read_stacks(path, numbers)
+    hangs, bad_hangs = read_hangs(path)
     if not live:
         notices += _deaths(meta, events)
         for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples), (STACKS, bad_stacks)):
             if bad:
                 notices.append(f"{bad:,} lines of {name} could not be read.")
-    notices += bad_errors
+    notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
     return RunData(
         name=meta["name"],
         path=str(path),
@@ -83,6 +86,7 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
         events=_merge_notes(events, assembled.notes),
         errors=errors,
         stacks=stacks,
+        hangs=hangs,
         notices=tuple(notices),
     )
 
