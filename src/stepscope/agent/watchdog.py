@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -30,7 +31,7 @@ from stepscope.hangs.finding import finding_of
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.text import hang_lines
 from stepscope.records.hang import HangRecord
-from stepscope.store.flights import keep_flights, keep_stacks
+from stepscope.store.flights import keep_flights
 from stepscope.store.hangs import read_hangs, write_hang
 from stepscope.store.paths import hang_path
 from stepscope.store.results import save_findings
@@ -122,7 +123,7 @@ class Watchdog:
         """A rank's process is gone; its ring still says what it did last."""
         departed = departed_of(drain, at_s=self._now(), oom_killed=oom_killed)
         world = self._progress.depart(drain, departed) if self._after_s else None
-        if world is None or departed.in_order:
+        if world is None or departed.in_order or self._declared(world.key):
             return
         servers = self._subjects.servers(world.members)
         late = {rank: path for rank, path in servers.items() if self._now() - self._asked_s.get(rank, -1e9) > 1.0}
@@ -131,6 +132,11 @@ class Watchdog:
             keep_flights(self._run_dir, ask_servers(late, FLIGHT, patience_s=LAST_WORDS_S))
         except OSError as error:
             self._journal.refused(error)
+
+    def _declared(self, key: WorldKey) -> bool:
+        """Whether it is known to hang: what was kept then says more than what the last of its ranks say now."""
+        stop = self._stops.get(key)
+        return stop is not None and stop.record is not None
 
     @property
     def asks(self) -> bool:
@@ -188,7 +194,6 @@ class Watchdog:
         def work() -> None:
             gathered = self._gather(subjects, earlier=stop.earlier)
             inquiry.ranks = gathered.ranks
-            self._keep(gathered)
             evidence = Evidence(
                 host=self._node,
                 world_size=world.size,
@@ -198,7 +203,10 @@ class Watchdog:
                 source_lines=gathered.source_lines,
             )
             instants = {"declared_wall_ns": time.time_ns(), "stopped_wall_ns": stop.stopped_wall_ns}
-            inquiry.outcome = self._judge(evidence, number=number, **instants)
+            outcome = self._judge(evidence, number=number, **instants)
+            if isinstance(outcome, HangRecord):
+                self._keep(gathered)
+            inquiry.outcome = outcome
 
         thread = threading.Thread(target=work, name="watchdog", daemon=True)
         inquiry = self._inquiry = _Inquiry(stop=stop, thread=thread)
@@ -207,11 +215,8 @@ class Watchdog:
     def _keep(self, gathered: Gathered) -> None:
         """The raw answers; what the disk refuses is not worth a second try, the verdict is."""
         flights = {rank.rank: rank.flight for rank in gathered.ranks if rank.flight and rank.alive}
-        try:
-            keep_flights(self._run_dir, flights)
-            keep_stacks(self._run_dir, gathered.stack_texts)
-        except OSError:
-            return
+        with suppress(OSError):
+            keep_flights(self._run_dir, flights, gathered.stack_texts)
 
     def _hear(self, now_s: float) -> None:
         """Of an inquiry that is over."""

@@ -129,7 +129,7 @@ def _collective(
         name, description = (last.group.name, last.group.description) if last.group else ("", "")
         told = WaitingIn(group=name, description=description, op=last.op, peer=last.peer)
         return _with_numbers(told, pending)
-    call = places.collective_call(frames)
+    call = places.collective_call(frames) if not places.imports(frames) else None
     if call is not None:
         return _with_numbers(WaitingIn(group="", op="" if call in UNNAMED else call), pending)
     if evidence.world_size <= 1 or (frames and not places.in_backward(frames)):
@@ -163,6 +163,8 @@ def _alone(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending:
     """What a rank does that waits for no other."""
     own = [frame for frame in frames if is_users(frame.file)]
     free = rank.phase not in BUILT_IN
+    if places.imports(frames):
+        return "computing", "imports modules"
     if places.compiles(frames) or (not frames and _compilers(rank)):
         return "compile", "compiles"
     if rank.phase == "checkpoint" or (free and places.saves(frames, own)):

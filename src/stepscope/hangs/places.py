@@ -15,6 +15,7 @@ __all__ = [
     "collective_call",
     "compiles",
     "evaluates",
+    "imports",
     "in_backward",
     "loads_input",
     "main_frames",
@@ -110,6 +111,11 @@ def collective_call(frames: Sequence[Frame]) -> str | None:
         if not frame.function.startswith(("_", "wrapper")) and _in(frame, COLLECTIVES):
             return frame.function
     return inner.function
+
+
+def imports(frames: Sequence[Frame]) -> bool:
+    """Modules being imported run at the depth of whoever asked for them, those of torch.distributed and dynamo too."""
+    return any(frame.file.startswith("<frozen importlib") for frame in frames)
 
 
 def in_backward(frames: Sequence[Frame]) -> bool:
