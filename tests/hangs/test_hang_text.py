@@ -63,6 +63,17 @@ def test_nobody_to_blame_is_said() -> None:
     assert lines[1] == "  waiting   ranks 0 and 1 in all_reduce of default_pg"
 
 
+def test_how_it_ended_and_what_was_done() -> None:
+    hang = replace(Job(ranks=2).alone(1).hang(), over="aborted", over_wall_ns=130 * 10**9, action="asked the launcher")
+    lines = hang_lines(hang, 100)
+    assert (
+        "  since     it stood still for 30 s in step 7, until the job was ended for it; a step usually takes 0.25 s"
+        in lines
+    )
+    assert "  done      asked the launcher" in lines
+    assert any("in step 7, then went on" in line for line in hang_lines(replace(hang, over="recovered"), 100))
+
+
 def test_many_kinds_of_stacks_are_cut() -> None:
     job = Job(ranks=12)
     for rank in range(12):

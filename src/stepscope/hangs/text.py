@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from stepscope.flight.stacks import is_users, main_thread
 from stepscope.flight.wording import ranks_text
+from stepscope.hangs.finding import stood_s
 from stepscope.hangs.words import collective_text, one_line, seconds_text
 from stepscope.records.hang import Culprit, Frame, HangRecord, StackGroup
 from stepscope.records.naming import hang_name
@@ -24,6 +25,7 @@ CYCLE_SHOWN = 8
 GROUPS_SHOWN = 6
 FRAMES_SHOWN = 6
 SIZES_CHARS = 60
+ENDINGS = {"recovered": "then went on", "ended": "until the job ended", "aborted": "until the job was ended for it"}
 
 
 def hang_lines(record: HangRecord, width: int = 80, *, title: bool = True) -> list[str]:
@@ -35,6 +37,7 @@ def hang_lines(record: HangRecord, width: int = 80, *, title: bool = True) -> li
     lines += _labelled("cycle", _cycle(record), width)
     lines += _labelled("told by", record.evidence, width)
     lines += _labelled("since", [_since(record)], width)
+    lines += _labelled("done", [record.action] if record.action else (), width)
     for number, group in enumerate(record.stacks[:GROUPS_SHOWN]):
         lines += _labelled("" if number else "stacks", [_whose(group)], width)
         lines += [_cut(f"  {'':{LABEL}}  {line}", width) for line in _frames(group)]
@@ -93,11 +96,12 @@ def _cycle(record: HangRecord) -> list[str]:
 
 
 def _since(record: HangRecord) -> str:
-    usual = f"; a step usually takes {record.step_s:.3g} s" if record.step_s else ""
-    before = (record.declared_wall_ns - record.stopped_wall_ns) / 1e9
     steps = sorted({rank.step for rank in record.ranks if rank.step is not None})
     where = f" in step {steps[0]}" if steps else ""
-    return f"nothing happened for {seconds_text(before)}{where} when this was written{usual}"
+    usual = f"; a step usually takes {record.step_s:.3g} s" if record.step_s else ""
+    if record.over is None:
+        return f"nothing happened for {seconds_text(stood_s(record))}{where} when this was written{usual}"
+    return f"it stood still for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
 
 
 def _whose(group: StackGroup) -> str:
