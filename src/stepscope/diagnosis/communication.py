@@ -95,7 +95,9 @@ class Reducer:
     backwards: float
     """In a step."""
     buckets_bytes: tuple[int, ...]
-    """As DDP laid them out; one for all gradients where only their sum is known; empty: nothing is."""
+    """As DDP laid them out; empty where that is not known."""
+    bytes: int
+    """Of all gradients; 0: not known."""
     exposed_ns: Floats
     """[S]; the least over the ranks; nan where nobody said anything, here and below."""
     span_ns: Floats
@@ -312,7 +314,7 @@ def _reducers(
             Reducer(
                 rows=np.array(rows, np.intp),
                 backwards=float(np.median(trained[rows[0]].steps["micro_batches"])),
-                buckets_bytes=_buckets(trained[rows[0]].facts.get("ddp")),
+                **_gradients(trained[rows[0]].facts.get("ddp")),
                 exposed_ns=shortest(exposed),
                 span_ns=shortest(spans),
                 compute_ns=computes.mean(axis=0),
@@ -332,11 +334,10 @@ def _said(series: RankSeries, steps: NDArray[np.int64]) -> tuple[Floats, Floats]
     return np.where(there, rows["ddp_comm_ns"][at], 0.0), np.where(there, rows["ddp_compute_ns"][at], 0.0)
 
 
-def _buckets(ddp: object) -> tuple[int, ...]:
-    if not isinstance(ddp, Mapping):
-        return ()
-    sizes = ddp.get("buckets_mb")
-    if isinstance(sizes, list) and sizes and all(type(size) in (int, float) and 0 < size < LARGEST for size in sizes):
-        return tuple(round(size * MIB) for size in sizes)
-    gradient_mb = number(ddp, "gradient_mb")
-    return (round(gradient_mb * MIB),) if gradient_mb else ()
+def _gradients(ddp: object) -> dict[str, Any]:
+    """``buckets_bytes`` and ``bytes``, as far as DDP's facts have them."""
+    facts: Mapping[str, Any] = ddp if isinstance(ddp, Mapping) else {}
+    said = facts.get("buckets_mb")
+    known = isinstance(said, list) and all(type(size) in (int, float) and 0 < size < LARGEST for size in said)
+    buckets = tuple(round(size * MIB) for size in said) if isinstance(said, list) and known else ()
+    return {"buckets_bytes": buckets, "bytes": sum(buckets) or round((number(facts, "gradient_mb") or 0.0) * MIB)}
