@@ -27,6 +27,7 @@ from stepscope.agent.pyspy import parse_dump
 from stepscope.agent.source import read_lines
 from stepscope.agent.threads import Offers, StacksQuestion, ask_stacks
 from stepscope.hangs.evidence import RankEvidence
+from stepscope.records.hang import Frame, ThreadStack
 
 NUMBER = signal.SIGRTMIN + 8
 
@@ -273,6 +274,18 @@ def test_the_dead_stay_as_they_are_and_the_dying_are_no_error(start: Start) -> N
     assert found.ranks[1] == gone.evidence
     assert (found.ranks[0].process_state, found.ranks[0].threads, found.ranks[0].workers) == ("", (), ())
     assert look() == Gathered(ranks=())
+
+
+def test_the_frames_of_its_parent_are_no_place_of_a_worker() -> None:
+    where = (
+        ("/x/data.py", "__getitem__"),
+        (f"/lib/{gathering.WORKER_LOOP}", "_worker_loop"),
+        ("/lib/multiprocessing/process.py", "run"),
+        ("/x/train.py", "<module>"),
+    )
+    frames = tuple(Frame(file=file, line=1, function=function) for file, function in where)
+    own = gathering._own_frames((ThreadStack(main=True, frames=frames), ThreadStack(main=False, frames=frames[2:])))
+    assert functions(own) == [["__getitem__", "_worker_loop"], ["run", "<module>"]]
 
 
 # -- its parts --------------------------------------------------------------------------------------------------------

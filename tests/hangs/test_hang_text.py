@@ -65,7 +65,7 @@ def test_nobody_to_blame_is_said() -> None:
 
 def test_how_it_ended_and_what_was_done() -> None:
     hang = replace(Job(ranks=2).alone(1).hang(), over="aborted", over_wall_ns=130 * 10**9, action="asked the launcher")
-    lines = hang_lines(hang, 100)
+    lines = hang_lines(hang, 120)
     assert (
         "  since     it stood still for 30 s in step 7, until the job was ended for it; a step usually takes 0.25 s"
         in lines

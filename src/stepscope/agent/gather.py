@@ -36,6 +36,7 @@ GIL_S = 0.5
 WORKERS_S = 1.0
 SPY_S = 1.5
 SOURCE_S = 0.5
+WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 MAX_WORKERS = 32
 """Children of one rank that are looked at."""
 ASKED_WORKERS = 8
@@ -219,9 +220,18 @@ def _workers(rank: int, answers: _Answers) -> tuple[WorkerEvidence, ...]:
             name=name_of(pid),
             process_state=now.state,
             cpu_share=spent_between(answers.first.get(pid), now).cpu_share,
-            threads=parse_threads(answers.worker_texts[pid]) if pid in answers.worker_texts else (),
+            threads=_own_frames(parse_threads(answers.worker_texts.get(pid, ""))),
         )
         found.append(worker)
+    return tuple(found)
+
+
+def _own_frames(threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
+    """Of a forked DataLoader worker: without the frames of its parent, in which it was made."""
+    found = []
+    for thread in threads:
+        loop = next((at for at, frame in enumerate(thread.frames) if frame.file.endswith(WORKER_LOOP)), None)
+        found.append(thread if loop is None else replace(thread, frames=thread.frames[: loop + 1]))
     return tuple(found)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from stepscope.errors import DumpError
 from stepscope.flight.entries import DONE, P2P, Dump, GroupKey, Operation, Trace
 from stepscope.flight.judge import judge as judge_dumps
-from stepscope.flight.read import read_dump
 from stepscope.flight.verdict import Verdict
 from stepscope.hangs.evidence import Evidence
 from stepscope.records.hang import WaitingIn
@@ -46,6 +45,9 @@ class Recorders:
 
 
 def read_recorders(evidence: Evidence) -> Recorders:
+    # It also reads folders of files, by several processes: not for an agent to carry along that sees no hang.
+    from stepscope.flight.read import read_dump
+
     dumps: dict[int, Dump] = {}
     for one in evidence.ranks:
         if one.flight:
