@@ -6,10 +6,8 @@ What ``make hangs`` runs; tests/hangs_real runs those that are ``quick``.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,6 +216,6 @@ def told(run_dir: Path) -> Told:
 def line_of(fault: str) -> str:
     """``hang_job.py:98``, where a rank that does this stands."""
     for number, text in enumerate((SCRIPTS / "hang_job.py").read_text().splitlines(), 1):
-        if text.endswith(f"# stops: {fault.removesuffix('_abort')}"):
-            return f"hang_job.py:{number}"
+        if text.strip() == f"# stops: {fault.removesuffix('_abort')}":
+            return f"hang_job.py:{number + 1}"
     raise LookupError(fault)

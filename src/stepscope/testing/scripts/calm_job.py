@@ -120,7 +120,8 @@ class CalmJob(Job):
         """What a shared disk does at night: one rank stands still, and then it goes on."""
         if self.rank == 1:
             self.mark("stall")
-            time.sleep(self.long_s)  # stops: stall
+            # stops: stall
+            time.sleep(self.long_s)
 
     # -- before the first step ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 hang_job.py --fault skip --rank 1 --step 6
 
 Every step ends with an all-reduce of what was counted and a barrier.  In step ``--step`` rank ``--rank`` does what
-``--fault`` says; the line on which a rank then stands bears the comment ``stops: FAULT``, and tests look for it there.
+``--fault`` says; the line on which a rank then stands follows the comment ``stops: FAULT``, by which tests find it.
 ``--marks FILE`` gets a line when the fault begins, so that the time from there to a verdict can be measured.
 """
 
@@ -71,16 +71,20 @@ class HangJob(Job):
             SHARE[self.fault](self)
         else:
             dist.all_reduce(self.counts)
-        dist.barrier()  # stops: skip
+        # stops: skip
+        dist.barrier()
 
     def other(self):
-        dist.all_gather([torch.empty(COUNTS) for _ in range(self.ranks)], self.counts)  # stops: other
+        # stops: other
+        dist.all_gather([torch.empty(COUNTS) for _ in range(self.ranks)], self.counts)
 
     def shape(self):
-        dist.all_reduce(torch.ones(2 * len(self.counts)))  # stops: shape
+        # stops: shape
+        dist.all_reduce(torch.ones(2 * len(self.counts)))
 
     def dtype(self):
-        dist.all_reduce(self.counts.double())  # stops: dtype
+        # stops: dtype
+        dist.all_reduce(self.counts.double())
 
     def two_groups(self, step):
         """Every rank meets its row and its column; some begin with the column."""
@@ -90,11 +94,13 @@ class HangJob(Job):
         if step == self.args.step:
             self.mark(self.fault)
         first, second = (row, column) if hit else (column, row)
-        dist.all_reduce(self.counts, group=first)  # stops: deadlock
+        # stops: deadlock
+        dist.all_reduce(self.counts, group=first)
         dist.all_reduce(self.counts, group=second)
 
     def receive(self):
-        dist.recv(torch.empty(8), src=(self.rank + 1) % self.ranks)  # stops: recv
+        # stops: recv
+        dist.recv(torch.empty(8), src=(self.rank + 1) % self.ranks)
 
     # -- input --------------------------------------------------------------------------------------------------------
 
@@ -104,57 +110,70 @@ class HangJob(Job):
             return
         self.mark(self.fault)
         if self.fault == "worker_stop":
-            os.kill(os.getpid(), signal.SIGSTOP)  # stops: worker_stop
+            # stops: worker_stop
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif self.fault == "worker":
-            time.sleep(3600)  # stops: worker
+            # stops: worker
+            time.sleep(3600)
         else:
             read, _ = os.pipe()
-            os.read(read, 1)  # stops: loader
+            # stops: loader
+            os.read(read, 1)
 
     # -- the host -----------------------------------------------------------------------------------------------------
 
     def sleep(self):
-        time.sleep(3600)  # stops: sleep
+        # stops: sleep
+        time.sleep(3600)
 
     def stop(self):
-        os.kill(os.getpid(), signal.SIGSTOP)  # stops: stop
+        # stops: stop
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def gil_lock(self):
         """As an extension does that takes its lock twice, and the GIL with it."""
         mutex = ctypes.create_string_buffer(128)
         lock = ctypes.PyDLL(None).pthread_mutex_lock
         lock(mutex)
-        lock(mutex)  # stops: gil_lock
+        # stops: gil_lock
+        lock(mutex)
 
     def gil_sleep(self):
-        ctypes.PyDLL(None).sleep(3600)  # stops: gil_sleep
+        # stops: gil_sleep
+        ctypes.PyDLL(None).sleep(3600)
 
     def gil_busy(self):
-        re.match("(a+)+$", "a" * 64 + "b")  # stops: gil_busy
+        # stops: gil_busy
+        re.match("(a+)+$", "a" * 64 + "b")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def kill(self):
-        os.kill(os.getpid(), signal.SIGKILL)  # stops: kill
+        # stops: kill
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def fail(self):
-        raise ValueError("told to raise")  # stops: exception
+        # stops: exception
+        raise ValueError("told to raise")
 
     def leave(self):
-        os._exit(7)  # stops: exit
+        # stops: exit
+        os._exit(7)
 
     def memory(self):
         """More than it may have."""
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY // 4, resource.RLIM_INFINITY))
-        bytearray(MEMORY)  # stops: memory
+        # stops: memory
+        bytearray(MEMORY)
 
     def kernel_memory(self):
         """More than its control group may have: the kernel kills it.  Needs root; the folder is the caller's."""
         folder = self.args.cgroup
         (folder / "cgroup.procs").write_text(str(os.getpid()))
         kept = bytearray(MEMORY)
-        kept[:: resource.getpagesize()] = bytes(len(range(0, MEMORY, resource.getpagesize())))  # stops: kernel_memory
+        # stops: kernel_memory
+        kept[:: resource.getpagesize()] = bytes(len(range(0, MEMORY, resource.getpagesize())))
 
 
 SHARE = {
