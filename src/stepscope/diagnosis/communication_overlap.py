@@ -101,9 +101,9 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
 
 
 def _reduced(view: View, one: Reducer) -> _Exchange | None:
-    if not one.bytes:
-        return None
     exposed, span, compute = (values[view.columns] for values in (one.exposed_ns, one.span_ns, one.compute_ns))
+    if not one.bytes or float((~np.isnan(span)).mean()) < thresholds.COMM_STEPS_SHARE:
+        return None
     said = view.facts.get("ddp")
     ddp: Mapping[str, Any] = said if isinstance(said, dict) else {}
     whole = _cannot_be_split(one, number(ddp, "bucket_mb"))
@@ -117,7 +117,7 @@ def _reduced(view: View, one: Reducer) -> _Exchange | None:
         last_share=max(1 / thresholds.OVERLAP_PARTS, whole / one.bytes),
         advice=tuple(_for_ddp(one, ddp))[:3],
         evidence={
-            "buckets": len(one.buckets_bytes) or None,
+            "buckets": one.buckets or None,
             "largest_bucket_bytes": max(one.buckets_bytes, default=None),
             "bucket_cap_mb": number(ddp, "bucket_mb"),
             "find_unused_parameters": ddp.get("find_unused_parameters"),
@@ -142,15 +142,15 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
             "find_unused_parameters=True walks the graph before each backward and copies every gradient: "
             f"drop it if all parameters are used{fixed}."
         )
-    if len(one.buckets_bytes) < 2 and bucket_mb and bucket_mb * MIB >= one.bytes / 2:
+    if one.buckets < 2 and bucket_mb and bucket_mb * MIB >= one.bytes / 2:
         yield (
             f"{bytes_text(one.bytes)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing to "
             f"send while backward still runs: DistributedDataParallel(bucket_cap_mb={cap_mb})."
         )
-    elif len(one.buckets_bytes) > 1 and largest >= LARGEST_SHARE * one.bytes:
+    elif one.buckets > 1 and largest >= LARGEST_SHARE * one.bytes:
         layer = " (a layer that large cannot be split)" if _cannot_be_split(one, bucket_mb) else ""
         yield (
-            f"One of {len(one.buckets_bytes)} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
+            f"One of {one.buckets} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
             f"DistributedDataParallel(bucket_cap_mb={cap_mb}) spreads the rest."
         )
     if one.backwards > 1:
