@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.diagnosis import build_window
+from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.communication import Communication
 from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_WAITED, OPS, ProcessGroup
 from stepscope.records.series import RankSeries, RunData
@@ -205,7 +205,7 @@ def test_ddp_is_known_by_its_own_figures() -> None:
     facts = {"ddp": {"gradient_mb": 48.0, "bucket_mb": 25.0}}
     found = seen(Cluster(ranks=2, steps=40, noise=0.0, comm_ms=6.0, ddp_hidden_ms=9.0, facts=facts).run())
     (one,) = found.reducers
-    assert one.buckets_bytes == (48 * MIB,)
+    assert (one.buckets_bytes, one.bytes) == ((), 48 * MIB)
     assert one.exposed_ns[1:] == pytest.approx(np.full(39, 6.0 * MS))
     assert one.span_ns[1:] == pytest.approx(np.full(39, 15.0 * MS))
     assert one.compute_ns[1:] == pytest.approx(np.full(39, 20.0 * MS))
@@ -215,23 +215,36 @@ def test_ddp_is_known_by_its_own_figures() -> None:
 def test_what_blocks_in_other_collectives_is_not_ddps() -> None:
     (one,) = seen(replace(EVEN, comm_ms=6.0, ddp_hidden_ms=9.0).run()).reducers
     assert one.exposed_ns[1:] == pytest.approx(np.full(59, 6.0 * MS), abs=5)
-    assert one.buckets_bytes == ()
+    assert (one.buckets_bytes, one.bytes) == ((), 0)
 
 
 @pytest.mark.parametrize(
     ("ddp", "expected"),
     [
-        ({"buckets_mb": [1.0, 24, 23.5], "gradient_mb": 48.5}, (MIB, 24 * MIB, round(23.5 * MIB))),
-        ({"buckets_mb": [], "gradient_mb": 2}, (2 * MIB,)),
-        ({"buckets_mb": ["1"]}, ()),
-        ({"buckets_mb": [float("inf")]}, ()),
-        ({"gradient_mb": "x"}, ()),
-        (7, ()),
+        ({"bucket_sizes_mb": [1.0, 24], "gradient_mb": 25, "buckets": 2}, (2, (MIB, 24 * MIB), 25 * MIB)),
+        ({"bucket_sizes_mb": [1.0, 24], "gradient_mb": 99.0, "buckets": 40}, (40, (MIB, 24 * MIB), 99 * MIB)),
+        ({"bucket_sizes_mb": [3]}, (1, (3 * MIB,), 3 * MIB)),
+        ({"bucket_sizes_mb": [], "gradient_mb": 2, "buckets": 0}, (0, (), 2 * MIB)),
+        ({"bucket_sizes_mb": ["1"], "buckets": 1}, (0, (), 0)),
+        ({"bucket_sizes_mb": [float("inf")]}, (0, (), 0)),
+        ({"gradient_mb": "x"}, (0, (), 0)),
+        (7, (0, (), 0)),
     ],
 )
-def test_buckets_as_far_as_they_are_known(ddp: Any, expected: tuple[int, ...]) -> None:
+def test_buckets_as_far_as_they_are_known(ddp: Any, expected: Any) -> None:
     (one,) = seen(Cluster(ranks=2, steps=20, ddp_hidden_ms=1.0, facts={"ddp": ddp}).run()).reducers
-    assert one.buckets_bytes == expected
+    assert (one.buckets, one.buckets_bytes, one.bytes) == expected
+
+
+def test_what_the_script_does_before_backward_is_no_computing_of_ddps() -> None:
+    """Its clock starts when forward ends; how much of the exchange showed is then not known."""
+    run = Cluster(ranks=2, steps=40, ddp_hidden_ms=9.0, facts={"ddp": {"gradient_mb": 48.0, "bucket_mb": 99.0}}).run()
+    for series in run.ranks:
+        series.steps["ddp_compute_ns"] += np.uint64(30 * MS)
+    (one,) = seen(run).reducers
+    assert one.bytes == 48 * MIB
+    assert np.isnan(one.exposed_ns).all() and np.isnan(one.exposed_by_row).all()
+    assert "low_overlap" not in [finding.kind for finding in diagnose(run)]
 
 
 def test_figures_that_ddp_gives_now_and_then_are_not_taken_for_every_step() -> None:

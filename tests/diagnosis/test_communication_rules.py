@@ -148,8 +148,9 @@ def test_one_bucket_hides_nothing() -> None:
     [
         ({"find_unused_parameters": True}, "find_unused_parameters=True walks the graph"),
         ({"find_unused_parameters": True}, "static_graph=True"),
-        ({"buckets_mb": [1.0, 70.0, 9.0], "bucket_mb": 25.0}, "One of 3 buckets holds 70 MiB of 80 MiB (a layer"),
-        ({"buckets_mb": [20.0, 20.0, 20.0, 20.0], "bucket_mb": 25.0}, "bf16_compress_hook"),
+        ({"bucket_sizes_mb": [1.0, 50.0, 29.0], "bucket_mb": 50.0}, "One of 3 buckets holds 50 MiB of 80 MiB: Distr"),
+        ({"bucket_sizes_mb": [1.0, 41.0, 38.0], "bucket_mb": 25.0}, "One of 3 buckets holds 41 MiB of 80 MiB (a layer"),
+        ({"bucket_sizes_mb": [20.0, 20.0, 20.0, 20.0], "bucket_mb": 25.0}, "bf16_compress_hook"),
     ],
 )
 def test_the_advice_knows_the_settings(facts: dict[str, Any], expected: str) -> None:
@@ -172,8 +173,9 @@ def test_accumulated_gradients_are_asked_about() -> None:
         (3.0, 0.5, {}),  # too little to matter
         (20.0, 1.0, {"gradient_mb": 2.0}),  # latency: no bucket would help
         (20.0, 1.0, {"gradient_mb": None}),  # nobody knows how much there is to send
+        (20.0, 1.0, {"bucket_sizes_mb": [1.0, 79.0], "bucket_mb": 25.0}),  # one layer, and it comes last
     ],
-    ids=["hidden", "short", "small", "unknown"],
+    ids=["hidden", "short", "small", "unknown", "one-layer"],
 )
 def test_overlap_that_is_well_or_cannot_be_helped(comm_ms: float, hidden_ms: float, facts: dict[str, Any]) -> None:
     assert "low_overlap" not in [one.kind for one in found_in(ddp_job(comm_ms, hidden_ms, **facts))]

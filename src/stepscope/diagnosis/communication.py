@@ -24,6 +24,7 @@ from stepscope.diagnosis.communication_arrivals import Arrivals, align
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import LARGEST, number
 from stepscope.records.collectives import OPS, ProcessGroup
+from stepscope.records.phases import BACKWARD, COMM
 from stepscope.records.series import RankSeries
 
 __all__ = ["DDP_OP", "Communication", "Flow", "Group", "Reducer", "build_communication"]
@@ -33,6 +34,8 @@ Floats = NDArray[np.float64]
 DDP_OP = "all_reduce (DDP)"
 BLOCKING = ("gloo", "mpi")
 """Backends whose waits block the host; others only order streams, and what the host saw of them says nothing."""
+WITHIN = 1.05
+"""Of backward: what was computed in it, give or take how the two are measured."""
 OP_CODES = 32
 MIB = 1 << 20
 
@@ -94,16 +97,20 @@ class Reducer:
     rows: NDArray[np.intp]
     backwards: float
     """In a step."""
+    buckets: int
+    """As DDP laid them out; 0: not known."""
     buckets_bytes: tuple[int, ...]
-    """As DDP laid them out; one for all gradients where only their sum is known; empty: nothing is."""
+    """Of the first ones."""
+    bytes: int
+    """Of all gradients; 0: not known."""
     exposed_ns: Floats
-    """[S]; the least over the ranks; nan where nobody said anything, here and below."""
+    """[S]; the least over the ranks; nan where it cannot be told, here and below."""
     span_ns: Floats
     """[S]; from the first bucket's start to the last one's end, the least over the ranks."""
     compute_ns: Floats
     """[S]; of the gradients, the mean over the ranks: what may hide an exchange."""
     exposed_by_row: Floats
-    """As ``rows``: per steady step."""
+    """As ``rows``: per steady step in which it could be told; nan where it never could."""
     span_by_row: Floats
 
 
@@ -132,23 +139,20 @@ def build_communication(
     trained: Sequence[RankSeries],
     steps: NDArray[np.int64],
     steady: NDArray[np.bool_],
-    comm_ns: Floats,
+    phase_ns: Floats,
     peers: NDArray[np.intp],
 ) -> Communication | None:
-    """None: one rank, or nothing was seen.
-
-    ``comm_ns`` [R, S]: for how long each rank was blocked in all; ``peers`` [R]: as ``Window.groups``.
-    """
+    """None: one rank, or nothing was seen.  ``phase_ns`` [P, R, S], ours first; ``peers`` [R]: as ``Window.groups``."""
     if len(trained) < 2 or not steady.any():
         return None
     numbering = _Numbering(trained)
     flows = _Flows(numbering, steps, steady)
-    blocked_ns = np.zeros(comm_ns.shape) if _has_reducer(trained) else None
+    blocked_ns = np.zeros(phase_ns.shape[1:]) if _has_reducer(trained) else None
     for row, series in enumerate(trained):
         seen = flows.add(row, series)
         if blocked_ns is not None:
-            blocked_ns[row] = np.maximum(comm_ns[row] - seen, 0.0)
-    reducers = () if blocked_ns is None else _reducers(trained, steps, steady, blocked_ns, peers)
+            blocked_ns[row] = np.maximum(phase_ns[COMM, row] - seen, 0.0)
+    reducers = () if blocked_ns is None else _reducers(trained, steps, steady, blocked_ns, phase_ns[BACKWARD], peers)
     if not flows.seen and not reducers:
         return None
     groups = numbering.groups()
@@ -295,6 +299,7 @@ def _reducers(
     steps: NDArray[np.int64],
     steady: NDArray[np.bool_],
     blocked_ns: Floats,
+    backward_ns: Floats,
     peers: NDArray[np.intp],
 ) -> tuple[Reducer, ...]:
     found = []
@@ -303,24 +308,29 @@ def _reducers(
         rows = [row for row, (spans, _) in said.items() if (spans > 0).any()]
         if len(rows) < 2:
             continue
-        spans = np.stack([said[row][0] for row in rows])
-        spans[spans == 0] = np.nan
-        computes = np.stack([said[row][1] for row in rows])
+        spans, computes = (np.stack([said[row][which] for row in rows]) for which in (0, 1))
+        # DDP's clock starts when forward ends: what the script does before backward is then taken for computing.
+        spans[(spans == 0) | (computes > WITHIN * backward_ns[rows])] = np.nan
         exposed = np.where(np.isnan(spans), np.nan, blocked_ns[rows])
-        count = float(steady.sum())
         found.append(
             Reducer(
                 rows=np.array(rows, np.intp),
                 backwards=float(np.median(trained[rows[0]].steps["micro_batches"])),
-                buckets_bytes=_buckets(trained[rows[0]].facts.get("ddp")),
+                **_gradients(trained[rows[0]].facts.get("ddp")),
                 exposed_ns=shortest(exposed),
                 span_ns=shortest(spans),
                 compute_ns=computes.mean(axis=0),
-                exposed_by_row=np.nansum(exposed[:, steady], axis=1) / count,
-                span_by_row=np.nansum(spans[:, steady], axis=1) / count,
+                exposed_by_row=_means(exposed[:, steady]),
+                span_by_row=_means(spans[:, steady]),
             )
         )
     return tuple(found)
+
+
+def _means(values: Floats) -> Floats:
+    """[R]; over the steps in which there is one."""
+    counts = (~np.isnan(values)).sum(axis=1)
+    return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
 
 
 def _said(series: RankSeries, steps: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -332,11 +342,14 @@ def _said(series: RankSeries, steps: NDArray[np.int64]) -> tuple[Floats, Floats]
     return np.where(there, rows["ddp_comm_ns"][at], 0.0), np.where(there, rows["ddp_compute_ns"][at], 0.0)
 
 
-def _buckets(ddp: object) -> tuple[int, ...]:
-    if not isinstance(ddp, Mapping):
-        return ()
-    sizes = ddp.get("buckets_mb")
-    if isinstance(sizes, list) and sizes and all(type(size) in (int, float) and 0 < size < LARGEST for size in sizes):
-        return tuple(round(size * MIB) for size in sizes)
-    gradient_mb = number(ddp, "gradient_mb")
-    return (round(gradient_mb * MIB),) if gradient_mb else ()
+def _gradients(ddp: object) -> dict[str, Any]:
+    """``buckets``, ``buckets_bytes`` and ``bytes``, as far as DDP's facts have them."""
+    facts: Mapping[str, Any] = ddp if isinstance(ddp, Mapping) else {}
+    said = facts.get("bucket_sizes_mb")
+    sizes = (
+        said if isinstance(said, list) and all(type(one) in (int, float) and 0 < one < LARGEST for one in said) else []
+    )
+    told = tuple(round(size * MIB) for size in sizes)
+    buckets = max(int(number(facts, "buckets") or 0), len(told)) if told else 0
+    gradient_mb = number(facts, "gradient_mb") or 0.0
+    return {"buckets": buckets, "buckets_bytes": told, "bytes": max(round(gradient_mb * MIB), sum(told))}

@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 SHARDED = ("all_gather", "reduce_scatter")
 LARGEST_SHARE = 0.5
 """Of all gradients in one bucket: they go out together, and late."""
+OVERFULL = 1.5
+"""Times the size that a bucket may have: DDP closes one when it is full, so it is over by less than a small layer."""
 FEW_GATHERS = 2.5
 """A step: forward and backward of one module that holds all parameters."""
 
@@ -43,6 +45,8 @@ class _Exchange:
     behind_ns: Floats
     """[S]; computation that could hide it."""
     bytes: float
+    last_share: float
+    """Of it, at the least, that nothing comes after."""
     advice: tuple[str, ...]
     evidence: dict[str, Any]
 
@@ -61,7 +65,7 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
         return []
     if exposed_ns < max(thresholds.OVERLAP_SHARE * float(view.step_ns.mean()), thresholds.COMM_FLOOR_NS):
         return []
-    left_ns = np.maximum(one.span_ns / thresholds.OVERLAP_PARTS, one.span_ns - one.behind_ns)
+    left_ns = np.maximum(one.span_ns * one.last_share, one.span_ns - one.behind_ns)
     saved_ns = np.clip(one.exposed_ns - left_ns, 0.0, None)
     cost = cost_of(view, saved_ns)
     severity = severity_of(cost["share"], float(saved_ns.mean()))
@@ -97,22 +101,24 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
 
 
 def _reduced(view: View, one: Reducer) -> _Exchange | None:
-    if not one.buckets_bytes:
-        return None
     exposed, span, compute = (values[view.columns] for values in (one.exposed_ns, one.span_ns, one.compute_ns))
+    if not one.bytes or float((~np.isnan(span)).mean()) < thresholds.COMM_STEPS_SHARE:
+        return None
     said = view.facts.get("ddp")
     ddp: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    whole = _cannot_be_split(one, number(ddp, "bucket_mb"))
     return _Exchange(
         what="DDP's all-reduce",
         op=DDP_OP,
         exposed_ns=np.nan_to_num(exposed),
         span_ns=np.nan_to_num(span),
         behind_ns=compute,
-        bytes=float(sum(one.buckets_bytes)),
+        bytes=float(one.bytes),
+        last_share=max(1 / thresholds.OVERLAP_PARTS, whole / one.bytes),
         advice=tuple(_for_ddp(one, ddp))[:3],
         evidence={
-            "buckets": len(one.buckets_bytes),
-            "largest_bucket_bytes": max(one.buckets_bytes),
+            "buckets": one.buckets or None,
+            "largest_bucket_bytes": max(one.buckets_bytes, default=None),
             "bucket_cap_mb": number(ddp, "bucket_mb"),
             "find_unused_parameters": ddp.get("find_unused_parameters"),
             "backwards_per_step": one.backwards,
@@ -120,10 +126,15 @@ def _reduced(view: View, one: Reducer) -> _Exchange | None:
     )
 
 
+def _cannot_be_split(one: Reducer, bucket_mb: float | None) -> int:
+    """Bytes of the largest bucket, if it is larger than buckets may be: then it is one layer."""
+    largest = max(one.buckets_bytes, default=0)
+    return largest if bucket_mb and largest > OVERFULL * bucket_mb * MIB else 0
+
+
 def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
-    sizes = one.buckets_bytes
-    total, largest = sum(sizes), max(sizes)
-    cap_mb = max(1, round(total / MIB / thresholds.OVERLAP_PARTS))
+    largest = max(one.buckets_bytes, default=0)
+    cap_mb = max(1, round(one.bytes / MIB / thresholds.OVERLAP_PARTS))
     bucket_mb = number(ddp, "bucket_mb")
     if ddp.get("find_unused_parameters") is True:
         fixed = "" if ddp.get("static_graph") is True else " (if the unused ones never change: static_graph=True)"
@@ -131,15 +142,15 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
             "find_unused_parameters=True walks the graph before each backward and copies every gradient: "
             f"drop it if all parameters are used{fixed}."
         )
-    if len(sizes) == 1 and bucket_mb and bucket_mb * MIB >= total / 2:
+    if one.buckets < 2 and bucket_mb and bucket_mb * MIB >= one.bytes / 2:
         yield (
-            f"{bytes_text(total)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing to send "
-            f"while backward still runs: DistributedDataParallel(bucket_cap_mb={cap_mb})."
+            f"{bytes_text(one.bytes)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing to "
+            f"send while backward still runs: DistributedDataParallel(bucket_cap_mb={cap_mb})."
         )
-    elif len(sizes) > 1 and largest >= LARGEST_SHARE * total:
-        larger = " (a layer that large cannot be split)" if bucket_mb and largest > 1.5 * bucket_mb * MIB else ""
+    elif one.buckets > 1 and largest >= LARGEST_SHARE * one.bytes:
+        layer = " (a layer that large cannot be split)" if _cannot_be_split(one, bucket_mb) else ""
         yield (
-            f"One of {len(sizes)} buckets holds {bytes_text(largest)} of {bytes_text(total)}{larger}: "
+            f"One of {one.buckets} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
             f"DistributedDataParallel(bucket_cap_mb={cap_mb}) spreads the rest."
         )
     if one.backwards > 1:
@@ -175,6 +186,7 @@ def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
             span_ns=span_ns * same,
             behind_ns=compute,
             bytes=sum(flow.bytes for flow in flows),
+            last_share=1 / thresholds.OVERLAP_PARTS,
             advice=_for_sharded(gathers),
             evidence={"gathers_per_step": round(gathers, 1)},
         )

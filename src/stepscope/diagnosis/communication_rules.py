@@ -47,8 +47,7 @@ def _of_flows(view: View, exchanges: Communication) -> list[dict[str, Any]]:
 
 def _of_reducers(view: View, exchanges: Communication) -> list[dict[str, Any]]:
     return [
-        _row("", "data", DDP_OP, _mean(one.exposed_ns[view.columns]), float(sum(one.buckets_bytes)))
-        for one in exchanges.reducers
+        _row("", "data", DDP_OP, _mean(one.exposed_ns[view.columns]), float(one.bytes)) for one in exchanges.reducers
     ]
 
 

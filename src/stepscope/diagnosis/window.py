@@ -24,7 +24,7 @@ from stepscope.diagnosis.peers import peer_groups
 from stepscope.diagnosis.robust import mean_rank, spread
 from stepscope.diagnosis.samples import during
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BUILTIN_PHASES, COMM
+from stepscope.records.phases import BUILTIN_PHASES
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.slot import FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
 
@@ -148,7 +148,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         groups=groups,
         samples=tuple(during(run.samples, begins, ends)),
         stacks=tuple(during(run.stacks, begins, ends)),
-        communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns[COMM], groups),
+        communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns, groups),
     )
 
 

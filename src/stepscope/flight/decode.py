@@ -78,7 +78,7 @@ def decode_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
             newest = max(newest, _take(row, columns.setdefault(key, _Columns()), tables))
             ids.append(_whole(row.get("record_id"), -1))
     statuses = _statuses(raw.get("pg_status"), local_ids, members)
-    complete, active_only = _extent(ids, columns, statuses, rows)
+    complete, active_only = _extent(ids, columns, statuses)
     return Dump(
         rank=_rank(raw, rank),
         source=source,
@@ -301,11 +301,11 @@ def _statuses(
 
 
 def _extent(
-    ids: list[int], columns: Mapping[GroupKey, _Columns], statuses: Mapping[GroupKey, Status], rows: list[Any]
+    ids: list[int], columns: Mapping[GroupKey, _Columns], statuses: Mapping[GroupKey, Status]
 ) -> tuple[bool, bool]:
     """Whether nothing is missing in front or between, and whether only what had not ended was dumped."""
     ended = any(DONE in group.states for group in columns.values())
-    if not rows:
+    if not ids:
         called = any(status.enqueued > 0 for status in statuses.values())
         return not called, called
     if min(ids) < 0:

@@ -2,13 +2,15 @@
 
 A dump seldom says; torch puts the rank into the file's name, and where in the name is up to the user.  What the groups
 say comes first: a rank is a member of all groups in its own dump, and if only one rank is, that is it.  Then the number
-in the name that differs from file to file, best after ``rank``, else the last.
+in the name that differs from file to file, best after ``rank``, else the last; folders count where they differ.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import PurePath
 
 from stepscope.flight.entries import Dump
 from stepscope.flight.spelling import MAX_RANK
@@ -29,7 +31,9 @@ def rank_by_groups(dump: Dump) -> int | None:
 
 def ranks_by_name(names: Sequence[str]) -> Mapping[str, int]:
     """The rank each name gives, for those that give one."""
-    stems = {name: _SUFFIXES.sub("", name.replace("\\", "/")) for name in names}
+    folders = [PurePath(name).parent.parts for name in names]
+    shared = sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False)))
+    stems = {name: _SUFFIXES.sub("", "/".join(PurePath(name).parts[shared:])) for name in names}
     after = {name: _last(_AFTER_RANK.findall(stem)) for name, stem in stems.items()}
     if len(_distinct(after)) == len(names):
         return _distinct(after)

@@ -18,10 +18,12 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import BACKWARD, COMM
 from stepscope.ring.words import WAIT_DATA
 
-__all__ = ["Calls"]
+__all__ = ["CHECK_EVERY", "Calls"]
 
 MAX_HANDLES = 512
-"""Handles that nobody waited for; beyond that they are forgotten all at once."""
+"""Handles that nobody waited for; beyond that they are forgotten all at once …"""
+CHECK_EVERY = 256
+"""… which is looked at after so many calls."""
 AUTOGRAD_THREAD = "pt_autograd"
 
 
@@ -49,9 +51,8 @@ class Calls:
         """A group by what stands for it, to be known by ``key`` for as long as ``owner`` lives."""
         return self.recorder.groups.meet(group, key, owner, self._torch.distributed, self.recorder.ring)
 
-    def expect(self, identity: int, number: int) -> None:
-        """The ``number``-th call has given something that may be waited for."""
-        self.handles[identity] = number
+    def forget_many(self) -> None:
+        """Every now and then: what nobody has waited for by now hardly anybody will."""
         if len(self.handles) > MAX_HANDLES:
             self.handles.clear()
 
@@ -86,6 +87,12 @@ class Calls:
             value = value[0]
         with self._straight():
             return isinstance(value, self._torch.Tensor) and bool(value.is_cuda)
+
+    @failsafe
+    def is_async(self, args: tuple[Any, ...]) -> bool:
+        """What torch's options, the last argument, say; where there are none, it may be."""
+        option = args[-1] if args else None
+        return not type(option).__name__.endswith("Options") or bool(getattr(option, "asyncOp", True))
 
     @failsafe
     def storage_of(self, tensor: Any) -> int:

@@ -15,7 +15,8 @@ Not seen is what never passes through Python, above all the all-reduces of DDP's
 what DDP says of them itself), nor Python classes that override a method of ``ProcessGroup`` altogether.
 
 What is written is a word and an instant per call (``ring/words.py``: COLLECTIVE), with the peer of a send or recv, and
-one more before a wait, which says for which call it is.
+one more before a wait, which says for which call it is.  Whether the script waits at once shows by that; where a wait
+says nothing, torch's options of the call tell.
 
 Autograd runs backward on threads of its own where there is a GPU, and FSDP2 communicates from there.  While the thread
 that trains is inside of backward it executes nothing, so for that long autograd's threads may write calls as well.
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from stepscope.recorder.calls import Calls
+from stepscope.recorder.calls import CHECK_EVERY, Calls
 from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.functional import FunctionalCalls
 from stepscope.recorder.imports import ImportWatch
@@ -40,10 +41,12 @@ from stepscope.ring.words import (
     ANY_PEER,
     ASYNC_BIT,
     COLLECTIVE_DATA,
+    ENTER,
     OP_SHIFT,
     PEER,
     SIZE_MASK,
     TIME_SHIFT,
+    WAIT_DATA,
     data_word,
 )
 
@@ -109,49 +112,51 @@ class MethodCalls:
 
     def __init__(self, calls: Calls, torch: Any) -> None:
         self._calls = calls
-        self._plain = frozenset({torch.Tensor, torch.nn.Parameter})
+        self._tensor = torch.Tensor
         self._has_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-        c10d = torch._C._distributed_c10d
-        options = [getattr(c10d, name) for name in dir(c10d) if name.endswith("Options")]
-        self._options = frozenset(kind for kind in options if hasattr(kind, "asyncOp"))
 
     def collective(self, original: Callable[..., Any], *, op: str, at: int, part: bool) -> Callable[..., Any]:
         """A method whose ``at``-th argument is what is communicated, or one rank's ``part`` of it."""
-        calls, ledger, known = self._calls, self._calls.ledger, self._calls.known
-        plain, has_mode, options = self._plain, self._has_mode, self._options
-        base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT
+        calls, ledger, known, handles = self._calls, self._calls.ledger, self._calls.known, self._calls.handles
+        tensor, has_mode, now = self._tensor, self._has_mode, self._calls.ledger.now
+        base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
 
         @functools.wraps(original)
         def call(group: Any, /, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != ledger.thread and not calls.is_autograd():
                 return original(group, *args, **kwargs)
-            bits, ranks, blind, _ = known.get(id(group)) or calls.meet(group)
+            word, ranks, blind, _ = known.get(id(group)) or calls.meet(group)
+            word |= base
             value: Any = args[at] if len(args) > at else None
             if type(value) is list and len(value) == 1:
                 value = value[0]
-            straight = type(value) in plain and not has_mode()
-            size = value.numel() * value.itemsize if straight else calls.bytes_of(value) or 0
-            option: Any = args[-1] if args else kwargs.get("opts")
-            word = base | bits | (size * ranks if part else size) & SIZE_MASK
-            if type(option) not in options or option.asyncOp:
-                word |= ASYNC_BIT
-            position = ledger.at
-            ledger.body[position] = word
-            ledger.body[position + 1] = (ledger.now() << TIME_SHIFT) + ledger.phase
+            try:
+                size = value.nbytes if type(value) is tensor and not has_mode() else calls.bytes_of(value)
+            except RuntimeError:  # a sparse tensor has none
+                size = calls.bytes_of(value)
+            if blind and not calls.is_async(args):
+                word ^= ASYNC_BIT
+            if size:
+                word |= (size * ranks if part else size) & SIZE_MASK
+            body, position = ledger.body, ledger.at
+            body[position] = word
+            body[position + 1] = (now() << TIME_SHIFT) + ledger.phase
             ledger.at = position + 2
             calls.count = number = calls.count + 1
             if position > ledger.limit:
                 ledger.turn()
             work = original(group, *args, **kwargs)
             if work is not None and not (blind and calls.is_on_device(value)):
-                calls.expect(id(work), number)
+                handles[id(work)] = number
+                if number % CHECK_EVERY == 0:
+                    calls.forget_many()
             return work
 
         return call
 
     def single(self, original: Callable[..., Any], *, op: str, with_peer: bool) -> Callable[..., Any]:
         """A send or recv: it has a peer instead of options."""
-        calls, ledger, known = self._calls, self._calls.ledger, self._calls.known
+        calls, ledger, known, handles = self._calls, self._calls.ledger, self._calls.known, self._calls.handles
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
 
         @functools.wraps(original)
@@ -172,7 +177,9 @@ class MethodCalls:
                 ledger.turn()
             work = original(group, *args, **kwargs)
             if work is not None and not (blind and calls.is_on_device(value)):
-                calls.expect(id(work), number)
+                handles[id(work)] = number
+                if number % CHECK_EVERY == 0:
+                    calls.forget_many()
             return work
 
         return call
@@ -200,17 +207,34 @@ class MethodCalls:
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``Work.wait``, booked for ``comm`` and linked to the call that gave the handle."""
-        calls, ledger, handles = self._calls, self._calls.ledger, self._calls.handles
+        calls, ledger, handles, now = self._calls, self._calls.ledger, self._calls.handles, self._calls.ledger.now
 
         @functools.wraps(original)
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() != ledger.thread or ledger.phase == COMM:
+            outer = ledger.phase
+            if get_ident() != ledger.thread or outer == COMM:
                 return original(work, *args, **kwargs)
-            outer = calls.enter_wait(handles.pop(id(work), 0))
+            body, at = ledger.body, ledger.at
+            number = handles.pop(id(work), 0)
+            if number:
+                body[at] = WAIT_DATA | calls.count - number
+                at += 1
+            body[at] = (now() << TIME_SHIFT) + COMM + ENTER
+            ledger.at = at + 1
+            ledger.phase = COMM
+            if ledger.device is not None:
+                ledger.device.mark(outer, COMM)
             try:
                 return original(work, *args, **kwargs)
             finally:
-                ledger.leave(outer)
+                at = ledger.at
+                ledger.body[at] = (now() << TIME_SHIFT) + outer
+                ledger.at = at + 1
+                if ledger.device is not None:
+                    ledger.device.mark(ledger.phase, outer)
+                ledger.phase = outer
+                if at > ledger.limit:
+                    ledger.turn()
 
         return wait
 

@@ -127,7 +127,8 @@ class FunctionalCalls:
         for one in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(one, handle):
                 tensor: Any = one
-                self._calls.expect(self._calls.storage_of(tensor.elem) or 0, number)
+                self._calls.handles[self._calls.storage_of(tensor.elem) or 0] = number
+        self._calls.forget_many()
 
 
 def _key_of(group: Any) -> tuple[Any, Any]:

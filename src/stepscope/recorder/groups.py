@@ -69,8 +69,11 @@ class GroupTable:
         group = _process_group(group, distributed)
         if group is None:
             return None
-        ranks = tuple(distributed.get_process_group_ranks(group))
-        backend = str(distributed.get_backend(group))
+        try:
+            ranks = tuple(distributed.get_process_group_ranks(group))
+            backend = str(distributed.get_backend(group))
+        except (KeyError, ValueError):
+            return None  # somebody made it without telling torch.distributed
         description = str(getattr(group, "group_desc", ""))[:NAME_CHARS]
         kind = kind_of(description)
         if kind == "other" and len(ranks) == distributed.get_world_size():

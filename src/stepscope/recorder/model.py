@@ -74,7 +74,7 @@ class ModelWalk:
             self._parameter_classes.clear()
 
     def bucket_facts(self) -> dict[str, Any]:
-        """How DDP packs the gradients now: after the first iterations it does so anew, in the order in which they came."""
+        """How DDP packs the gradients now: after the first iterations it does so anew, in the order they came."""
         ddp = None if self._ddp is None else self._ddp()
         if ddp is None:
             return {}

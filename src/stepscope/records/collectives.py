@@ -50,7 +50,7 @@ MAX_GROUPS = 64
 """Groups of one rank that are told apart; the last slot is shared by all that come later."""
 
 FLAG_ASYNC = 1
-"""The script did not wait for it in the same call."""
+"""The script did not wait for it at once."""
 FLAG_WAITED = 2
 """A wait for it was seen: ``exposed_ns`` and ``end_ns`` are what the host saw of it."""
 

@@ -102,8 +102,8 @@ def _reducer_row(window: Window, groups: Sequence[Group], reducer: Reducer) -> d
         "ops": [
             {
                 "op": DDP_OP,
-                "count": float(len(reducer.buckets_bytes)) or None,
-                "bytes": sum(reducer.buckets_bytes) or None,
+                "count": float(reducer.buckets) or None,
+                "bytes": reducer.bytes or None,
                 "exposed_ms": finite(exposed.mean() / 1e6),
                 "overlapped_ms": finite(np.maximum(reducer.span_by_row - exposed, 0.0).mean() / 1e6),
             }

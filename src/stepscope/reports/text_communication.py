@@ -45,7 +45,7 @@ def _cells(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple
     group, op = rows[0]
     several = f" ×{len(rows)}" if len(rows) > 1 else ""
     count, size = _mean(rows, "count"), _mean(rows, "bytes")
-    sent = f"{count:.3g} × {bytes_text((size or 0.0) / count)}" if count else "–"
+    sent = f"{count:.3g} × {bytes_text((size or 0.0) / count)}" if count else bytes_text(size)
     exposed, hidden = (ms_text(_mean(rows, name)) for name in ("exposed_ms", "overlapped_ms"))
     return f"{group['kind']}{several} {op['op']}", sent, exposed, hidden, _often_last(rows)
 

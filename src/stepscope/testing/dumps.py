@@ -204,17 +204,15 @@ class FlightJob:
 
 def as_version(document: Mapping[str, Any], version: str) -> dict[str, Any]:
     """The same dump as an older torch would have written it, as far as that matters to a reader."""
-    minor = int(version.split(".")[1])
+    major, minor = (int(part) for part in version.split("."))
     told: dict[str, Any] = {**document, "version": version, "nccl_version": document["comm_lib_version"]}
-    told["entries"] = [
-        _older(entry, minor, major=int(version.split(".", maxsplit=1)[0])) for entry in document["entries"]
-    ]
-    if minor < 10 or version.startswith("1."):
+    told["entries"] = [_older(entry, minor, major) for entry in document["entries"]]
+    if minor < 10 or major < 2:
         del told["comm_lib_version"]
-    if minor < 3 or version.startswith("1."):
+    if minor < 3 or major < 2:
         del told["pg_status"]
         del told["nccl_version"]
-    if version.startswith("1."):
+    if major < 2:
         del told["pg_config"]
     return told
 
