@@ -87,7 +87,8 @@ class RunningAgent:
     """An agent as the launcher starts it, with a pipe for its input."""
 
     def __init__(self, paths: RunPaths, *options: str, prelude: str = "") -> None:
-        places = ["--run-dir", str(paths.run_dir), "--session", str(paths.session), *options]
+        # Ranks that wait for our next word are no hang.
+        places = ["--run-dir", str(paths.run_dir), "--session", str(paths.session), "--hang-after", "0", *options]
         command = [sys.executable, "-m", "stepscope.agent", *places]
         if prelude:
             code = f"{prelude}\nimport runpy, sys\nsys.argv = {['stepscope.agent', *places]!r}\n"

@@ -53,15 +53,16 @@ class Job:
         self.judged: list[Evidence] = []
         self.verdict: Callable[[Evidence, int], HangRecord | NotAHang] = hang
         self.journal = Journal(self.run_dir)
+        self.subjects = Subjects({})
         self.dog = self.new_dog()
 
-    def new_dog(self, launcher: object = None) -> Watchdog:
+    def new_dog(self) -> Watchdog:
         return Watchdog(
             self.run_dir,
             self.journal,
             node="node",
             policy=self.policy,
-            subjects=Subjects({"launcher": launcher}),
+            subjects=self.subjects,
             gather=self._gather,
             judge=self._judge,
             now=lambda: self.now_s,
@@ -496,7 +497,20 @@ def test_what_the_ring_knows_is_evidence(job: Job) -> None:
     assert job.judged[0].ranks[1].collective is None
 
 
-def test_a_gpu_as_it_was_last_seen(job: Job) -> None:
-    subjects = Subjects({})
-    subjects.saw_gpus([{"index": 3, "uuid": "GPU-x", "util_percent": 97}, {"index": 4}])
-    assert subjects._gpus == {3: 97.0, "GPU-x": 97.0}
+@pytest.mark.parametrize(
+    ("device", "uuid", "index", "used"),
+    [
+        ("cuda", "x", 0, 97.0),
+        ("cuda", "GPU-x", 0, 97.0),
+        ("cuda", "", 3, 97.0),
+        ("cuda", "y", 4, None),
+        ("cpu", "", 3, None),
+    ],
+)
+def test_a_gpu_as_it_was_last_seen(job: Job, device: str, uuid: str, index: int, used: float | None) -> None:
+    two(job)
+    who = job.drains[0].header.identity
+    job.streams[0].ring.set_identity(replace(who, device=device, device_uuid=uuid, device_index=index))
+    job.subjects.saw_gpus([{"index": 3, "uuid": "GPU-x", "util_percent": 97}, {"index": 4}])
+    job.wait(11)
+    assert job.judged[0].ranks[0].gpu_util_percent == used

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +124,90 @@ def test_off(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None
     done = commands.finish(commands.start("run", "--hang-after", "0", "--quiet", "script.py"))
     assert (done.code, done.stderr) == (0, "")
     assert events(done.run_dir, "hang", "not_a_hang") == []
+
+
+RANKS = """
+import ctypes, os, pathlib, signal, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def train(steps):
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+
+def suffer(what):
+    if what == "gil" and rank == 1:
+        ctypes.PyDLL(None).sleep(600)
+    elif what == "kill":
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+        os._exit(1)
+
+train(20)
+suffer(sys.argv[1])
+train(20)
+"""
+
+LAUNCH = """
+export WORLD_SIZE=2
+RANK=0 LOCAL_RANK=0 {python} ranks.py kill &
+RANK=1 LOCAL_RANK=1 {python} ranks.py kill
+wait
+exit 1
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_that_keeps_its_gil(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    """Its stack is shown, its C call is not interrupted, and the Flight Recorders are kept."""
+    script(RANKS, "ranks.py")
+    options = ("--hang-after", "4", "--on-hang", "abort", "--quiet", "--nproc-per-node", "2")
+    done = run_stepscope("run", *options, "ranks.py", "gil")
+    assert done.code == 1
+    (record,) = hangs(done.run_dir)
+    assert (record.kind, [culprit.rank for culprit in record.culprits], record.victims) == ("hang_host", [1], (0,))
+    stuck = record.ranks[1]
+    assert (stuck.gil_held, stuck.alive) == (True, True)
+    assert stuck.at is not None
+    assert "PyDLL" in RANKS.splitlines()[stuck.at.line - 1]
+    assert record.collective is not None
+    assert record.collective.op == "all_reduce"
+    assert sorted(path.name for path in (done.run_dir / "flight").iterdir()) == [
+        *("rank_0.json", "rank_1.json", "stacks_0.txt", "stacks_1.txt"),
+    ]
+    for rank in (0, 1):
+        assert "entries" in json.loads((done.run_dir / "flight" / f"rank_{rank}.json").read_text())
+
+
+@pytest.mark.ranks
+def test_a_death_that_the_others_do_not_notice(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
+    """Nobody ends the rank that is left: it is told what happened while it stands still."""
+    script(
+        RANKS.replace(
+            '"gloo")', f'"gloo", init_method="file://{tmp_path}/meet", rank=int(os.environ["RANK"]), world_size=2)'
+        ),
+        "ranks.py",
+    )
+    launcher = script(LAUNCH.format(python=sys.executable), "launch.sh")
+    process = commands.start("run", "--hang-after", "20", "--quiet", "sh", launcher)
+    run_dir = begun(commands)
+    until(lambda: events(run_dir, "hang"))
+    (event,) = events(run_dir, "hang")
+    assert (event["kind"], event["culprits"]) == ("rank_crashed", [1])
+    (tmp_path / "go").touch()
+    done = commands.finish(process)
+    assert done.code == 1
+    (record,) = hangs(run_dir)
+    assert (record.over, record.ranks[1].alive, record.ranks[0].alive) == ("ended", False, True)
+    (vanished,) = [event for event in events(run_dir, "rank_end") if event["rank"] == 1]
+    assert vanished["state"] == "vanished"
+    assert "oom_kill" not in vanished

@@ -177,6 +177,7 @@ class Agent:
             if not drain.resumed:
                 who = {"rank": header.identity.rank, "pid": header.pid, "host": header.identity.host}
                 self._journal.event("rank_start", **who)
+                self._journal.flush()  # before its steps: an agent that comes after us takes the rank for told
             if drain.pidfd is not None:
                 self._by_pidfd[drain.pidfd] = drain
                 self._poll.register(drain.pidfd, select.POLLIN)

@@ -37,7 +37,8 @@ class Subjects:
     def saw_gpus(self, samples: Iterable[dict[str, Any]]) -> None:
         for sample in samples:
             if isinstance(used := sample.get("util_percent"), (int, float)):
-                self._gpus |= {sample[key]: float(used) for key in ("uuid", "index") if key in sample}
+                uuid = str(sample.get("uuid", "")).removeprefix("GPU-")  # torch leaves that out
+                self._gpus |= dict.fromkeys((uuid, sample.get("index", -1)), float(used))
 
     def suspended(self) -> bool:
         """Whether the job was stopped together with its launcher, as by Ctrl-Z."""
@@ -69,7 +70,11 @@ class Subjects:
             collective=_collective(drain, header),
             groups=header.groups,
             device=identity.device,
-            gpu_util_percent=self._gpus.get(identity.device_uuid, self._gpus.get(identity.device_index)),
+            gpu_util_percent=self._gpus.get(
+                identity.device_uuid.removeprefix("GPU-"), self._gpus.get(identity.device_index)
+            )
+            if identity.device != "cpu"
+            else None,
         )
         return Subject(
             evidence=evidence,
