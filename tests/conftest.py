@@ -196,6 +196,11 @@ _TORCH_PLACES = (
     ("torch.distributed.distributed_c10d", "init_process_group"),
     ("torch.distributed.distributed_c10d", "destroy_process_group"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__"),
+    ("torch._C._distributed_c10d", "ProcessGroup.allreduce"),
+    ("torch._C._distributed_c10d", "ProcessGroup.send"),
+    ("torch._C._distributed_c10d", "Work.wait"),
+    ("torch.distributed._functional_collectives", "all_reduce"),
+    ("torch.distributed._functional_collectives", "wait_tensor"),
 )
 
 

@@ -80,6 +80,8 @@ def test_ddp(run_stepscope: Run, script: Callable[..., Path], kind: str) -> None
             "gradient_as_bucket_view": True,
             "broadcast_buffers": False,
             "gradient_mb": round(gradients * 4 / 2**20, 3),
+            "buckets": 1,
+            "bucket_sizes_mb": [round(gradients * 4 / 2**20, 3)],
         }
         assert found["peers"] == ([[0, 2, 1]] if kind == "world" else [[rank, 1, 1]])
         assert (found["model"]["class"], found["model"]["modules"]) == ("Wrapper", 7)

@@ -41,9 +41,11 @@ from stepscope.testing.rings import (
     RingStream,
     device_phases,
     step_phases,
+    write_call,
     write_device_step,
     write_step,
     write_steps,
+    write_wait,
 )
 
 ME = RankIdentity(host="node", pid=os.getpid(), rank=3, world_size=8, script="train.py")
@@ -457,6 +459,7 @@ def survive(path: Path) -> None:
     try:
         header = reader.header()
         assert len(header.phase_names) == 16
+        reader.last_collective()
         last = 0
         for _ in range(3):
             batch = reader.read(last)
@@ -469,7 +472,11 @@ def survive(path: Path) -> None:
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     stream = RingStream(tmp_path_factory.mktemp("ring") / "1.ring", ME, capacity=MIN_CAPACITY)
-    write_steps(stream, 300, device=True)
+    write_steps(stream, 150, device=True)
+    for step in range(150, 300):
+        write_call(stream, 1 + step % 11, group=step % 64, size=step, peer=step % 2 or None)
+        stream.ledger.leave(write_wait(stream))
+        write_step(stream, step)
     stream.ledger.put(*note_words(3, b"hello"))
     stream.close()
     return stream.ring.path.read_bytes()

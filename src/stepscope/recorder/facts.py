@@ -71,6 +71,9 @@ class LiveObjects:
             **self._once_failed_never_again(self._of_optimizer),
             **self._once_failed_never_again(self._of_model, until_ns),
         }
+        if "ddp" in self.facts:
+            buckets = self._once_failed_never_again(self._of_buckets)
+            self.facts["ddp"] = {**self.facts["ddp"], **buckets}
         return self._of_model not in self._failed and any(root.walk.facts is None for root in self._roots)
 
     def last_look(self, step: int) -> None:
@@ -110,8 +113,15 @@ class LiveObjects:
                 root.count(self._now, until_ns)
         if not self._roots or any(root.walk.facts is None for root in self._roots):
             return {}
-        largest = max(self._roots, key=lambda root: root.walk.parameters)
+        largest = self._largest()
         return {**(largest.walk.facts or {}), "autocast": largest.autocast}
+
+    @failsafe
+    def _of_buckets(self) -> dict[str, Any]:
+        return self._largest().walk.bucket_facts()
+
+    def _largest(self) -> _Root:
+        return max(self._roots, key=lambda root: root.walk.parameters)
 
     @failsafe
     def _of_process(self) -> dict[str, Any]:

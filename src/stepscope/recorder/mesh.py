@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.records.facts import rank_runs
 
-__all__ = ["group_facts", "mesh_facts"]
+__all__ = ["group_facts", "is_data", "mesh_facts"]
 
 _DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
 """The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
@@ -38,14 +38,15 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
     place = mesh.get_coordinate()
     if place is None or not (names or sharded):
         return facts
-    data = [_is_data(name) for name in names] or [True] * mesh.ndim
+    data = [is_data(name) for name in names] or [True] * mesh.ndim
     ranks = [mesh.mesh.tolist()]
     for at, free in zip(place, data, strict=True):
         ranks = [rank for row in ranks for rank in row] if free else [row[at] for row in ranks]
     return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
 
 
-def _is_data(name: str) -> bool:
+def is_data(name: str) -> bool:
+    """Whether a dimension of that name is one along which the data differ."""
     return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
 
 

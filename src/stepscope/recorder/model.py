@@ -18,6 +18,8 @@ __all__ = ["ModelWalk", "unwrapped"]
 
 MODULES_AT_ONCE = 16
 """Between two looks at the clock."""
+MAX_BUCKETS = 32
+"""Of which the size is told."""
 MAX_MESHES = 8
 MAX_WRAPPERS = 8
 MIB = 1 << 20
@@ -70,6 +72,16 @@ class ModelWalk:
             self._seen.clear()
             self._classes.clear()  # the script's
             self._parameter_classes.clear()
+
+    def bucket_facts(self) -> dict[str, Any]:
+        """How DDP packs the gradients now: after the first iterations it does so anew, in the order they came."""
+        ddp = None if self._ddp is None else self._ddp()
+        if ddp is None:
+            return {}
+        said = ddp.logger._get_ddp_logging_data().strs_map
+        listed = (said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", "")).split(",")
+        sizes = [int(size) for size in listed if size.strip().isdigit()]
+        return {"buckets": len(sizes), "bucket_sizes_mb": [round(size / MIB, 3) for size in sizes[:MAX_BUCKETS]]}
 
     def _visit(self, module: Any, in_ddp: bool) -> None:
         self._seen.add(id(module))

@@ -1,13 +1,9 @@
-"""Waiting for peers: the part of a step in which this rank has nothing to do but wait.
+"""Waiting for peers in backward, where DDP's reducer communicates in C++ (all else: ``recorder/collectives.py``).
 
-Two sources, neither of which touches what is communicated:
-
-- ``Work.wait``, where every blocking collective of ``torch.distributed`` and every wait of FSDP2 ends up.  On gloo it
-  blocks until the peers came; on NCCL it only orders streams and takes no time.
-- DDP's own logging, for the all-reduce that its reducer does inside autograd: how long this rank's gradients took to
-  compute.  What the last backward of a step took beyond that was waiting.  (4 µs a step.)  On a GPU measuring it waits
-  for the device, so it is left at DDP's own rate, the first ten iterations and every hundredth, and only read: a sample
-  now and then tells a rank whose backward is slow from those that wait for it.
+DDP's own logging tells how long the exchange of the gradients went on after this rank had computed its own: that was
+waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
+first ten iterations and every hundredth, and only read: a sample now and then tells a rank whose backward is slow from
+those that wait for it.
 """
 
 from __future__ import annotations
@@ -19,8 +15,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.phases import COMM
-from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_SAMPLED_COMPUTE, data_word
+from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
 
 __all__ = ["DdpFigures", "install"]
 
@@ -28,8 +23,6 @@ __all__ = ["DdpFigures", "install"]
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     if not torch.distributed.is_available():
         return
-    work = torch._C._distributed_c10d.Work
-    patches.set(work, "wait", recorder.ledger.timed(work.wait, COMM))
     figures = DdpFigures()
     ddp = torch.nn.parallel.DistributedDataParallel
     original = ddp.__init__
@@ -65,21 +58,26 @@ class DdpFigures:
 
     def words(self) -> list[int]:
         """As data words for the step that ends; none where there is nothing new."""
-        compute, comm = self._read()
+        compute, comm, exposed = self._read()
         if self.every_step:
-            return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
+            return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm), data_word(DDP_EXPOSED, exposed)]
         if compute == self._sampled:
             return []
         self._sampled = compute
         return [data_word(DDP_SAMPLED_COMPUTE, compute), data_word(DDP_COMM, comm)]
 
-    def _read(self) -> tuple[int, int]:
-        """Nanoseconds of computing gradients and of communicating them; zeros where nothing was measured."""
-        compute = comm = 0
+    def _read(self) -> tuple[int, int, int]:
+        """Nanoseconds of computing gradients, of communicating them, and of the latter what came after the former.
+
+        Zeros where nothing was measured.  DDP counts computing from the end of forward, whatever the script does before
+        backward: only the third says how long this rank waited.
+        """
+        compute = comm = exposed = 0
         for alive, logger in self._watched:
             if alive() is not None:
                 figures = logger._get_ddp_logging_data().ints_map
                 if figures.get("avg_backward_compute_time"):
                     compute += figures["backward_compute_time"]
                     comm += figures["backward_comm_time"]
-        return compute, comm
+                    exposed += max(0, figures["backward_comm_time"] - figures["backward_compute_comm_overlap_time"])
+        return compute, comm, exposed

@@ -4,6 +4,9 @@ The training process writes a word per collective (``ring/words.py``: COLLECTIVE
 kinds of records from them (``records/slot.py``): for every step the sums by group and operation (COMM), and for some
 steps, the same ones on all ranks, each collective by itself (COLLECTIVE), so that the n-th of a group can be compared
 over the ranks.
+
+The bytes of a collective are the same on all its ranks: of what is reduced, broadcast or sent the tensor; of a gather
+or scatter of any kind the whole, all ranks' parts together.  Only those of an all_to_all are this rank's own input.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ MAX_GROUPS = 64
 """Groups of one rank that are told apart; the last slot is shared by all that come later."""
 
 FLAG_ASYNC = 1
-"""The script did not wait for it in the same call."""
+"""The script did not wait for it at once."""
 FLAG_WAITED = 2
 """A wait for it was seen: ``exposed_ns`` and ``end_ns`` are what the host saw of it."""
 
@@ -128,7 +131,9 @@ COMM_ROW: list[tuple[str, str]] = [
 """One row of ``RankSeries.comm``: all collectives of one step, group and operation.
 
 ``exposed_ns``: how long the host was blocked in waits for them.  ``span_ns``: the sum of their times from the call to
-the end of the wait (for one that nobody was seen to wait for: 0).  ``flags``: of any of them.
+the end of the wait (for one that nobody was seen to wait for: 0).  ``flags``: of any of them.  Count and bytes are of
+what was called in this step, the two times of what was waited for in it: one that is waited for in a later step is in a
+row of that one, too, with a count of 0 unless others were called there.
 """
 
 COLLECTIVE_ROW: list[tuple[str, str]] = [
@@ -144,5 +149,6 @@ COLLECTIVE_ROW: list[tuple[str, str]] = [
 ]
 """One row of ``RankSeries.collectives``: the ``nth`` (from 0) collective of that group in that step.
 
-``start_ns``: when the rank came to it, on its monotonic clock.  ``end_ns``: when the wait for it ended; 0: none seen.
+Sends and recvs have a count of their own: only the others are the same on all ranks of the group.  ``start_ns``: when
+the rank came to it, on its monotonic clock.  ``end_ns``: when the wait for it ended; 0: none seen in that step.
 """

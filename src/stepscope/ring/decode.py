@@ -8,11 +8,14 @@ could have known at the moment:
 - forward run again inside backward (activation checkpointing) is ``backward``.
 
 How much of a backward was waiting for peers DDP says one step later: whoever has both steps books that
-(``store/assemble.py``), by the length of the last backward that stands in the record.
+(``store/assemble.py``).
 
 Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
 (``between_ns``): it lies between two iterations.  A step in which no phase is entered has none, since nothing shows
 where its iteration began; nor has the first of a process, which begins at the first activity seen.
+
+The call of a collective is an instant within a phase and changes nothing of all this; what the calls come to is added
+up in ``ring/calls.py``.
 """
 
 from __future__ import annotations
@@ -22,10 +25,20 @@ from collections.abc import Iterable
 from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_BYTES, NOTE_SLOT, STEP, STEP_SLOT
 from stepscope.ring import words as w
+from stepscope.ring.calls import CallBook
 
 __all__ = ["StreamDecoder"]
 
-_STEP_DATA = (w.DDP_COMPUTE, w.DDP_COMM, w.DDP_SAMPLED_COMPUTE, w.ALLOCATED, w.RESERVED, w.PEAK_ALLOCATED)
+_STEP_DATA = (
+    w.DDP_COMPUTE,
+    w.DDP_COMM,
+    w.DDP_EXPOSED,
+    w.DDP_SAMPLED_COMPUTE,
+    w.ALLOCATED,
+    w.RESERVED,
+    w.PEAK_ALLOCATED,
+)
+_CALL_DATA = (w.COLLECTIVE, w.PEER, w.WAIT)
 _SLOT_MASK = PHASE_SLOTS - 1
 _LOST = -1
 """For ``_mark``: where we are is not known until the next end of a step."""
@@ -52,10 +65,12 @@ class StreamDecoder:
         self._device: tuple[int, list[int]] | None = None
         self._note: tuple[int, int, bytearray] | None = None
         self._mark = _LOST
+        self._calls = CallBook()
         self._clear()
 
     def _clear(self) -> None:
         """Forget the step under way."""
+        self._calls.clear()
         self._ns = [0] * PHASE_SLOTS
         self._entries = [0] * PHASE_SLOTS
         self._about = dict.fromkeys(_STEP_DATA, 0)
@@ -64,14 +79,13 @@ class StreamDecoder:
         self._under_way = True
         self._between = 0
         self._loss = False
-        self._backward_began = 0
-        self._last_backward = 0
 
     def resync(self, *, knowing_step: bool = True) -> None:
         if not knowing_step:
             self._next_step = None
         self._mark = _LOST
         self._ended = self._device = self._note = None
+        self._calls.forget()
         self._clear()
 
     def feed(self, words: Iterable[int], position: int) -> None:
@@ -97,10 +111,13 @@ class StreamDecoder:
     def _time(self, at: int, code: int) -> None:
         if self._starting:
             self._starting = False
+            self._calls.forget()
             self._clear()
             self._begin, self._mark, self._phase = at, at, code & _SLOT_MASK
             return
         if self._mark == _LOST:
+            if self._calls.busy:
+                self._calls.forget()
             if code == w.STEP_END:
                 self._ended = (_LOST, at)
             return
@@ -109,23 +126,24 @@ class StreamDecoder:
             self.torn += 1
             self.resync()
             return
+        if self._calls.busy and self._calls.time(at, code):
+            return  # the mark stays: what is measured from it goes on
         self._mark = at
         if code == w.STEP_END:
             self._ns[self._phase] += spent
             self._ended = (self._begin, at)
         elif code > w.ENTER:
-            self._enter(code - w.ENTER, spent, at)
+            self._enter(code - w.ENTER, spent)
         else:
-            self._leave(code, spent, at)
+            self._leave(code, spent)
 
-    def _enter(self, begun: int, spent: int, at: int) -> None:
+    def _enter(self, begun: int, spent: int) -> None:
         phase = self._phase
         if begun == FORWARD and phase == BACKWARD:
             begun = BACKWARD
         else:
             self._entries[begun] += 1
             if begun == BACKWARD:
-                self._backward_began = at
                 if self._loss:
                     phase = FORWARD
             elif begun == FORWARD:
@@ -140,14 +158,12 @@ class StreamDecoder:
             self._between = self._ns[OTHER]
         self._phase = begun
 
-    def _leave(self, begun: int, spent: int, at: int) -> None:
+    def _leave(self, begun: int, spent: int) -> None:
         phase = self._phase
         self._ns[phase] += spent
         self._loss = phase == FORWARD and begun == OTHER
         if phase == INPUT:
             self._pending_input += spent
-        elif phase == BACKWARD:
-            self._last_backward = at - self._backward_began
         self._phase = begun
 
     def _move(self, source: int, target: int, nanoseconds: int) -> None:
@@ -164,6 +180,9 @@ class StreamDecoder:
             self._flags_word = value
         elif tag in self._about:
             self._about[tag] = value
+        elif tag in _CALL_DATA:
+            self._complete(position - 1)
+            self._calls.data(tag, value)
         elif tag == w.TEXT:
             if self._note is not None:
                 self._note[2].extend(value.to_bytes(w.TEXT_BYTES + 1, "little")[: w.TEXT_BYTES])
@@ -230,9 +249,9 @@ class StreamDecoder:
                 min(entries[INPUT], 0xFFFFFFFF),
                 0,
                 self._between,
-                self._last_backward if said[w.DDP_COMPUTE] else 0,
+                said[w.DDP_EXPOSED],
             )
-            self.records.append(record)
+            self.records += (record, *self._calls.records(step, position))
         self._clear()
         self._begin = self._mark = end
         self._phase = phase

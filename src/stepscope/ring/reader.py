@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records.collectives import ProcessGroup, groups_from_json
@@ -17,8 +17,8 @@ from stepscope.records.facts import checked_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
 from stepscope.records.slot import SLOT_HEAD
-from stepscope.ring import words as w
 from stepscope.ring.decode import StreamDecoder
+from stepscope.ring.latest import LastCollective, LivePhase, last_collective, live_phase
 from stepscope.ring.layout import (
     BLOCK_HEAD,
     FACTS_BYTES,
@@ -36,6 +36,7 @@ from stepscope.ring.layout import (
     NAME_BYTES,
     NAMES_OFFSET,
     RESERVE_WORDS,
+    RUNNING_WORD,
     SERVER_WORD,
     STACKS_FD_SHIFT,
     STACKS_WORD,
@@ -47,7 +48,7 @@ from stepscope.ring.layout import (
     RingState,
 )
 
-__all__ = ["LivePhase", "RingBatch", "RingHeader", "RingReader", "split"]
+__all__ = ["RingBatch", "RingHeader", "RingReader", "split"]
 
 MAX_CAPACITY = 1 << 30
 """A capacity above this is garbage, not a ring."""
@@ -55,17 +56,6 @@ MAX_PID = 1 << 32
 SETTLE_S = 0.0002
 """Between reading a new head and the words under it: no processor keeps a store to itself for so long."""
 CHUNK_WORDS = 1 << 16
-LOOK_BACK = 4096
-"""How far back ``header`` looks for the number of the step under way."""
-
-
-class LivePhase(NamedTuple):
-    """Where the process is now."""
-
-    phase: int
-    since_ns: int
-    """When the last word was written; with it two looks at the same stretch are told from looks at two."""
-    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +92,28 @@ class RingBatch:
 
 
 def split(batch: RingBatch, size: int) -> Iterator[RingBatch]:
-    """The same in parts of at most ``size`` records, each of which can be gone on from; never none."""
-    starts = range(0, max(len(batch.slots), 1), size)
-    for start in starts:
-        slots = batch.slots[start : start + size]
-        last = start == starts[-1]
+    """The same in parts of at most ``size`` records, each of which can be gone on from; never none.
+
+    The records of one step have one seq: they stay together, so a part holds more where they alone are more.
+    """
+    seqs = [SLOT_HEAD.unpack_from(slot)[3] for slot in batch.slots]
+    start = 0
+    while True:
+        end = min(start + size, len(seqs))
+        while start < end < len(seqs) and seqs[end] == seqs[end - 1]:
+            end -= 1
+        if end == start:
+            end = next((at for at in range(start, len(seqs)) if seqs[at] != seqs[start]), len(seqs))
+        last = end == len(seqs)
         yield RingBatch(
-            slots=slots,
-            last_seq=batch.last_seq if last else SLOT_HEAD.unpack_from(slots[-1])[3],
+            slots=batch.slots[start:end],
+            last_seq=batch.last_seq if last else seqs[end - 1],
             lost=0 if start else batch.lost,
             torn=0 if start else batch.torn,
         )
+        if last:
+            return
+        start = end
 
 
 class RingReader:
@@ -159,18 +160,32 @@ class RingReader:
         head: int = self._header[HEAD_WORD]
         return head
 
+    def mark(self) -> tuple[int, int, bytes]:
+        """What differs as soon as the process has written a word, or changed its state; compare it with ``==``."""
+        head, first = self._header[HEAD_WORD], self._header[HEAD_WORD] % self.capacity
+        return head, self._header[STATE_WORD], bytes(self._body[first : first + 2 * TURN_WORDS])
+
     def state(self) -> RingState:
         state = self._header[STATE_WORD]
         return RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING
 
     def stack_offer(self) -> tuple[int, int] | None:
-        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not."""
-        word = self._header[STACKS_WORD]
-        return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
+        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not.
+
+        Only while its main thread waits in the kernel: one that runs might not survive it.
+        """
+        return self._offer(STACKS_WORD)
+
+    def running_offer(self) -> tuple[int, int] | None:
+        """The same for a main thread that runs; one that does not answers when it runs again."""
+        return self._offer(RUNNING_WORD)
 
     def thread_offer(self) -> tuple[int, int] | None:
-        """As ``stack_offer``, for the stacks of all threads."""
-        word = self._header[THREADS_WORD]
+        """The same for the stacks of all threads; only while none of them can run Python."""
+        return self._offer(THREADS_WORD)
+
+    def _offer(self, at: int) -> tuple[int, int] | None:
+        word = self._header[at]
         return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
 
     def server_offer(self) -> bool:
@@ -258,24 +273,11 @@ class RingReader:
 
     def live(self) -> LivePhase:
         """The phase the process is in now, since when, and in which step: from the last words, announced or not."""
-        head = self.head()
-        phase = since = step = 0
-        for back in range(1, min(head, LOOK_BACK) + 1):
-            word = self._body[(head - back) % self.capacity]
-            if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
-                step = ((word & w.VALUE_MASK) >> 20) + 1
-                if not since:  # nothing was entered since the step before ended, one word earlier
-                    phase = word >> 16 & (PHASE_SLOTS - 1)
-                    since = self._body[(head - back - 1) % self.capacity] >> w.TIME_SHIFT
-                break
-            if not word & w.DATA and not since:
-                since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
-        for ahead in range(2 * TURN_WORDS):
-            word = self._body[(head + ahead) % self.capacity]
-            if word & w.DATA or word >> w.TIME_SHIFT <= since:
-                break
-            since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
-        return LivePhase(phase, since, step)
+        return live_phase(self._body, self.head())
+
+    def last_collective(self) -> LastCollective | None:
+        """The collective the process waits in, or called last; None where there was none of late.  Likewise."""
+        return last_collective(self._body, self.head())
 
     def _phase_names(self) -> tuple[str, ...]:
         user = (

@@ -12,28 +12,39 @@ record of an earlier step; NOTE is followed by as many TEXT words as its bytes n
 nothing more follows in this round of the ring.
 
 COLLECTIVE stands before the time word of the instant at which a collective was called (of a send or recv with PEER in
-between), WAIT before the time word with which a wait for a collective begins.  They come anywhere within a step.
+between); with a code up to 15 that word is nothing but the instant, whatever its phase.  WAIT stands before the time
+word with which a wait for a collective begins: of a call that blocks these are the same.  They come anywhere within a
+step.
 
 Time only grows, so a word left over from the ring's last round is older than the one before it and is recognised.
 """
 
 from __future__ import annotations
 
+from stepscope.records.collectives import MAX_GROUPS
+
 __all__ = [
     "ALLOCATED",
+    "ANY_PEER",
+    "ASYNC_BIT",
     "CODE_MASK",
     "COLLECTIVE",
+    "COLLECTIVE_DATA",
     "DATA",
     "DDP_COMM",
     "DDP_COMPUTE",
+    "DDP_EXPOSED",
     "DDP_SAMPLED_COMPUTE",
     "DEVICE_PHASE",
     "DEVICE_STEP",
     "ENTER",
+    "GROUP_SHIFT",
     "NOTE_TEXT",
+    "OP_SHIFT",
     "PEAK_ALLOCATED",
     "PEER",
     "RESERVED",
+    "SIZE_MASK",
     "START",
     "STEP_ABOUT",
     "STEP_DATA",
@@ -45,7 +56,9 @@ __all__ = [
     "TIME_SHIFT",
     "VALUE_MASK",
     "WAIT",
+    "WAIT_DATA",
     "WRAP",
+    "collective_fields",
     "data_word",
     "note_words",
 ]
@@ -80,9 +93,11 @@ DDP_SAMPLED_COMPUTE = 12
 COLLECTIVE = 13
 """op << 50 | group << 44 | async << 43 | bytes: the next time word (its phase may be the present one) is its call."""
 PEER = 14
-"""Of a send or recv just called: the other rank (in the world), or all ones for any."""
+"""Of a send or recv just called: the other rank (in the world), or ANY_PEER."""
 WAIT = 15
 """How many collectives were called since the one that is waited for: 0 for the last one called."""
+DDP_EXPOSED = 32
+"""How long the exchange of gradients went on when they were all computed; of the step before, like DDP_COMPUTE."""
 STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
 DEVICE_PHASE = 16
 """Plus the slot: 16 … 31; the value is nanoseconds."""
@@ -90,8 +105,22 @@ DEVICE_PHASE = 16
 TEXT_BYTES = 6
 
 
+COLLECTIVE_DATA = DATA | COLLECTIVE << TAG_SHIFT
+WAIT_DATA = DATA | WAIT << TAG_SHIFT
+OP_SHIFT = 50
+GROUP_SHIFT = 44
+ASYNC_BIT = 1 << 43
+SIZE_MASK = ASYNC_BIT - 1
+ANY_PEER = VALUE_MASK
+
+
 def data_word(tag: int, value: int) -> int:
     return DATA | tag << TAG_SHIFT | min(value, VALUE_MASK)
+
+
+def collective_fields(value: int) -> tuple[int, int, int]:
+    """Operation, group and bytes of a COLLECTIVE word's value."""
+    return value >> OP_SHIFT, value >> GROUP_SHIFT & (MAX_GROUPS - 1), value & SIZE_MASK
 
 
 def note_words(step: int, text: bytes) -> list[int]:

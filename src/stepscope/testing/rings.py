@@ -10,8 +10,9 @@ from pathlib import Path
 
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, FORWARD, H2D, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, COMM, FORWARD, H2D, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
 from stepscope.ring import RingWriter
+from stepscope.ring import words as w
 from stepscope.ring.layout import DEFAULT_CAPACITY
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, START, data_word
 from stepscope.testing.clock import FakeClock
@@ -22,9 +23,11 @@ __all__ = [
     "RingStream",
     "device_phases",
     "step_phases",
+    "write_call",
     "write_device_step",
     "write_step",
     "write_steps",
+    "write_wait",
 ]
 
 START_NS = 5_000_000_000
@@ -81,3 +84,24 @@ def write_steps(stream: RingStream, count: int, *, first: int = 0, device: bool 
         write_step(stream, step)
         if device:
             write_device_step(stream, step)
+
+
+def write_call(
+    stream: RingStream, op: int, *, group: int = 0, size: int = 0, asynchronous: bool = True, peer: int | None = None
+) -> int:
+    """Call a collective now; returns when.  Nothing is announced, as on the hot path."""
+    ledger = stream.ledger
+    call = w.COLLECTIVE_DATA | op << w.OP_SHIFT | group << w.GROUP_SHIFT | asynchronous * w.ASYNC_BIT | size
+    about = [] if peer is None else [data_word(w.PEER, peer)]
+    for word in (call, *about, stream.clock() << w.TIME_SHIFT | ledger.phase):
+        ledger.body[ledger.at] = word
+        ledger.at += 1
+    return stream.clock()
+
+
+def write_wait(stream: RingStream, distance: int = 0) -> int:
+    """Begin to wait for the collective that was called ``distance`` before the last one; returns the outer phase."""
+    ledger = stream.ledger
+    ledger.body[ledger.at] = data_word(w.WAIT, distance)
+    ledger.at += 1
+    return ledger.enter(COMM)

@@ -1,0 +1,138 @@
+"""Functional collectives: what DTensor, and with it tensor parallelism, is made of.
+
+They call their group in C++, so it is their own functions that are wrapped, and ``wait_tensor``, which the tensors they
+return call when somebody first uses them.  For dynamo such a wrapper is nothing but the call of the original
+(``is_dynamo_compiling`` is a constant there).  Not seen are those inside of a compiled graph, and the one that autograd
+runs by itself as the backward of another (DTensor's own backward is made of the functions again).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from stepscope.recorder.calls import Calls
+from stepscope.recorder.dynamo import leave_alone
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.patches import Patches
+from stepscope.records.collectives import OPS
+from stepscope.records.phases import COMM
+from stepscope.ring.words import ASYNC_BIT, COLLECTIVE_DATA, OP_SHIFT, SIZE_MASK, TIME_SHIFT
+
+__all__ = ["FunctionalCalls"]
+
+FUNCTIONS = (
+    # name, its name in earlier versions (now a wrapper of the former), operation, whether its input is one rank's part
+    ("broadcast", "", "broadcast", False),
+    ("all_reduce", "", "all_reduce", False),
+    ("all_reduce_coalesced", "", "all_reduce", False),
+    ("all_gather_single", "all_gather_tensor", "all_gather", True),
+    ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced", "all_gather", True),
+    ("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatter", False),
+    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "reduce_scatter", False),
+    ("all_to_all_single", "", "all_to_all", False),
+)
+
+
+class FunctionalCalls:
+    """Makes the wrappers for the module once the script has imported it."""
+
+    def __init__(self, calls: Calls, torch: Any) -> None:
+        self._calls = calls
+        self._torch = torch
+        self._within = 0
+        """The number of the collective under way: what it waits for by itself is its own."""
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        mode_of, fake = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+        self._is_tracing: Callable[[], bool] = lambda: mode_of(fake) is not None
+
+    def install(self, module: Any, patches: Patches) -> None:
+        handle = module.AsyncCollectiveTensor
+        calls, ledger = self._calls, self._calls.ledger
+        for ours in (self._call, calls.enter_wait, ledger.leave, calls.is_autograd):  # the first one for all failsafe
+            leave_alone(self._torch, getattr(ours, "__func__", ours), with_calls=True)
+        self._put(patches, module, "wait_tensor", self._waiting(module.wait_tensor))
+        for name, earlier, op, part in FUNCTIONS:
+            chosen = name if hasattr(module, name) else earlier
+            if hasattr(module, chosen):
+                self._put(patches, module, chosen, self._function(getattr(module, chosen), op, part, handle))
+
+    def _put(self, patches: Patches, module: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        leave_alone(self._torch, wrapper, with_calls=False)  # the original is for dynamo to see
+        patches.set(module, name, wrapper)
+
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``wait_tensor``, booked for ``comm`` and linked to the call that gave the tensor."""
+        this, calls, ledger, is_compiling = self, self._calls, self._calls.ledger, self._is_compiling
+
+        @functools.wraps(original)
+        def wait_tensor(tensor: Any) -> Any:
+            if is_compiling() or get_ident() != ledger.thread or ledger.phase == COMM:
+                return original(tensor)
+            outer = calls.enter_wait(calls.handles.pop(calls.storage_of(tensor) or 0, 0) or this._within)
+            try:
+                return original(tensor)
+            finally:
+                ledger.leave(outer)
+
+        return wait_tensor
+
+    def _function(self, original: Callable[..., Any], op: str, part: bool, handle: type) -> Callable[..., Any]:
+        """A functional collective, which returns a ``handle`` that is also a tensor (or a list of them)."""
+        this, calls, ledger, is_compiling = self, self._calls, self._calls.ledger, self._is_compiling
+        place = list(inspect.signature(original).parameters).index("group")
+        base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or (get_ident() != ledger.thread and not calls.is_autograd()):
+                return original(*args, **kwargs)
+            group = args[place] if len(args) > place else kwargs.get("group")
+            blind = this._call(base, args[0] if args else None, group, part)
+            this._within = number = 0 if blind is None else calls.count
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                this._within = 0
+            if blind is False:
+                this._expect(result, number, handle)
+            return result
+
+        return call
+
+    @failsafe
+    def _call(self, base: int, value: Any, group: Any, part: bool) -> bool | None:
+        """Write the call; None while torch only traces, else whether a wait for it will be blind."""
+        if self._is_tracing():
+            return None
+        calls, ledger = self._calls, self._calls.ledger
+        key, owner = _key_of(group)
+        about = calls.known.get(key) or calls.meet_as(group, key, owner)
+        size = calls.bytes_of(value) or 0
+        position = ledger.at
+        ledger.body[position] = base | about.bits | (size * about.size if part else size) & SIZE_MASK
+        ledger.body[position + 1] = (ledger.now() << TIME_SHIFT) + ledger.phase
+        ledger.at = position + 2
+        calls.count += 1
+        if position > ledger.limit:
+            ledger.turn()
+        return about.blind and bool(calls.is_on_device(value))
+
+    @failsafe
+    def _expect(self, result: Any, number: int, handle: type) -> None:
+        """What was returned may be waited for; what is no handle was waited for already."""
+        for one in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(one, handle):
+                tensor: Any = one
+                self._calls.handles[self._calls.storage_of(tensor.elem) or 0] = number
+        self._calls.forget_many()
+
+
+def _key_of(group: Any) -> tuple[Any, Any]:
+    """By what a group is known, and whose identity that is; DTensor names one by its mesh and a dimension of it."""
+    if isinstance(group, tuple):
+        return (id(group[0]), group[1]), group[0]
+    return (group, group) if isinstance(group, str) else (id(group), group)

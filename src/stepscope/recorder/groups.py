@@ -1,0 +1,161 @@
+"""Process groups: a number for each that was seen in a collective, and what it is for.
+
+A group is looked at once, when its first collective is called; after that it is found by its identity alone.  What was
+found stands in the ring's header (``records/collectives.py`` has the form).
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any, NamedTuple
+
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.mesh import is_data
+from stepscope.records.collectives import MAX_GROUPS, GroupKind, ProcessGroup
+from stepscope.ring import RingWriter
+from stepscope.ring.words import GROUP_SHIFT
+
+__all__ = ["GroupTable", "KnownGroup", "kind_of"]
+
+SHARED = MAX_GROUPS - 1
+"""The slot of those that could not be told, or came too late to get one of their own."""
+NAME_CHARS = 80
+
+_WORDS: tuple[tuple[GroupKind, str], ...] = (
+    ("pipeline", r"pp|pipe|pipeline|embedding|embd"),
+    ("tensor", r"e?tp|tensor"),
+    ("context", r"cp|context|sp|sequence"),
+    ("expert", r"ep|expert|experts|moe"),
+)
+
+
+class KnownGroup(NamedTuple):
+    """What the words of a collective need of its group."""
+
+    bits: int
+    """Its slot, in place."""
+    size: int
+    blind: bool
+    """Whether a wait for work on a CUDA device only orders streams: then it says nothing of the collective."""
+    ranks: tuple[int, ...]
+
+
+UNKNOWN = KnownGroup(SHARED << GROUP_SHIFT, 1, False, ())
+
+
+class GroupTable:
+    """The groups of this process.  ``known`` is for the hot path; who is not in there has to be met first."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, KnownGroup] = {}
+        """By ``id`` of a group or of its mesh; by (``id`` of a mesh, dimension); by name."""
+        self._slots: list[ProcessGroup] = []
+        self._watched: dict[int, weakref.ref[Any]] = {}
+
+    def forget(self) -> None:
+        self.known.clear()
+        self._slots.clear()
+        self._watched.clear()
+
+    def meet(self, group: Any, key: Any, owner: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup:
+        """Look at a group for the first time; ``key`` is to be good for it for as long as ``owner`` lives."""
+        found = self._look(group, distributed, ring) or UNKNOWN
+        self._remember(key, owner, found)
+        return found
+
+    @failsafe
+    def _look(self, group: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup | None:
+        group = _process_group(group, distributed)
+        if group is None:
+            return None
+        try:
+            ranks = tuple(distributed.get_process_group_ranks(group))
+            backend = str(distributed.get_backend(group))
+        except (KeyError, ValueError):
+            return None  # somebody made it without telling torch.distributed
+        description = str(getattr(group, "group_desc", ""))[:NAME_CHARS]
+        kind = kind_of(description)
+        if kind == "other" and len(ranks) == distributed.get_world_size():
+            kind = "world"
+        about = ProcessGroup(
+            slot=0,
+            name=str(group.group_name)[:NAME_CHARS],
+            description=description,
+            kind=kind,
+            backend=backend,
+            ranks=ranks,
+            size=len(ranks),
+        )
+        slot = self._slot(about)
+        if ring is not None:
+            ring.set_groups(self._slots)
+        return KnownGroup(slot << GROUP_SHIFT, len(ranks), _is_blind(group, backend), ranks)
+
+    @failsafe
+    def _remember(self, key: Any, owner: Any, found: KnownGroup) -> None:
+        if isinstance(owner, (str, list)):
+            if isinstance(key, str):
+                self.known[key] = found
+            return  # of ranks in a list nothing can be kept
+        known, watched, number = self.known, self._watched, id(owner)
+
+        def gone(_: object) -> None:
+            """The identity is free for another."""
+            watched.pop(number, None)
+            for one in [one for one in known if one == number or (isinstance(one, tuple) and one[0] == number)]:
+                del known[one]
+
+        if number not in watched:
+            watched[number] = weakref.ref(owner, gone)
+        known[key] = found
+
+    def _slot(self, about: ProcessGroup) -> int:
+        """The slot of a group by its name; a group made anew under the same name takes the old one's place."""
+        for slot, earlier in enumerate(self._slots):
+            if earlier.name == about.name:
+                self._slots[slot] = _at(about, slot)
+                return slot
+        slot = len(self._slots)
+        if slot >= SHARED:
+            return SHARED
+        self._slots.append(_at(about, slot))
+        return slot
+
+
+def kind_of(description: str) -> GroupKind:
+    """What a group is for, by what its maker called it: ``mesh_dp_shard``, ``TENSOR_MODEL_PARALLEL_GROUP`` …"""
+    words = description.lower().removeprefix("mesh_").split("_")
+    kinds = [kind for word in words if (kind := _kind_of_word(word)) is not None]
+    # EXPERT_DATA_PARALLEL_GROUP: the data parallel group of the experts.
+    return next((kind for kind in kinds if kind != "expert"), kinds[0] if kinds else "other")
+
+
+def _kind_of_word(word: str) -> GroupKind | None:
+    if is_data(word):
+        return "data"
+    return next((kind for kind, pattern in _WORDS if re.fullmatch(pattern, word)), None)
+
+
+def _at(about: ProcessGroup, slot: int) -> ProcessGroup:
+    return ProcessGroup(**{**about.__dict__, "slot": slot})
+
+
+def _process_group(group: Any, distributed: Any) -> Any:
+    """The group that is meant by what functional collectives take for one; None for ranks in a list."""
+    if isinstance(group, distributed.ProcessGroup):
+        return group
+    if isinstance(group, str):
+        return distributed.distributed_c10d._resolve_process_group(group)
+    if isinstance(group, tuple):
+        return group[0].get_group(group[1])
+    return group.get_group() if hasattr(group, "get_group") else None
+
+
+def _is_blind(group: Any, backend: str) -> bool:
+    return "nccl" in backend or any("nccl" in str(name) for name in _backends(group))
+
+
+def _backends(group: Any) -> list[str]:
+    devices = getattr(group, "_device_types", ())
+    return [group._get_backend(device).name() for device in devices]

@@ -1,0 +1,134 @@
+"""The last words of a ring, announced or not: where its process is right now, and in which collective.
+
+Nobody announces a word before the next one or two hundred are written, and a process that hangs writes none: so these
+look beyond the head.  Time only grows, so the first time word there that is not younger than the last one is a
+left-over of the round before, and with it all that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stepscope.records.phases import PHASE_SLOTS
+from stepscope.ring import words as w
+from stepscope.ring.layout import RESERVE_WORDS, TURN_WORDS
+
+__all__ = ["LastCollective", "LivePhase", "last_collective", "live_phase"]
+
+LOOK_BACK = 4096
+"""How far back we look for the number of the step under way, or for a collective."""
+
+Words = memoryview
+
+
+class LivePhase(NamedTuple):
+    """Where the process is now."""
+
+    phase: int
+    since_ns: int
+    """When the last word was written; with it two looks at the same stretch are told from looks at two."""
+    step: int
+
+
+class LastCollective(NamedTuple):
+    """The collective that the process waits in or, while it waits in none, the one it called last."""
+
+    op: int
+    """As in ``records.collectives.OPS``."""
+    group: int
+    """The slot of its process group."""
+    size_bytes: int
+    called_ns: int
+    waiting: bool
+    """Whether the process is in a wait for it now."""
+    peer: int | None
+    """Of a send or recv: the other rank in the world; None where there is none, or any will do."""
+
+
+def live_phase(body: Words, head: int) -> LivePhase:
+    phase = since = step = 0
+    backwards = _backwards(body, head)
+    for word in backwards:
+        if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+            step = ((word & w.VALUE_MASK) >> 20) + 1
+            if not since:  # nothing was entered since the step before ended, one word earlier
+                phase = word >> 16 & (PHASE_SLOTS - 1)
+                since = next(backwards, 0) >> w.TIME_SHIFT
+            break
+        if not word & w.DATA and not since:
+            since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
+    for word in _beyond(body, head, since):
+        if not word & w.DATA:
+            since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
+    return LivePhase(phase, since, step)
+
+
+def last_collective(body: Words, head: int) -> LastCollective | None:
+    """None when there is none among the last words."""
+    words = list(_backwards(body, head))[::-1]
+    since = next((word >> w.TIME_SHIFT for word in reversed(words) if not word & w.DATA), 0)
+    calls: list[tuple[int, int | None, int]] = []
+    called: int | None = None
+    peer: int | None = None
+    distance: int | None = None
+    waited: int | None = None
+    for word in (*words, *_beyond(body, head, since)):
+        if word & w.DATA:
+            tag, value = word >> w.TAG_SHIFT & w.TAG_MASK, word & w.VALUE_MASK
+            if tag == w.COLLECTIVE:
+                called, peer = value, None
+            elif tag == w.PEER:
+                peer = value if value != w.ANY_PEER else None
+            elif tag == w.WAIT:
+                distance = value
+            continue
+        entered = word & w.CODE_MASK > w.ENTER
+        if called is not None:
+            calls.append((called, peer, word >> w.TIME_SHIFT))
+            called = None
+            if not entered:
+                continue
+        waited = distance if entered else None
+        distance = None
+    if not calls:
+        return None
+    waiting = waited is not None and waited < len(calls)
+    value, peer, at = calls[-1 - (waited or 0)] if waiting else calls[-1]
+    op, group, size = w.collective_fields(value)
+    return LastCollective(op, group, size, at, waiting, peer)
+
+
+def _backwards(body: Words, head: int) -> Iterator[int]:
+    """The words that were announced, the last one first; what a round left unused at its end is passed."""
+    capacity = len(body)
+    position = head
+    oldest = max(head - min(LOOK_BACK, capacity - RESERVE_WORDS), 0)
+    while position > oldest:
+        if not position % capacity:
+            position -= _unused(body)
+        position -= 1
+        yield body[position % capacity]
+
+
+def _unused(body: Words) -> int:
+    """How many words at the end of the last round mean nothing, the WRAP before them included."""
+    for left, word in zip(range(RESERVE_WORDS, 0, -1), body[-RESERVE_WORDS:], strict=False):
+        if word >> w.TAG_SHIFT == w.data_word(w.WRAP, 0) >> w.TAG_SHIFT:
+            return left  # the first: behind it stand those of earlier rounds
+    return 0
+
+
+def _beyond(body: Words, head: int, since: int) -> Iterator[int]:
+    """The words that were written since, in order; a data word only together with the time word behind it."""
+    capacity = len(body)
+    held: list[int] = []
+    for position in range(head, head + 2 * TURN_WORDS):
+        word = body[position % capacity]
+        held.append(word)
+        if not word & w.DATA:
+            if word >> w.TIME_SHIFT <= since:
+                return
+            since = word >> w.TIME_SHIFT
+            yield from held
+            held.clear()

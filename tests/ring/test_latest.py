@@ -1,0 +1,154 @@
+"""What the last words of a ring tell while its process stands still: the phase and the collective it is in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.records.collectives import OPS
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import BACKWARD, COMM, FORWARD, OTHER
+from stepscope.ring import LastCollective, RingReader
+from stepscope.ring import words as w
+from stepscope.ring.latest import last_collective, live_phase
+from stepscope.ring.layout import MIN_CAPACITY, TURN_WORDS
+from stepscope.testing.rings import RingStream, write_call, write_step, write_steps, write_wait
+
+ALL_REDUCE, SEND, RECV = OPS.index("all_reduce"), OPS.index("send"), OPS.index("recv")
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[RingStream]:
+    stream = RingStream(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+    yield stream
+    stream.close()
+
+
+@pytest.fixture
+def read(stream: RingStream) -> Iterator[RingReader]:
+    reader = RingReader(stream.ring.path)
+    yield reader
+    reader.close()
+
+
+def write(stream: RingStream, *words: int) -> None:
+    """Without announcing them, as the hot path does."""
+    ledger = stream.ledger
+    for word in words:
+        ledger.body[ledger.at] = word
+        ledger.at += 1
+
+
+def call(stream: RingStream, op: int = ALL_REDUCE, *, group: int = 0, size: int = 0, peer: int | None = None) -> int:
+    stream.clock.advance(1000)
+    return write_call(stream, op, group=group, size=size, peer=peer)
+
+
+def wait(stream: RingStream, distance: int = 0) -> int:
+    stream.clock.advance(1000)
+    return write_wait(stream, distance)
+
+
+def test_a_rank_that_called_none(stream: RingStream, read: RingReader) -> None:
+    assert read.last_collective() is None
+    write_steps(stream, 3)
+    assert read.last_collective() is None
+
+
+def test_called_and_not_announced(stream: RingStream, read: RingReader) -> None:
+    write_step(stream, 0)
+    stream.clock.advance(1)
+    stream.ledger.enter(BACKWARD)
+    at = call(stream, group=5, size=4096)
+    assert read.last_collective() == LastCollective(ALL_REDUCE, 5, 4096, at, False, None)
+    assert read.live() == (BACKWARD, at, 1)
+
+
+def test_in_a_wait_it_is_the_one_waited_for(stream: RingStream, read: RingReader) -> None:
+    first = call(stream, SEND, group=1, size=8, peer=3)
+    last = call(stream, RECV, group=2, size=16, peer=w.ANY_PEER)
+    outer = wait(stream, 1)
+    assert read.last_collective() == LastCollective(SEND, 1, 8, first, True, 3)
+    assert read.live().phase == COMM
+    stream.clock.advance(5)
+    stream.ledger.leave(outer)
+    assert read.last_collective() == LastCollective(RECV, 2, 16, last, False, None)
+    wait(stream)
+    assert read.last_collective() == LastCollective(RECV, 2, 16, last, True, None)
+
+
+def test_a_call_that_blocks_is_a_wait_from_its_first_word(stream: RingStream, read: RingReader) -> None:
+    stream.clock.advance(10)
+    write(stream, w.COLLECTIVE_DATA | OPS.index("barrier") << w.OP_SHIFT, w.data_word(w.WAIT, 0))
+    stream.ledger.enter(COMM)
+    assert read.last_collective() == LastCollective(OPS.index("barrier"), 0, 0, stream.clock(), True, None)
+
+
+def test_another_wait_is_not_one_for_it(stream: RingStream, read: RingReader) -> None:
+    at = call(stream)
+    stream.clock.advance(10)
+    stream.ledger.enter(COMM)  # for something that nobody linked to a collective
+    assert read.last_collective() == LastCollective(ALL_REDUCE, 0, 0, at, False, None)
+
+
+def test_a_wait_for_one_too_long_ago(stream: RingStream, read: RingReader) -> None:
+    at = call(stream)
+    wait(stream, 7)
+    assert read.last_collective() == LastCollective(ALL_REDUCE, 0, 0, at, False, None)
+
+
+def test_a_word_whose_instant_is_not_there_yet_is_not_taken(stream: RingStream, read: RingReader) -> None:
+    at = call(stream)
+    write(stream, w.COLLECTIVE_DATA | SEND << w.OP_SHIFT)
+    assert read.last_collective() == LastCollective(ALL_REDUCE, 0, 0, at, False, None)
+
+
+def test_over_many_rounds_nothing_old_is_taken_for_new(stream: RingStream, read: RingReader) -> None:
+    """The words beyond the head, and those left over at the end of a round, are of another time."""
+    for step in range(1500):
+        write_step(stream, step)
+        stream.clock.advance(1)
+        outer = stream.ledger.enter(FORWARD)
+        at = call(stream, group=step % 64, size=step)
+        wait(stream)
+        assert read.last_collective() == LastCollective(ALL_REDUCE, step % 64, step, at, True, None)
+        assert read.live() == (COMM, stream.clock(), step + 1)
+        stream.clock.advance(1)
+        stream.ledger.leave(FORWARD)
+        stream.clock.advance(1)
+        stream.ledger.leave(outer)
+        assert read.live().step == step + 1
+
+
+def test_right_after_a_round_was_over(stream: RingStream, read: RingReader) -> None:
+    write_steps(stream, 520)  # more than two rounds: the rest of the body is full of other times
+    at = call(stream, size=7)
+    rounds = stream.ledger._rounds
+    while stream.ledger._rounds == rounds:
+        stream.clock.advance(1)
+        stream.ledger.put(stream.clock() << w.TIME_SHIFT | OTHER)
+    assert read.last_collective() == LastCollective(ALL_REDUCE, 0, 7, at, False, None)
+    assert read.live() == (OTHER, stream.clock(), 520)
+
+
+any_word = st.integers(0, (1 << 64) - 1)
+
+
+@settings(max_examples=150)
+@given(
+    words=st.lists(
+        st.integers(0, (1 << 64) - 1) | st.integers(0, 64).map(lambda n: w.data_word(w.WAIT, n)), max_size=99
+    ),
+    head=any_word | st.integers(0, 2 * TURN_WORDS),
+)
+def test_fuzz(words: list[int], head: int) -> None:
+    body = memoryview(bytearray(8 * MIN_CAPACITY)).cast("Q")
+    for at, word in enumerate(words):
+        body[(head + at * 37) % MIN_CAPACITY] = word
+    last_collective(body, head)
+    assert 0 <= live_phase(body, head).phase < 16
