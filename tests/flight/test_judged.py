@@ -77,7 +77,7 @@ def test_a_skipped_collective(made: Any) -> None:
     del programs[rank][at]
     job.run(programs)
     found = verdict(job)
-    assert (found.kind, culprits(found), found.sequence) == ("hang_mismatch", [rank], at + 1)
+    assert (found.kind, culprits(found), found.sequence) == ("hang_missing_collective", [rank], at + 1)
 
 
 @given(jobs(), st.sampled_from(["reduce", "broadcast"]))
@@ -244,9 +244,17 @@ def test_one_rank_ahead_is_a_job_at_work(ahead: int) -> None:
 
 def test_two_ranks_that_disagree_cannot_be_told_apart() -> None:
     job = FlightJob(2)
-    job.run({0: [Call(site=frames_at(1))], 1: [Call(op="barrier", size=0, site=frames_at(2))]})
+    job.run({0: [Call(site=())], 1: [Call(op="barrier", size=0, site=())]})
     found = verdict(job)
     assert (found.kind, culprits(found), found.undecidable, found.suspects) == ("hang_mismatch", [], True, (0, 1))
+
+
+def test_the_first_time_the_one_that_is_further_on_went_past() -> None:
+    job = FlightJob(2)
+    job.run({0: [Call(site=frames_at(1))], 1: [Call(op="barrier", size=0, site=frames_at(2))]})
+    found = verdict(job)
+    assert (found.kind, culprits(found), found.victims) == ("hang_missing_collective", [1], (0,))
+    assert found.title == "Rank 1 went past all_reduce 1 of default_pg without calling it."
 
 
 @given(st.integers(0, 1), st.integers(3, 8), st.data())
@@ -258,7 +266,7 @@ def test_two_ranks_with_a_past_can(rank: int, count: int, data: st.DataObject) -
     del programs[rank][at]
     job.run(programs)
     found = verdict(job)
-    assert (found.kind, culprits(found), found.sequence) == ("hang_mismatch", [rank], at + 1)
+    assert (found.kind, culprits(found), found.sequence) == ("hang_missing_collective", [rank], at + 1)
 
 
 @given(st.integers(0, 1), st.integers(1, 8), st.data())

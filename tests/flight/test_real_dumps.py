@@ -16,7 +16,7 @@ KINDS = {
     "healthy_4": None,
     "ddp_ok_2": None,
     "fsdp2_tp_4": None,
-    "skip_4": "hang_mismatch",
+    "skip_4": "hang_missing_collective",
     "diffcoll_4": "hang_mismatch",
     "shape_4": "hang_mismatch",
     "fsdp2_bad_4": "hang_mismatch",

@@ -18,7 +18,7 @@ from stepscope.flight.align import Group, Progress
 from stepscope.flight.entries import Operation
 from stepscope.records.hang import Frame
 
-__all__ = ["Departure", "departure", "difference", "meaning", "odd_ones"]
+__all__ = ["Departure", "departure", "difference", "meaning", "odd_ones", "usually_follows"]
 
 ONE_SIDED = ("gather", "scatter")
 """Operations of which only the root shows both inputs and outputs."""
@@ -91,6 +91,22 @@ def departure(group: Group, until: int) -> Departure | None:
     if differs != "call site" and lines.agreed_since(last):
         return None  # unlike a call too many, that does not throw them out of step
     return Departure(sequence=first, ranks=tuple(sorted(left)), sides=sides, differs=differs)
+
+
+def usually_follows(group: Group, rank: int, other: int, number: int) -> bool | None:
+    """Whether what ``rank`` called there came next whenever it had called what ``other`` did; None: it never had."""
+    own = group.progress[rank]
+    missed, instead = _call_at(group.progress[other], number), _call_at(own, number)
+    if missed is None or instead is None:
+        return None
+    before = [one for one in own.trace.sequences if one < number]
+    next_ones = {_call_at(own, one + 1) for one in before[:-1] if _call_at(own, one) == missed}
+    return instead in next_ones if next_ones else None
+
+
+def _call_at(progress: Progress, number: int) -> tuple[Hashable, tuple[Frame, ...]] | None:
+    operation = progress.operation(number)
+    return None if operation is None else (meaning(operation), progress.site(number))
 
 
 class _Lines:

@@ -25,6 +25,7 @@ from stepscope.flight.reasons import (
     missing_title,
     telling,
     waiting_in,
+    went_past,
     when,
 )
 from stepscope.flight.stacks import group_stacks
@@ -113,12 +114,15 @@ def _departed(case: Case) -> Verdict | None:
     if not case.departures:
         return None
     group, left = min(case.departures, key=lambda one: when(one[0], one[1].sequence))
+    past = went_past(case, group, left)
+    if past:
+        left = replace(left, ranks=past)
     others = [rank for side in left.sides for rank in side if rank not in left.ranks]
     waiting = group.waiting
     stuck = next((rank for rank in others if rank in waiting), next(iter(waiting)))
     about: dict[str, Any] = {
         "healthy": False,
-        "kind": "hang_mismatch",
+        "kind": "hang_missing_collective" if past else "hang_mismatch",
         "group": group.key[0],
         "description": group.key[1],
         "sequence": left.sequence,
@@ -132,12 +136,14 @@ def _departed(case: Case) -> Verdict | None:
         )
         title += f"{group.name}, and it cannot be told which side is wrong."
         return Verdict(title=title, undecidable=True, suspects=suspects, victims=_rest(case, suspects), **about)
+    title = f"{ranks_text(left.ranks, start=True)} left the path of the others at collective {left.sequence} of "
+    title += f"{group.name}: another {left.differs}."
+    if past:
+        what = called(group.progress[others[0]].operation(left.sequence), left.sequence)
+        title = f"{ranks_text(past, start=True)} went past {what} of {group.name} without calling it."
     return Verdict(
-        title=(
-            f"{ranks_text(left.ranks, start=True)} left the path of the others at collective {left.sequence} of "
-            f"{group.name}: another {left.differs}."
-        ),
-        culprits=tuple(departed(group, left, rank) for rank in left.ranks),
+        title=title,
+        culprits=tuple(departed(case, group, left, rank, past=bool(past)) for rank in left.ranks),
         victims=_rest(case, left.ranks),
         **about,
     )

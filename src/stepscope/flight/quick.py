@@ -5,6 +5,7 @@ per entry, of a few different stacks in all.  torch writes every entry the same 
 in a few bytes only, always at the same places: their numbers, and the numbers that the pickle gives to new objects (its
 memo).  The first of them is unpickled and becomes a ``_Mould``; of what fits it only the numbers are taken.
 Whatever does not look exactly as torch writes it makes ``quick_dump`` answer None, and the whole file is unpickled.
+(Numbers of the memo are not looked at: damage to one of them passes, and does no harm.)
 
 A string that was written before is a number in the bytes, so one unpickler, which keeps its memo from one part to the
 next, is given all parts that are unpickled, in the order of the file.

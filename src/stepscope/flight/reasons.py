@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from stepscope.flight.align import Group
 from stepscope.flight.case import Case, Place
-from stepscope.flight.compare import Departure
+from stepscope.flight.compare import Departure, usually_follows
 from stepscope.flight.failures import FailureText
 from stepscope.flight.stacks import user_frame
 from stepscope.flight.verdict import Accused
@@ -25,6 +25,7 @@ __all__ = [
     "missing_title",
     "telling",
     "waiting_in",
+    "went_past",
     "when",
 ]
 
@@ -61,17 +62,58 @@ def lost_reason(lost_peer: bool) -> str:
     return "left no dump, and others lost their connection to it" if lost_peer else "left no dump"
 
 
-def departed(group: Group, left: Departure, rank: int) -> Accused:
+def departed(case: Case, group: Group, left: Departure, rank: int, *, past: bool) -> Accused:
     """The line is where its path parts from that of the others, not where it stands now."""
     mine = next(side for side in left.sides if rank in side)
     others = next((side for side in left.sides if not set(side) & set(left.ranks)), left.sides[0])
-    ours, theirs = (group.progress[side[0]].site(left.sequence) for side in (mine, others))
+    ours, theirs = (_site(case, group, side[0], left.sequence) for side in (mine, others))
     at = parting_frame(ours, theirs)
-    reason = (
-        f"{_did(group, mine[0], left.sequence, at)} where "
-        f"{ranks_text(others)} {_did(group, others[0], left.sequence, parting_frame(theirs, ours))}"
+    did, they = (
+        _did(group, mine[0], left.sequence, at),
+        _did(group, others[0], left.sequence, parting_frame(theirs, ours)),
     )
+    reason = f"{did} where {ranks_text(others)} {they}"
+    if past:
+        reason = f"went past what {ranks_text(others)} {they}, and {did}"
     return Accused(rank=rank, reason=reason, at=at)
+
+
+def went_past(case: Case, group: Group, left: Departure) -> tuple[int, ...]:
+    """Those that left out what the others wait in, and went on: nobody, if they called something else in its place.
+
+    Told by what came next whenever it was called before; the first time it is called, by which side is further on in
+    the same function.
+    """
+    if left.differs != "operation" or len(left.sides) != 2:
+        return ()
+    one, other = left.sides
+    usual = {
+        side: usually_follows(group, side[0], back[0], left.sequence) for side, back in ((one, other), (other, one))
+    }
+    past = [side for side, follows in usual.items() if follows]
+    if not past and not any(follows is False for follows in usual.values()):
+        past = _further_on(case, group, left)
+    return past[0] if len(past) == 1 and set(left.ranks) <= set(past[0]) else ()
+
+
+def _further_on(case: Case, group: Group, left: Departure) -> list[tuple[int, ...]]:
+    paths = [_site(case, group, side[0], left.sequence) for side in left.sides]
+    one, other = parting_frame(paths[0], paths[1]), parting_frame(paths[1], paths[0])
+    if one is None or other is None or (one.file, one.function) != (other.file, other.function):
+        return []
+    return [
+        side
+        for side, mine, theirs in zip(left.sides, (one, other), (other, one), strict=True)
+        if mine.line > theirs.line
+    ]
+
+
+def _site(case: Case, group: Group, rank: int, sequence: int) -> tuple[Frame, ...]:
+    """From where a rank called it: as recorded, or by its stack if it waits there now."""
+    recorded = group.progress[rank].site(sequence)
+    if recorded or group.waiting.get(rank) != sequence:
+        return recorded
+    return next((thread.frames for thread in case.stacks.get(rank, ()) if thread.main), ())
 
 
 def missing_reason(case: Case, rank: int, place: Place | None) -> str:
