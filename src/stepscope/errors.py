@@ -6,6 +6,7 @@
     │   ├── NotARun                the folder is no run of ours
     │   └── RunUnwritable          the folder cannot be created or written
     ├── TraceError                 a trace, or what describes it, cannot be used       exit 3
+    ├── DumpError                  a dump of a Flight Recorder cannot be used          exit 3
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
         ├── RingVersion            written by another version of the layout
@@ -18,6 +19,7 @@ recorder's guard (``recorder/guard.py``) stands between.
 from __future__ import annotations
 
 __all__ = [
+    "DumpError",
     "NotARun",
     "RingError",
     "RingForeign",
@@ -54,6 +56,10 @@ class RunUnwritable(RunError):
 
 
 class TraceError(StepscopeError):
+    exit_code = 3
+
+
+class DumpError(StepscopeError):
     exit_code = 3
 
 

@@ -255,7 +255,7 @@ def test_what_is_no_ring_is_left_alone(stage: Any) -> None:
     stage.until_event("warning")
     agent.end()
     assert [e["message"] for e in stage.events("warning")] == [
-        f"A ring could not be read: {stage.paths.session}/2.ring has ring layout 7; this Stepscope reads layout 1."
+        f"A ring could not be read: {stage.paths.session}/2.ring has ring layout 7; this Stepscope reads layout 2."
     ]
     assert sorted(path.name for path in stage.paths.session.iterdir()) == ["1.ring", "2.ring"]
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent import stacks
+from stepscope.agent.signals import sleeps_in_native_code
 from stepscope.agent.stacks import MAX_QUESTIONS, StackAsker, parse_stack
 from stepscope.ring import RingReader
 
@@ -24,7 +25,7 @@ NUMBER = signal.SIGRTMIN + 12
 
 CHILD = textwrap.dedent(
     """
-    import os, platform, signal, sys
+    import ctypes, os, platform, signal, sys
     from pathlib import Path
     from stepscope.recorder.stacks import StackOffer
     from stepscope.records.identity import RankIdentity
@@ -40,6 +41,10 @@ CHILD = textwrap.dedent(
     def wait_for_word():
         return sys.stdin.readline().strip()
 
+    def spin():
+        while not (folder / "enough").exists():
+            sorted(range(200), key=lambda number: -number)
+
     print("ready", flush=True)
     while word := wait_for_word():
         if word == "offer":
@@ -54,13 +59,19 @@ CHILD = textwrap.dedent(
         elif word == "unblock":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
         elif word == "other file":
-            os.dup2(os.open(folder / "other", os.O_WRONLY | os.O_CREAT), offer._fd)
+            os.dup2(os.open(folder / "other", os.O_WRONLY | os.O_CREAT), stream.ring.header[STACKS_WORD] >> 8)
         elif word.startswith("enter"):
             stream.clock.advance(1)
             stream.ledger.enter(int(word.split()[1]))
+        elif word == "spin":
+            print(0, flush=True)
+            spin()
         elif word == "step":
             stream.clock.advance(1)
             stream.ledger.end_step(0, 6, 0)
+        elif word == "sleep in C":
+            print(len(heard), flush=True)
+            ctypes.CDLL(None).sleep(600)
         elif word == "state":
             stream.ring.set_state(RingState.EXITED)
         print(len(heard), flush=True)
@@ -147,6 +158,29 @@ def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int], tm
     assert sent == [NUMBER]
 
 
+def test_one_that_runs_is_asked_where_its_interpreter_lets_it_answer(
+    child: Child, sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """faulthandler's handler ended such a process after some hundred questions."""
+    monkeypatch.setattr(stacks, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
+    child.say("offer")
+    child.say("step")
+    asker = StackAsker(child.reader, child.pid)
+    assert child.process.stdin is not None
+    child.process.stdin.write("spin\n")
+    child.process.stdin.flush()
+    child._hear()
+    found = [look_until(asker, child.pidfd, lambda found: found is not None) for _ in range(MAX_QUESTIONS // 4)]
+    (tmp_path / "enough").touch()
+    functions = [[frame["function"] for frame in stack["frames"]] for stack in found]
+    assert {names[-1] for names in functions} == {"<module>"}
+    assert all("spin" in names for names in functions)
+    # Now and then it happens to wait: for a processor that others have it does not, for the file system it may.
+    assert set(sent) <= {NUMBER, NUMBER - 1}
+    assert sent.count(NUMBER - 1) > len(sent) / 2
+
+
 def test_a_signal_that_is_not_caught_is_never_sent(child: Child, sent: list[int]) -> None:
     """It would end the process."""
     child.say("pretend")
@@ -213,6 +247,31 @@ def test_nor_when_it_says_that_it_is_over(child: Child, sent: list[int]) -> None
     child.say("state")
     assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
+
+
+def test_nor_in_a_sleep_of_native_code_which_it_would_end(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.say("offer")
+    monkeypatch.setattr(stacks, "sleeps_in_native_code", lambda process: process == Path(f"/proc/{child.pid}"))
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+def test_what_is_a_sleep_of_native_code(child: Child) -> None:
+    process = Path(f"/proc/{child.pid}")
+    if not (process / "syscall").exists():
+        pytest.skip("this kernel does not tell")
+    assert not sleeps_in_native_code(process)
+    child.say("offer")
+    child.say("sleep in C")
+    deadline = time.monotonic() + 30
+    while not sleeps_in_native_code(process):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    signal.pidfd_send_signal(child.pidfd, NUMBER)  # which ends it
+    assert child.process.stdout is not None
+    child.process.stdout.readline()
 
 
 def test_what_was_written_in_another_stretch_is_dropped(

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from stepscope.recorder import guard, stacks
 from stepscope.recorder.stacks import CANDIDATES, StackOffer
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingWriter
-from stepscope.ring.layout import MIN_CAPACITY, STACKS_WORD
+from stepscope.ring.layout import MIN_CAPACITY, RUNNING_WORD, STACKS_WORD, THREADS_WORD
 
-FIRST = signal.SIGRTMIN + CANDIDATES[0]
-SECOND = signal.SIGRTMIN + CANDIDATES[1]
+FIRST, SECOND, THIRD, FOURTH, FIFTH = (signal.SIGRTMIN + more for more in CANDIDATES[:5])
 STATE = (signal.signal, faulthandler.register)
 
 
@@ -47,15 +46,20 @@ def offer() -> Iterator[StackOffer]:
     offer = StackOffer()
     yield offer
     offer.withdraw()
-    for number in (FIRST, SECOND):
+    for number in (FIRST, SECOND, THIRD, FOURTH, FIFTH):
         assert signal.getsignal(number) is signal.SIG_DFL
         assert not caught(number)
     assert (signal.signal, faulthandler.register) == STATE
     assert guard.failures() == failures
 
 
-def written(ring: RingWriter) -> list[str]:
-    return ring.path.with_suffix(".stacks").read_text().splitlines()
+def written(ring: RingWriter, suffix: str = ".stacks") -> list[str]:
+    return ring.path.with_suffix(suffix).read_text().splitlines()
+
+
+def offered(ring: RingWriter) -> tuple[int, ...]:
+    """The signals for the main thread's stack while it waits, while it runs, and for all threads; 0: none."""
+    return tuple(ring.header[word] & 0xFF for word in (STACKS_WORD, RUNNING_WORD, THREADS_WORD))
 
 
 def test_the_header_says_which_signal_and_where_it_writes(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
@@ -78,12 +82,72 @@ def test_the_header_says_which_signal_and_where_it_writes(ring: RingWriter, offe
     reader.close()
 
 
+def test_the_stacks_of_all_threads_by_another_signal(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
+    offer.open(ring)
+    reader = RingReader(ring.path)
+    announced = reader.thread_offer()
+    assert announced is not None
+    number, fd = announced
+    assert number == THIRD
+    assert Path(f"/proc/self/fd/{fd}").readlink() == tmp_path / "1.threads"
+    assert not os.get_inheritable(fd)
+    over = threading.Event()
+
+    def beside() -> None:
+        over.wait()
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    signal.raise_signal(number)
+    over.set()
+    thread.join()
+    text = "\n".join(written(ring, ".threads"))
+    assert text.count("most recent call first") >= 2
+    assert "in beside" in text
+    assert "in test_the_stacks_of_all_threads_by_another_signal" in text
+    assert written(ring) == []
+    offer.withdraw()
+    assert reader.thread_offer() is None
+    reader.close()
+
+
+def test_a_stack_reads_the_same_by_either_handler(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
+    offer.open(ring)
+    code = compile(
+        "def é():\n    for number in numbers:\n        signal.raise_signal(number)\n\né()",
+        "/tmp/ü\U0001f600.py",
+        "exec",
+    )
+    exec(code, {"signal": signal, "numbers": [FIRST, SECOND]})
+    lines = written(ring)
+    middle = len(lines) // 2
+    assert lines[:middle] == lines[middle:]
+    assert lines[1] == '  File "/tmp/\\xfc\\U0001f600.py", line 3 in \\xe9'
+
+
+def test_however_deep(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+
+    def down(depth: int) -> None:
+        if depth:
+            down(depth - 1)
+        else:
+            signal.raise_signal(FIRST)
+            signal.raise_signal(SECOND)
+
+    down(200)
+    lines = written(ring)
+    middle = len(lines) // 2
+    assert lines[middle - 1] == "  ..."
+    assert lines[2:middle] == lines[middle + 2 :]  # but for the line of the question itself
+
+
 def test_a_signal_that_the_script_uses_is_left_to_it(ring: RingWriter, offer: StackOffer) -> None:
     heard: list[int] = []
     signal.signal(FIRST, lambda number, _: heard.append(number))
     try:
         offer.open(ring)
-        assert ring.header[STACKS_WORD] & 0xFF == SECOND
+        assert offered(ring) == (SECOND, THIRD, FOURTH)
         signal.raise_signal(FIRST)
         assert heard == [FIRST]
         offer.withdraw()
@@ -98,26 +162,31 @@ def test_so_is_one_that_it_ignores_or_blocks(ring: RingWriter, offer: StackOffer
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [SECOND])
     try:
         offer.open(ring)
-        assert ring.header[STACKS_WORD] & 0xFF == signal.SIGRTMIN + CANDIDATES[2]
+        assert offered(ring) == (THIRD, FOURTH, FIFTH)
     finally:
         offer.withdraw()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(FIRST, signal.SIG_DFL)
 
 
-def test_a_script_that_wants_ours_later_gets_it_as_it_was(ring: RingWriter, offer: StackOffer) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "left"), [(FIRST, (0, SECOND, THIRD)), (SECOND, (FIRST, 0, THIRD)), (THIRD, (FIRST, SECOND, 0))]
+)
+def test_a_script_that_wants_ours_later_gets_it_as_it_was(
+    ring: RingWriter, offer: StackOffer, wanted: int, left: tuple[int, ...]
+) -> None:
     offer.open(ring)
     heard: list[int] = []
     try:
-        assert signal.signal(SECOND, signal.SIG_DFL) is signal.SIG_DFL
-        assert ring.header[STACKS_WORD] != 0
-        assert signal.signal(FIRST, lambda number, _: heard.append(number)) is signal.SIG_DFL
-        assert ring.header[STACKS_WORD] == 0
-        signal.raise_signal(FIRST)
-        assert heard == [FIRST]
-        assert written(ring) == []
+        assert signal.signal(FOURTH, signal.SIG_DFL) is signal.SIG_DFL
+        assert offered(ring) == (FIRST, SECOND, THIRD)
+        assert signal.signal(wanted, lambda number, _: heard.append(number)) is signal.SIG_DFL
+        assert offered(ring) == left
+        signal.raise_signal(wanted)
+        assert heard == [wanted]
+        assert written(ring) == written(ring, ".threads") == []
     finally:
-        signal.signal(FIRST, signal.SIG_DFL)
+        signal.signal(wanted, signal.SIG_DFL)
 
 
 def test_or_for_its_own_faulthandler(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
@@ -128,7 +197,7 @@ def test_or_for_its_own_faulthandler(ring: RingWriter, offer: StackOffer, tmp_pa
             signal.raise_signal(FIRST)
         finally:
             faulthandler.unregister(FIRST)
-    assert ring.header[STACKS_WORD] == 0
+    assert offered(ring) == (0, SECOND, THIRD)
     assert written(ring) == []
     assert "most recent call first" in (tmp_path / "mine").read_text()
 
@@ -138,23 +207,96 @@ def test_one_that_comes_when_the_interpreter_is_on_its_way_out_does_nothing(
 ) -> None:
     """faulthandler gives the signal back before the process is gone; the default would end it."""
     offer.open(ring)
-    faulthandler.unregister(FIRST)
-    signal.raise_signal(FIRST)
-    assert written(ring) == []
+    offer._leave()
+    for number in (FIRST, SECOND, THIRD):
+        faulthandler.unregister(number)
+        signal.raise_signal(number)
+    signal.signal(SECOND, signal.SIG_DFL)  # this interpreter does not go
+    assert written(ring) == written(ring, ".threads") == []
 
 
-def test_a_forked_child_gives_it_back_and_the_parent_keeps_it(ring: RingWriter, offer: StackOffer) -> None:
-    offer.open(ring)
+def in_a_child(check: Callable[[], bool]) -> bool:
+    """What ``check`` says in a forked child."""
     pid = os.fork()
     if not pid:
+        code = 2
+        try:
+            code = int(not check())
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 1)
+    return code == 0
+
+
+def test_a_forked_child_gives_back_the_first_two_and_the_parent_keeps_them(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+
+    def child() -> bool:
         offer.forget()
-        left = caught(FIRST) or signal.getsignal(FIRST) is not signal.SIG_DFL or signal.signal is not STATE[0]
+        given_back = all(not caught(n) and signal.getsignal(n) is signal.SIG_DFL for n in (FIRST, SECOND))
         signal.signal(FIRST, signal.SIG_IGN)  # the child's own doing stays the child's
-        os._exit(int(left))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert ring.header[STACKS_WORD] & 0xFF == FIRST
+        return given_back
+
+    assert in_a_child(child)
+    assert offered(ring) == (FIRST, SECOND, THIRD)
     signal.raise_signal(FIRST)
     assert "in test_a_forked_child" in written(ring)[1]
+
+
+def test_a_forked_child_can_be_asked_for_all_its_threads_like_its_parent(ring: RingWriter, offer: StackOffer) -> None:
+    """A DataLoader worker that is stuck; it writes to its parent's file, at its end."""
+    offer.open(ring)
+    signal.raise_signal(THIRD)
+
+    def child() -> bool:
+        offer.forget()
+        signal.raise_signal(THIRD)
+        return caught(THIRD)
+
+    assert in_a_child(child)
+    lines = written(ring, ".threads")
+    assert sum("in child" in line for line in lines) == 1
+    assert sum("in test_a_forked_child_can_be_asked" in line for line in lines) == 2
+    assert offered(ring) == (FIRST, SECOND, THIRD)
+
+
+def test_a_child_may_have_that_one_too_and_the_parent_does_not_notice(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+
+    def child() -> bool:
+        offer.forget()
+        before = signal.signal(THIRD, signal.SIG_IGN)
+        return before is signal.SIG_DFL and signal.signal is STATE[0] and not caught(THIRD)
+
+    assert in_a_child(child)
+    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert caught(THIRD)
+
+
+def test_a_child_that_trains_has_files_of_its_own(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
+    offer.open(ring)
+
+    def child() -> bool:
+        offer.forget()
+        own = RingWriter(tmp_path / "2.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+        offer.open(own)
+        signal.raise_signal(THIRD)
+        return offered(own) == (FIRST, SECOND, THIRD) and "in child" in "".join(written(own, ".threads"))
+
+    assert in_a_child(child)
+    assert written(ring, ".threads") == []
+
+
+def test_a_fork_of_which_nobody_was_told_does_not_speak_for_the_parent(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+
+    def child() -> bool:
+        signal.signal(FIRST, signal.SIG_IGN)
+        return True
+
+    assert in_a_child(child)
+    assert offered(ring) == (FIRST, SECOND, THIRD)
 
 
 def test_a_child_that_execs_has_the_default(ring: RingWriter, offer: StackOffer) -> None:
@@ -164,7 +306,8 @@ def test_a_child_that_execs_has_the_default(ring: RingWriter, offer: StackOffer)
     masks = {
         line.split()[0]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigCgt", "SigIgn")
     }
-    assert not (masks["SigCgt:"] | masks["SigIgn:"]) >> (FIRST - 1) & 1
+    for number in (FIRST, SECOND, THIRD):
+        assert not (masks["SigCgt:"] | masks["SigIgn:"]) >> (number - 1) & 1
 
 
 def test_only_the_main_thread_is_offered(ring: RingWriter, offer: StackOffer) -> None:
@@ -174,24 +317,24 @@ def test_only_the_main_thread_is_offered(ring: RingWriter, offer: StackOffer) ->
         thread.join()
 
     elsewhere()
-    assert ring.header[STACKS_WORD] == 0
+    assert offered(ring) == (0, 0, 0)
     offer.open(ring)
-    assert ring.header[STACKS_WORD] != 0
-    elsewhere()  # another thread took over
-    assert ring.header[STACKS_WORD] == 0
+    assert offered(ring) == (FIRST, SECOND, THIRD)
+    elsewhere()  # another thread took over: the main one's stack alone tells nothing
+    assert offered(ring) == (0, 0, THIRD)
 
 
 def test_switched_off(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_STACKS", "0")
     offer.open(ring)
-    assert ring.header[STACKS_WORD] == 0
-    assert not ring.path.with_suffix(".stacks").exists()
+    assert offered(ring) == (0, 0, 0)
+    assert [path.name for path in ring.path.parent.iterdir()] == ["1.ring"]
 
 
 def test_no_signal_free_no_offer(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "CANDIDATES", ())
+    monkeypatch.setattr(stacks, "CANDIDATES", (CANDIDATES[0],))
     offer.open(ring)
-    assert ring.header[STACKS_WORD] == 0
+    assert offered(ring) == (FIRST, 0, 0)
 
 
 def test_the_recorder_offers_with_its_ring_and_takes_it_back_with_the_hooks(recording: Any) -> None:
@@ -201,11 +344,11 @@ def test_the_recorder_offers_with_its_ring_and_takes_it_back_with_the_hooks(reco
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    header = recording.recorder.ring.header
-    assert header[STACKS_WORD] & 0xFF == FIRST
+    ring = recording.recorder.ring
+    assert offered(ring) == (FIRST, SECOND, THIRD)
     recording.recorder.forget()  # as in a forked child
-    assert not caught(FIRST)
-    assert header[STACKS_WORD] & 0xFF == FIRST
+    assert (caught(FIRST), caught(SECOND), caught(THIRD)) == (False, False, True)
+    assert offered(ring) == (FIRST, SECOND, THIRD)
 
 
 GOES_ON = textwrap.dedent(
@@ -215,11 +358,11 @@ GOES_ON = textwrap.dedent(
     from stepscope.recorder.stacks import StackOffer
     from stepscope.records.identity import RankIdentity
     from stepscope.ring import RingWriter
-    from stepscope.ring.layout import STACKS_WORD
+    from stepscope.ring.layout import THREADS_WORD
     ring = RingWriter(Path(sys.argv[1]) / "1.ring", RankIdentity(host="node", pid=os.getpid()))
     offer = StackOffer()
     offer.open(ring)
-    number = ring.header[STACKS_WORD] & 0xFF
+    number = ring.header[int(sys.argv[2])] & 0xFF
     over = threading.Event()
 
     def ask():
@@ -250,13 +393,16 @@ GOES_ON = textwrap.dedent(
     assert os.waitpid(child, 0) == (child, 0)
     over.set()
     asking.join()
-    print(open(ring.path.with_suffix(".stacks")).read().count("most recent call first"))
+    suffix = ".threads" if int(sys.argv[2]) == THREADS_WORD else ".stacks"
+    print(open(ring.path.with_suffix(suffix)).read().count("in <module>"))
     """
 )
 
 
-def test_sleep_select_recv_and_the_like_go_on(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", GOES_ON, str(tmp_path)], capture_output=True, text=True, env=env())
+@pytest.mark.parametrize("word", [STACKS_WORD, RUNNING_WORD, THREADS_WORD])
+def test_sleep_select_recv_and_the_like_go_on(tmp_path: Path, word: int) -> None:
+    command = [sys.executable, "-c", GOES_ON, str(tmp_path), str(word)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env())
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 20
 
@@ -268,11 +414,11 @@ BUSY = textwrap.dedent(
     from stepscope.recorder.stacks import StackOffer
     from stepscope.records.identity import RankIdentity
     from stepscope.ring import RingWriter
-    from stepscope.ring.layout import STACKS_WORD
+    from stepscope.ring.layout import THREADS_WORD
     ring = RingWriter(Path(sys.argv[1]) / "1.ring", RankIdentity(host="node", pid=os.getpid()))
     offer = StackOffer()
     offer.open(ring)
-    number = ring.header[STACKS_WORD] & 0xFF
+    number = ring.header[int(sys.argv[2])] & 0xFF
     asked = threading.Event()
 
     def ask():
@@ -290,13 +436,15 @@ BUSY = textwrap.dedent(
         total += down(30)
         rounds += 1
     assert total == rounds * (465 + sum(i * i for i in range(50)))
-    print(open(ring.path.with_suffix(".stacks")).read().count("most recent call first"))
+    suffix = ".threads" if int(sys.argv[2]) == THREADS_WORD else ".stacks"
+    print(open(ring.path.with_suffix(suffix)).read().count("in <module>"))
     """
 )
 
 
-def test_a_busy_loop_survives_twenty_questions(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", BUSY, str(tmp_path)], capture_output=True, text=True, env=env())
+def test_a_busy_loop_answers_twenty_questions(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUSY, str(tmp_path), str(RUNNING_WORD)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env())
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) == 20
 
@@ -304,9 +452,10 @@ def test_a_busy_loop_survives_twenty_questions(tmp_path: Path) -> None:
 LEAVES = GOES_ON.partition("over = ")[0] + "print(number, flush=True)"
 
 
-def test_a_process_that_is_asked_until_it_is_gone_ends_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", [STACKS_WORD, RUNNING_WORD, THREADS_WORD])
+def test_a_process_that_is_asked_until_it_is_gone_ends_in_order(tmp_path: Path, word: int) -> None:
     """Also while its interpreter is being taken down."""
-    command = [sys.executable, "-c", LEAVES, str(tmp_path)]
+    command = [sys.executable, "-c", LEAVES, str(tmp_path), str(word)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env()) as process:
         assert process.stdout is not None
         number = int(process.stdout.readline())

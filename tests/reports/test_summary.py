@@ -16,10 +16,12 @@ from stepscope.records.series import RankError, RunData
 from stepscope.reports import summarise
 from stepscope.reports.summary import status_of
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
 KEYS = [
-    *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases", "memory", "host"),
-    *("facts", "facts_differ", "verdict", "findings", "errors", "notices", "logs"),
+    *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
+    *("communication", "memory", "host"),
+    *("facts", "facts_differ", "verdict", "findings", "errors", "hangs", "notices", "logs"),
 ]
 BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
 """Objects whose keys are names out of the run."""
@@ -60,6 +62,13 @@ def gpu_sample(index: int, util: float, reasons: list[str]) -> dict[str, Any]:
     }
 
 
+MESH = Traffic(
+    mesh={"dp": 2, "tp": 2},
+    exchanges=(
+        Exchange(dimension="tp", count=4, mb=8.0, ms=0.8),
+        Exchange(dimension="dp", op="reduce_scatter", mb=16.0, ms=2.0),
+    ),
+)
 RUNS = {
     "straggler": Cluster(faults=(slow_at(2, "forward", 30.0),)),
     "input": Cluster(phases_ms={"input": 40.0, "forward": 10.0, "mine": 1.0}, samples=(host_sample(0),)),
@@ -68,6 +77,12 @@ RUNS = {
         deaths=(Death(rank=1, step=50), Death(rank=0, step=51, state="exception")),
         errors=(RankError(rank=0, pid=1000, type="RuntimeError", message="Connection reset by peer"),),
     ),
+    "mesh": Cluster(traffic=replace(MESH, faults=(SlowLink(ranks=(3,), times=5.0),))),
+    "grown": Cluster(traffic=replace(MESH, faults=(SlowLink(ranks=range(4), times=6.0, steps=range(50, 100)),))),
+    "imbalance": Cluster(
+        traffic=replace(MESH, faults=(SlowLink(ranks=(2, 3), times=5.0, bytes_times=5.0, dimension="tp"),))
+    ),
+    "overlap": Cluster(comm_ms=40.0, ddp_hidden_ms=1.0, facts={"ddp": {"gradient_mb": 80.0, "bucket_mb": 100.0}}),
     "short": Cluster(steps=4),
     "empty": Cluster(ranks=0, steps=0),
 }
@@ -126,6 +141,60 @@ def test_every_kind_is_in_the_docs(root: Path) -> None:
     for cluster in RUNS.values():
         for finding in summarise(cluster.run())["findings"]:
             assert f"**`{finding['kind']}`**" in text
+
+
+def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
+    traffic = replace(MESH, noise=0.0, work_ms=0.0)
+    job = Cluster(steps=40, noise=0.0, traffic=traffic, ddp_hidden_ms=3.0, faults=(slow_at(3, "forward", 5.0),))
+    table = summarise(job.run())["communication"]
+    assert table["groups_left_out"] == 0
+    rows = {(row["description"], row["name"]): row for row in table["groups"]}
+    assert list(rows) == [
+        *[("mesh_tp", "tp2"), ("mesh_dp", "dp0"), ("mesh_dp", "dp1"), ("mesh_tp", "tp0")],
+        ("DistributedDataParallel", "0"),
+    ]
+    tensor = rows["mesh_tp", "tp2"]
+    assert {key: tensor[key] for key in ("kind", "backend", "size", "ranks", "timed")} == {
+        "kind": "tensor",
+        "backend": "gloo",
+        "size": 2,
+        "ranks": [2, 3],
+        "timed": True,
+    }
+    assert tensor["ops"] == [
+        {"op": "all_reduce", "count": 4.0, "bytes": 32 << 20, "exposed_ms": 5.7, "overlapped_ms": 0.0}
+    ]
+    assert tensor["arrivals"] == {
+        "steps": 32,
+        "collectives": 128,
+        "transfer_ms": 3.2,
+        "skew_ms": 0.0,
+        "ranks": [
+            {"rank": 3, "wait_ms": 0.0, "last": 32, "late_ms": 5.0},
+            {"rank": 2, "wait_ms": 5.0, "last": 0, "late_ms": 0.0},
+        ],
+    }
+    (own,) = rows["DistributedDataParallel", "0"]["ops"]
+    assert own == {
+        "op": "all_reduce (DDP)",
+        "count": None,
+        "bytes": None,
+        "exposed_ms": pytest.approx(1.0, abs=0.001),
+        "overlapped_ms": pytest.approx(3.0, abs=0.001),
+    }
+
+
+def test_what_only_orders_streams_has_no_times() -> None:
+    run = Cluster(steps=40, traffic=replace(MESH, backend="nccl")).run()
+    on_device = tuple(replace(one, identity=replace(one.identity, device="cuda")) for one in run.ranks)
+    rows = summarise(replace(run, ranks=on_device))["communication"]["groups"]
+    assert {row["arrivals"] for row in rows} == {None}
+    assert {(op["exposed_ms"], op["overlapped_ms"]) for row in rows for op in row["ops"]} == {(None, None)}
+    assert all(op["bytes"] for row in rows for op in row["ops"])
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    assert summarise(RUNS["healthy"].run())["communication"] is None
 
 
 def test_figures_of_a_noiseless_run_are_exact() -> None:

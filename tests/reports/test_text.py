@@ -14,6 +14,7 @@ from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_
 from stepscope.records.series import RankError
 from stepscope.reports import render_text, summarise
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
 GIB = 1 << 30
 TRACEBACK = """\
@@ -58,10 +59,20 @@ def machine(gpus: int) -> tuple[dict[str, Any], ...]:
     )
 
 
+MESH = Traffic(
+    mesh={"dp": 2, "tp": 2},
+    exchanges=(
+        Exchange(dimension="tp", count=4, mb=8.0, ms=0.8),
+        Exchange(dimension="dp", op="all_gather", count=2, mb=3.0, ms=6.0, hidden_ms=4.0),
+    ),
+    faults=(SlowLink(ranks=(3,), times=5.0, dimension="tp"),),
+)
+DDP = {"ddp": {"gradient_mb": 48.0, "bucket_mb": 25.0}}
 PAGES = {
     "straggler": Cluster(
         steps=61, faults=(slow_at(2, "forward", 30.0),), samples=machine(0), meta=ended("finished", 0), name="demo"
     ),
+    "mesh": Cluster(steps=61, traffic=MESH, ddp_hidden_ms=9.0, meta=ended("finished", 0), facts=DDP),
     "healthy": Cluster(ranks=1, meta=ended("finished", 0)),
     "tiny": Cluster(
         ranks=1,

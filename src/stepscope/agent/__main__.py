@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.process import tend
 from stepscope.errors import StepscopeError
 
@@ -15,9 +16,12 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--session", type=Path, required=True)
     parser.add_argument("--interval", type=float, default=0.2, help="seconds between looks at the rings")
+    parser.add_argument("--hang-after", type=float, default=HangPolicy.after_s, help="seconds without progress; 0: off")
+    parser.add_argument("--on-hang", default=HangPolicy.action, help="report, abort or a command")
     args = parser.parse_args()
+    policy = HangPolicy(after_s=args.hang_after, action=args.on_hang)
     try:
-        return tend(args.run_dir, args.session, interval_s=args.interval)
+        return tend(args.run_dir, args.session, interval_s=args.interval, on_hang=policy)
     except StepscopeError as error:
         print(f"stepscope: agent: {error}", file=sys.stderr)
         return error.exit_code

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from stepscope.errors import RingForeign, RingVersion
-from stepscope.records.places import RING_SUFFIX, STACKS_SUFFIX
+from stepscope.records.places import BESIDE_RING, RING_SUFFIX
 from stepscope.records.series import RankState
+from stepscope.records.slot import STEP, STEP_SLOT
 from stepscope.ring import RingHeader, RingReader, split
 from stepscope.store.paths import segment_path, sidecar_path
 from stepscope.store.processes import process_alive
@@ -29,6 +32,9 @@ BATCH_WORDS = 4096
 BATCH_S = 2.0
 """… and so old may a word get otherwise: small frames pack badly."""
 SIDECAR_S = 5.0
+RECENT_STEPS = 20
+RECENT_RECORDS = 100
+"""Among so many records at the end of a batch are the steps that count as recent."""
 
 
 class RingDrain:
@@ -46,6 +52,8 @@ class RingDrain:
         earlier = read_sidecars(run_dir)[0].get(key) if self.resumed else None
         self.ended_wall_ns = earlier.ended_wall_ns if earlier else None
         self.pidfd = _open_pidfd(self.header.pid)
+        self.recent_ns: deque[int] = deque(maxlen=RECENT_STEPS)
+        """How long the last steps took."""
         self._written_s = time.monotonic()
         self._sidecar_s = float("-inf")
 
@@ -69,6 +77,7 @@ class RingDrain:
         for part in split(batch, FRAME_SLOTS):
             self.segment.append(part)
         self._written_s = time.monotonic()
+        self.recent_ns.extend(_step_times(batch.slots[-RECENT_RECORDS:]))
 
     def drain_to_end(self) -> None:
         """The same for a ring whose writer is gone."""
@@ -96,7 +105,8 @@ class RingDrain:
     def remove(self) -> None:
         """The ring is drained and its process gone: free its memory."""
         self.reader.path.unlink(missing_ok=True)
-        self.reader.path.with_suffix(STACKS_SUFFIX).unlink(missing_ok=True)
+        for suffix in BESIDE_RING:
+            self.reader.path.with_suffix(suffix).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
@@ -149,6 +159,13 @@ class Rings:
             with suppress(OSError), os.scandir(folder) as found:
                 entries += [entry for entry in found if entry.name.endswith(RING_SUFFIX)]
         return entries
+
+
+def _step_times(slots: Iterable[bytes]) -> Iterator[int]:
+    for slot in slots:
+        kind, _, _, _, _, wall_ns, *_ = STEP_SLOT.unpack(slot)
+        if kind == STEP:
+            yield wall_ns
 
 
 def _open_pidfd(pid: int) -> int | None:

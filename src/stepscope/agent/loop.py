@@ -1,6 +1,7 @@
 """The agent's main loop: wait for the launcher's word, a death or the next tick; drain, sample, write.
 
-One thread does all of it (GPU samples come from another), so nothing here needs a lock.
+One thread does all of it (GPU samples come from another, the watchdog's evidence from a third while the job stands
+still), so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from stepscope.agent.drain import RingDrain, Rings
 from stepscope.agent.gpu import GpuSampler
 from stepscope.agent.host import HostSampler
 from stepscope.agent.journal import Journal
+from stepscope.agent.on_hang import HangPolicy
+from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.stacks import StackAsker
+from stepscope.agent.subjects import Subjects
+from stepscope.agent.watchdog import Watchdog
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
@@ -49,7 +54,14 @@ LAST_TRIES_S = 2.0
 
 class Agent:
     def __init__(
-        self, run_dir: Path, session: Path, *, owner: int | None = None, interval_s: float = 0.2, stdin: int = 0
+        self,
+        run_dir: Path,
+        session: Path,
+        *,
+        owner: int | None = None,
+        interval_s: float = 0.2,
+        stdin: int = 0,
+        on_hang: HangPolicy | None = None,
     ) -> None:
         """NotARun when ``run_dir`` is none."""
         meta = read_meta(run_dir)
@@ -65,6 +77,11 @@ class Agent:
         self._owned = owner is not None
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
+        self._oom = OomWatch()
+        self._subjects = Subjects(meta)
+        self._watchdog = Watchdog(
+            run_dir, self._journal, node=self._node, policy=on_hang or HangPolicy(), subjects=self._subjects
+        )
         self._poll = select.poll()
         self._poll.register(stdin, select.POLLIN)
         self._by_pidfd: dict[int, RingDrain] = {}
@@ -106,10 +123,12 @@ class Agent:
             if drain.pidfd is None and not drain.alive():
                 self._bury(drain)
             else:
-                self._ask_for_stack(drain)
+                if not self._watchdog.asks:
+                    self._ask_for_stack(drain)
                 self._try(drain.save_sidecar, drain)
                 if drain.due():
                     self._try(drain.drain, drain)
+        self._watchdog.look(self._rings.known.values())
         if time.monotonic() - self._sample_s >= SAMPLE_S:
             self._sample_s = time.monotonic()
             self._sample()
@@ -153,10 +172,12 @@ class Agent:
             header = drain.header
             self._seen_ranks = True
             self._host.watch(header.pid)
+            self._oom.watch(header.pid)
             self._parents.watch(header.pid)
             if not drain.resumed:
                 who = {"rank": header.identity.rank, "pid": header.pid, "host": header.identity.host}
                 self._journal.event("rank_start", **who)
+                self._journal.flush()  # before its steps: an agent that comes after us takes the rank for told
             if drain.pidfd is not None:
                 self._by_pidfd[drain.pidfd] = drain
                 self._poll.register(drain.pidfd, select.POLLIN)
@@ -178,8 +199,11 @@ class Agent:
         if first:
             drain.ended_wall_ns = time.time_ns()
             drain.header = drain.reader.header()
+            oom_killed = self._oom.killed(drain.header.pid) and drain.state() == "vanished"
+            self._watchdog.buried(drain, oom_killed=oom_killed)
             who = {"rank": drain.header.identity.rank, "pid": drain.header.pid, "host": drain.header.identity.host}
-            self._journal.event("rank_end", **who, state=drain.state())
+            how = {"state": drain.state(), **({"oom_kill": True} if oom_killed else {})}
+            self._journal.event("rank_end", **who, **how)
         # When the disk refuses, the ring stays known, and dead, and is tried again on the next tick.
         if self._try(drain.drain_to_end, drain) and self._try(drain.save_last_sidecar, drain):
             self._rings.forget(drain)
@@ -212,7 +236,10 @@ class Agent:
     def _sample(self) -> None:
         ranks = [(drain.header.pid, drain.header.identity.rank) for drain in self._rings.known.values()]
         self._journal.samples(self._host.sample(ranks))
-        self._journal.samples(self._gpu.collect())
+        gpus = self._gpu.collect()
+        self._journal.samples(gpus)
+        self._subjects.saw_gpus(gpus)
+        self._oom.sample()
         self._gpu.request()
         if self._gpu.silent() and not self._gpu_said:
             self._gpu_said = True
@@ -221,6 +248,7 @@ class Agent:
     def _finish(self, ending: Ending) -> None:
         if ending == "ended":
             self._let_ranks_end()
+        self._watchdog.finish()
         if self._git:
             self._git.close()
         self._journal.samples(self._gpu.collect())

@@ -3,22 +3,23 @@
 What passes outside all phases has no name; the stack gives it one.  A rank is asked when it has been in ``other`` for a
 while, rarely and not often in all, and never otherwise.  It answers through its faulthandler, into a file beside its
 ring (``recorder/stacks.py`` says why that is safe for it).  Before each question is checked, in the kernel's own words,
-that the process catches the signal in its main thread and that its descriptor still is that file; the signal goes
-through the pidfd, so it can reach no other process.  An answer counts only if the rank was in the same stretch of
-``other`` before and after.
+that the process catches the signal in its main thread and that its descriptor still is that file, and whether that
+thread waits in the kernel or runs, for which there are two signals, or is in a sleep of native code, which a signal
+would end; the signal goes through the pidfd, so it can reach no other process.  An answer counts only if the rank was
+in the same stretch of ``other`` before and after.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.signals import awaits_delivery, listens, sleeps_in_native_code
+from stepscope.flight.stacks import parse_frame
 from stepscope.records.phases import BUILTIN_PHASES, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
@@ -40,12 +41,12 @@ BRIEF_LOOKS = 6
 """An answer mostly comes at once, so we wait for it this often, this long; if it does not, until the next look."""
 PATIENCE_S = 2.0
 """A rank that did not answer by then, although it took the signal, is not asked again."""
+WAITING_S = 0.001
+"""A thread that waits at both ends of this time, and was not scheduled in between, waits."""
 MAX_BYTES = 1 << 17
 MAX_FRAMES = 50
 
 _HEAD = "Stack (most recent call first):"
-_FRAME = re.compile(r'  File "([^\n]*)", line ([0-9]{1,9}|\?\?\?) in ([^\n]*)')
-_ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _CUT = "  ..."
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
@@ -55,6 +56,9 @@ class _Question:
     live: LivePhase
     wall_ns: int
     asked_s: float
+    signal: int
+    waited: bool
+    """Whether the main thread did when it was asked."""
 
 
 class StackAsker:
@@ -72,11 +76,10 @@ class StackAsker:
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
         """A stack, when there is a new one; without the rank's number, which the caller knows."""
-        offer = self._reader.stack_offer()
-        if offer is None or pidfd is None:
+        if pidfd is None:
             return None
         if self._question is None:
-            if not self._ask(pidfd, *offer):
+            if not self._ask(pidfd):
                 return None
             for _ in range(BRIEF_LOOKS):
                 time.sleep(BRIEF_S)
@@ -85,13 +88,18 @@ class StackAsker:
             return None
         late = time.monotonic() - self._question.asked_s > PATIENCE_S
         answer = self._answer(at_once=False)
-        if late and not self._seen:
-            self._give_up(offer[0])
+        if late and not self._seen and self._question is not None:
+            self._give_up(self._question)
         return answer
 
-    def _ask(self, pidfd: int, number: int, fd: int) -> bool:
+    def _ask(self, pidfd: int) -> bool:
         """Whether the rank was asked: it is due, and it listens."""
-        if self._left <= 0 or time.monotonic() < self._next_s or self._reader.state() is not RingState.RUNNING:
+        if (
+            self._reader.stack_offer() is None
+            or self._left <= 0
+            or time.monotonic() < self._next_s
+            or self._reader.state() is not RingState.RUNNING
+        ):
             return False
         live = self._reader.live()
         if live.phase != OTHER or not 0 < live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
@@ -99,31 +107,35 @@ class StackAsker:
         early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
         self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
         try:
-            if not self._listens(number, fd):
+            waits = self._waits()
+            offer = self._reader.stack_offer() if waits else self._reader.running_offer()
+            if offer is None or not self._listens(*offer) or sleeps_in_native_code(self._proc):
                 return False
             os.truncate(self._path, 0)
-            signal.pidfd_send_signal(pidfd, number)
+            signal.pidfd_send_signal(pidfd, offer[0])
         except (OSError, ValueError):
             return False  # it just ended, or what it offers is no signal
         self._left -= 1
         self._seen = b""
-        self._question = _Question(live=live, wall_ns=time.time_ns(), asked_s=time.monotonic())
+        self._question = _Question(
+            live=live, wall_ns=time.time_ns(), asked_s=time.monotonic(), signal=offer[0], waited=waits
+        )
         return True
 
-    def _listens(self, number: int, fd: int) -> bool:
-        """Whether the main thread catches the signal, has none of it waiting, and the descriptor is our file."""
-        masks = self._masks()
-        if number < signal.SIGRTMIN or not all(name in masks for name in ("SigCgt", "SigBlk", "SigPnd", "ShdPnd")):
-            return False
-        bit = 1 << (number - 1)
-        if not masks["SigCgt"] & bit or (masks["SigBlk"] | masks["SigPnd"] | masks["ShdPnd"]) & bit:
-            return False
-        theirs, ours = (self._proc / "fd" / str(fd)).stat(), self._path.stat()
-        return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+    def _waits(self) -> bool:
+        """Whether the main thread waits in the kernel, so that it is nowhere between two frames."""
+        before = self._scheduled()
+        time.sleep(WAITING_S)
+        return before is not None and self._scheduled() == before
 
-    def _masks(self) -> dict[str, int]:
+    def _scheduled(self) -> str | None:
+        """How often it was made to wait so far; None while it does not wait."""
         lines = (line.partition(":\t") for line in (self._proc / "status").read_text(errors="replace").splitlines())
-        return {name: int(mask, 16) for name, _, mask in lines if name[:3] in ("Sig", "Shd") and name != "SigQ"}
+        found = {name: value for name, _, value in lines}
+        return found.get("voluntary_ctxt_switches") if found.get("State", "")[:1] in ("S", "D") else None
+
+    def _listens(self, number: int, fd: int) -> bool:
+        return listens(self._proc, number, fd, self._path)
 
     def _answer(self, *, at_once: bool) -> dict[str, Any] | None:
         """What was written, once it is whole: the same at two looks, and ending where a main thread's stack does."""
@@ -149,15 +161,15 @@ class StackAsker:
         except OSError:
             return b""
 
-    def _give_up(self, number: int) -> None:
-        """Not answered in time: still waiting is a reason to wait too, anything else to ask no more."""
-        try:
-            masks = self._masks()
-        except (OSError, ValueError):
-            masks = {}
-        waiting = (masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) >> (number - 1) & 1
-        if self._question is not None and not waiting:
-            self._question = None
+    def _give_up(self, question: _Question) -> None:
+        """Not answered in time: still waiting is a reason to wait too, anything else to ask no more.
+
+        A thread that ran is somewhere in native code and answers when it comes back from there; that is no fault.
+        """
+        if awaits_delivery(self._proc, question.signal):
+            return
+        self._question = None
+        if question.waited:
             self._left = 0
 
 
@@ -169,21 +181,5 @@ def parse_stack(text: str) -> list[dict[str, Any]]:
     frames = lines[1:-1]
     if frames[-1] == _CUT:
         frames.pop()
-    found = [_FRAME.fullmatch(line) for line in frames]
-    return [] if None in found else [_frame(match.groups()) for match in found if match]
-
-
-def _frame(groups: Sequence[str]) -> dict[str, Any]:
-    file, line, function = groups
-    return {"file": _plain(file), "line": int(line) if line.isdecimal() else 0, "function": _plain(function)}
-
-
-def _plain(text: str) -> str:
-    """Undo faulthandler's escapes of what is not ASCII."""
-    return _ESCAPE.sub(_character, text)
-
-
-def _character(escape: re.Match[str]) -> str:
-    code = int(escape.group(1) or escape.group(2) or escape.group(3), 16)
-    printable = code < 0x110000 and chr(code).isprintable()
-    return chr(code) if printable else escape.group()
+    found = [parse_frame(line) for line in frames]
+    return [] if None in found else [asdict(frame) for frame in found if frame]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from stepscope import __version__
+from stepscope.agent.on_hang import HangPolicy, seconds_from
 from stepscope.agent.process import tend
 from stepscope.store.create import create_run_at
 from stepscope.store.paths import META
@@ -27,4 +29,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not (args.run_dir / META).exists():
         create_run_at(args.run_dir, args.session, args.job, version=__version__)
-    return tend(args.run_dir, args.session, owner=args.owner)
+    policy = HangPolicy(after_s=seconds_from(os.environ))
+    return tend(args.run_dir, args.session, owner=args.owner, on_hang=policy)

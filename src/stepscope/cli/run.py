@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from stepscope import __version__
+from stepscope.agent.on_hang import REPORT, HangPolicy, seconds_from
 from stepscope.cli.supervise import JobEnd, signals_held, supervise
 from stepscope.cli.words import job_command
 from stepscope.errors import RunError, UsageError
@@ -30,7 +31,7 @@ Options of ours stand before the script; everything from the script on is the jo
 The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were not there.
 """
 
-OPTIONS_BEFORE_JOB = ("--name", "--dir", "--nproc-per-node", "--nproc_per_node")
+OPTIONS_BEFORE_JOB = ("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after")
 INJECTED = Path(__file__).parents[1] / "recorder" / "inject"
 
 
@@ -44,14 +45,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="start N ranks with torchrun (a number, cpu, gpu or auto)",
     )
+    parser.add_argument(
+        "--on-hang",
+        metavar="report|abort|CMD",
+        default=REPORT,
+        help="when the job hangs: only tell (default), end it, or start a command with STEPSCOPE_HANG_FILE set",
+    )
+    parser.add_argument(
+        "--hang-after",
+        type=_seconds,
+        metavar="SECONDS",
+        help="look into a job without progress for so long, or for five steps (default: 10; 0 = never)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
 
 
 def run(args: argparse.Namespace) -> int:
-    return record(job_command(args.job, args.nproc_per_node), root=args.dir, name=args.name, quiet=args.quiet)
+    after_s = seconds_from(os.environ) if args.hang_after is None else args.hang_after
+    on_hang = HangPolicy(after_s=after_s, action=args.on_hang)
+    command = job_command(args.job, args.nproc_per_node)
+    return record(command, root=args.dir, name=args.name, quiet=args.quiet, on_hang=on_hang)
 
 
-def record(command: list[str], *, root: Path, name: str | None, quiet: bool = False) -> int:
+def record(
+    command: list[str], *, root: Path, name: str | None, quiet: bool = False, on_hang: HangPolicy | None = None
+) -> int:
     """Run a job, recorded, to its end; its exit code.  A job that cannot be recorded still runs."""
     if os.environ.get(ENV_SWITCH) == "0":
         os.execv(command[0], command)
@@ -66,7 +84,7 @@ def record(command: list[str], *, root: Path, name: str | None, quiet: bool = Fa
         _say(f"recording to {_short(paths.run_dir)}")
     with signals_held() as mask:
         try:
-            end = supervise(command, _environment(paths), paths.run_dir, paths.session, mask=mask)
+            end = supervise(command, _environment(paths), paths.run_dir, paths.session, mask=mask, on_hang=on_hang)
         except UsageError:
             discard_run(paths)
             raise
@@ -101,6 +119,14 @@ def _environment(paths: RunPaths) -> dict[str, str]:
     environment[ENV_RUN_DIR] = str(paths.run_dir)
     environment[ENV_SESSION] = str(paths.session)
     return environment
+
+
+def _seconds(text: str) -> float:
+    """ValueError, which argparse makes a sentence of, for what is no length of time."""
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
 
 
 def _short(path: Path) -> str:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stepscope.cli.orphans import end_orphans
+from stepscope.agent.on_hang import HangPolicy
+from stepscope.cli.orphans import end_orphans, ranks_of
 from stepscope.errors import UsageError
 from stepscope.records.places import helper_environment
 
@@ -31,6 +32,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGENT_STARTS = 5
 AGENT_END_S = 30.0
 """How long the agent may take for its last drain."""
+ABORT_S = 10.0
+"""How long a job that hangs may take to end when it is asked to."""
 IMPATIENT = 3
 """This many Ctrl-C end a job that does not react."""
 
@@ -62,7 +65,13 @@ def signals_held() -> Iterator[Mask]:
 
 
 def supervise(
-    command: Sequence[str], environment: Mapping[str, str], run_dir: Path, session: Path, *, mask: Mask
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    run_dir: Path,
+    session: Path,
+    *,
+    mask: Mask,
+    on_hang: HangPolicy | None = None,
 ) -> JobEnd:
     """Run the job to its end with an agent beside it; to be called with ``signals_held``, whose mask the job gets.
 
@@ -72,31 +81,35 @@ def supervise(
         job = _spawn(command, environment, mask)
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
-    agent = _Agent(run_dir, session, mask)
-    end = _wait(job, agent)
-    if end.status == "interrupted":
+    agent = _Agent(run_dir, session, mask, on_hang or HangPolicy())
+    end, aborted = _wait(job, agent, session)
+    if end.status == "interrupted" or aborted:
         end_orphans(session)
     agent.finish(end)
     return end
 
 
-def _spawn(command: Sequence[str], environment: Mapping[str, str], mask: Mask, stdin: int | None = None) -> int:
-    """Start a process with our own earlier signal mask; with ``stdin`` given, out of reach of our terminal."""
-    actions = [] if stdin is None else [(os.POSIX_SPAWN_DUP2, stdin, 0)]
+def _spawn(
+    command: Sequence[str], environment: Mapping[str, str], mask: Mask, streams: tuple[int, int] | None = None
+) -> int:
+    """Start a process with our own earlier signal mask; with its two streams given, out of reach of our terminal."""
+    actions = [] if streams is None else [(os.POSIX_SPAWN_DUP2, fd, stream) for stream, fd in enumerate(streams)]
     return os.posix_spawn(
         command[0],
         list(command),
         dict(environment),
         file_actions=actions,
         setsigmask=[int(number) for number in mask],
-        setsid=stdin is not None,
+        setsid=streams is not None,
     )
 
 
-def _wait(job: int, agent: _Agent) -> JobEnd:
+def _wait(job: int, agent: _Agent, session: Path) -> tuple[JobEnd, bool]:
+    """How the job ended, and whether it was us who ended it, because it hung."""
     watched = [*(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN), signal.SIGCHLD]
     interrupted: int | None = None
     times = 0
+    abort: _Abort | None = None
     while True:
         caught = signal.sigtimedwait(watched, 1.0)
         if caught is not None and caught.si_signo != signal.SIGCHLD:
@@ -107,9 +120,41 @@ def _wait(job: int, agent: _Agent) -> JobEnd:
             elif caught.si_code != FROM_TERMINAL:
                 os.kill(job, caught.si_signo)
         agent.keep_alive()
+        if abort is None and agent.wants_end():
+            abort = _Abort(job, session)
+        if abort is not None:
+            abort.insist()
         pid, status = os.waitpid(job, os.WNOHANG)
         if pid == job:
-            return _job_end(os.waitstatus_to_exitcode(status), interrupted)
+            code = os.waitstatus_to_exitcode(status)
+            end = _job_end(code, interrupted) if abort is None or interrupted is not None else _aborted_end(code)
+            return end, abort is not None
+
+
+class _Abort:
+    """The end of a job that hangs: it is asked to end and, if it has not by then, made to, with all its ranks."""
+
+    def __init__(self, job: int, session: Path) -> None:
+        self._job = job
+        self._session = session
+        self._deadline_s = time.monotonic() + ABORT_S
+        _say("the job hangs and is ended (--on-hang abort)")
+        os.kill(job, signal.SIGTERM)
+
+    def insist(self) -> None:
+        if time.monotonic() < self._deadline_s:
+            return
+        # The ranks first, as long as the session tells who they are: a stopped one hears nothing but SIGKILL.
+        for pid in {*ranks_of(self._session), self._job}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _aborted_end(code: int) -> JobEnd:
+    """Of a job that we ended: it failed, whatever it makes of it itself."""
+    return JobEnd(exit_code=code if 0 < code <= 128 else 1, status="failed")
 
 
 def _job_end(code: int, interrupted: int | None) -> JobEnd:
@@ -128,21 +173,32 @@ def _job_end(code: int, interrupted: int | None) -> JobEnd:
 
 
 class _Agent:
-    """The agent process; its standard input is a pipe that says how the job ended, or that we are gone."""
+    """The agent process; its standard input is a pipe that says how the job ended, or that we are gone.
 
-    def __init__(self, run_dir: Path, session: Path, mask: Mask) -> None:
+    Its standard output is another, on which it asks us to end a job that hangs.
+    """
+
+    def __init__(self, run_dir: Path, session: Path, mask: Mask, on_hang: HangPolicy) -> None:
         places = ["--run-dir", str(run_dir), "--session", str(session)]
-        self._command = [sys.executable, "-m", "stepscope.agent", *places]
+        hangs = ["--hang-after", str(on_hang.after_s), f"--on-hang={on_hang.action}"]
+        self._command = [sys.executable, "-m", "stepscope.agent", *places, *hangs]
         self._mask = mask
         self._starts = 0
         self._pid = 0
-        self._pipe = -1
+        self._pipe = self._heard = -1
         self._start()
+
+    def wants_end(self) -> bool:
+        """Whether it asks us to end the job; all that it ever says."""
+        try:
+            return bool(self._pid and os.read(self._heard, 1 << 12))
+        except BlockingIOError:
+            return False
 
     def keep_alive(self) -> None:
         if self._pid and os.waitpid(self._pid, os.WNOHANG)[0]:
             self._pid = 0
-            os.close(self._pipe)
+            self._close()
             if self._starts < AGENT_STARTS:
                 self._start()
             else:
@@ -158,7 +214,7 @@ class _Agent:
             os.write(self._pipe, word.encode())
         except BrokenPipeError:
             pass  # whoever opens the run drains the rings
-        os.close(self._pipe)
+        self._close()
         deadline = time.monotonic() + AGENT_END_S
         while not os.waitpid(self._pid, os.WNOHANG)[0]:
             left = deadline - time.monotonic()
@@ -170,16 +226,23 @@ class _Agent:
             signal.sigtimedwait([signal.SIGCHLD], min(left, 0.5))
         self._pid = 0
 
+    def _close(self) -> None:
+        os.close(self._pipe)
+        os.close(self._heard)
+
     def _start(self) -> None:
         self._starts += 1
         reading, self._pipe = os.pipe()
+        self._heard, writing = os.pipe()
+        os.set_blocking(self._heard, False)
         try:
-            self._pid = _spawn(self._command, helper_environment(os.environ), self._mask, stdin=reading)
+            self._pid = _spawn(self._command, helper_environment(os.environ), self._mask, (reading, writing))
         except OSError as error:
-            os.close(self._pipe)
+            self._close()
             _say(f"the agent cannot be started ({error.strerror}); steps stay in their rings until the end")
         finally:
             os.close(reading)
+            os.close(writing)
 
 
 def _say(message: str) -> None:

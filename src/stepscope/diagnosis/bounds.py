@@ -7,7 +7,7 @@ for it in Python.  ``compute_bound`` is told, never warned of: it is what traini
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.bound_advice import for_comm, for_compute, for_h2d, for_input_of, for_optimizer
 from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.communication_rules import exchanges_of
 from stepscope.diagnosis.robust import longest, shortest
 from stepscope.diagnosis.shares import common, ordinary_steps, part_of, stretches_with
-from stepscope.diagnosis.units import ms_text, share_text
+from stepscope.diagnosis.units import bytes_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
 
@@ -82,15 +83,16 @@ RULES = (
 )
 
 
-def find_bounds(view: View) -> list[Claim]:
+def find_bounds(view: View, network: Sequence[Claim] = ()) -> list[Claim]:
+    """``network``: what is explained already of the time that all ranks wait."""
     if not view.enough:
         return []
-    return [claim for rule in RULES if rule.phase in view.phases for claim in _apply(view, rule)]
+    return [claim for rule in RULES if rule.phase in view.phases for claim in _apply(view, rule, network)]
 
 
-def _apply(view: View, rule: _Rule) -> list[Claim]:
+def _apply(view: View, rule: _Rule, network: Sequence[Claim]) -> list[Claim]:
     used, epoch_starts_count = ordinary_steps(view)
-    durations_ns = _durations(view, rule)
+    durations_ns = _durations(view, rule, network)
     part = part_of(view, durations_ns, used)
     if part.share < rule.share or part.mean_ns < rule.floor_ns:
         return []
@@ -100,10 +102,14 @@ def _apply(view: View, rule: _Rule) -> list[Claim]:
     saved_ns = np.where(used, _saved(view, rule, durations_ns, shared_ns), 0.0)
     cost = cost_of(view, saved_ns)
     finite = part.by_rank[~np.isnan(part.by_rank)]
+    exchanges = exchanges_of(view) if rule.phase == "comm" else []
     finding = Finding(
         kind=rule.kind,
         severity="critical" if part.share >= rule.critical else "warning",
-        title=f"{rule.words} {ms_text(part.mean_ns / 1e6)} of every step, {share_text(cost['share'])} of the time.",
+        title=(
+            f"{rule.words} {ms_text(part.mean_ns / 1e6)} of every step, {share_text(cost['share'])} of the time"
+            f"{_mostly(exchanges, part.mean_ns)}."
+        ),
         phase=rule.phase,
         steps=view.span,
         cost=cost,
@@ -116,6 +122,7 @@ def _apply(view: View, rule: _Rule) -> list[Claim]:
             "step_ms": round(view.median_step_ns / 1e6, 3),
             "steps_used": int(used.sum()),
             "epoch_starts_included": epoch_starts_count,
+            **({"exchanges": exchanges} if exchanges else {}),
         },
         advice=rule.advice(view, np.where(used, shared_ns, np.nan)),
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
@@ -123,12 +130,25 @@ def _apply(view: View, rule: _Rule) -> list[Claim]:
     return [Claim(finding=finding, saved_ns=saved_ns)]
 
 
-def _durations(view: View, rule: _Rule) -> Floats:
+def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
     """[R, S]; of communication only what every rank has: the rest is waiting for a rank, not for the network."""
     durations_ns = view.phase(rule.phase)
     if rule.phase != "comm" or len(view.ranks) < 2:
         return durations_ns
-    return np.where(np.isnan(durations_ns), np.nan, shortest(durations_ns))
+    left_ns = shortest(durations_ns)
+    for claim in network:
+        left_ns = np.maximum(left_ns - claim.saved_ns, 0.0)
+    return np.where(np.isnan(durations_ns), np.nan, left_ns)
+
+
+def _mostly(exchanges: Sequence[dict[str, Any]], mean_ns: float) -> str:
+    """The operation that takes most of it, where one does."""
+    if not exchanges or exchanges[0]["ms_per_step"] < thresholds.EXPLAINS_SHARE * mean_ns / 1e6:
+        return ""
+    most = exchanges[0]
+    size = f" of {bytes_text(most['bytes_per_step'])}" if most["bytes_per_step"] else ""
+    where = f" in group {most['group']} ({most['kind']})" if most["group"] else ""
+    return f", mostly in {most['op']}{size}{where}"
 
 
 def _saved(view: View, rule: _Rule, durations_ns: Floats, shared_ns: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 One window over the last ``LIVE_STEPS`` steps is judged at each look.  A finding that holds at two looks at least
 ``CONFIRM_STEPS`` apart is shown; it is withdrawn after ``RELEASE_STEPS`` steps in which no look found it.  Its severity
-rises at once and falls only after as many steps.  A death is shown at once.
+rises at once and falls only after as many steps.  A death or a hang is shown at once.
 
     watch = ()
     while running:
@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.rules import diagnose
 from stepscope.diagnosis.window import build_window
 from stepscope.records.finding import SEVERITIES, Finding
+from stepscope.records.hang import HangKind
 from stepscope.records.series import RunData
 
 __all__ = ["Change", "Watched", "follow", "look"]
 
-AT_ONCE = frozenset({"rank_crashed"})
+AT_ONCE = frozenset(get_args(HangKind))
+"""A death among them."""
 NO_ALARM = frozenset({"healthy", "insufficient_data", "compute_bound"})
 """What is said when there is nothing to say."""
 

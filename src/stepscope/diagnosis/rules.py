@@ -1,8 +1,9 @@
 """Ask every family of rules and put the answers in order.
 
 The order in which they are asked matters: each explains some of the time, and the next looks at what is left
-(``claims.py``).  Ranks come first, since one late rank shows in everybody's step; then what stops the training, single
-slow steps and trends; then where the time goes on all ranks alike.  Memory and machines explain no time by themselves.
+(``claims.py``).  Ranks come first, since one late rank shows in everybody's step, and what the ranks exchange; then
+what stops the training, single slow steps and trends; then where the time goes on all ranks alike.  Memory and machines
+explain no time by themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import replace
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.bounds import find_bounds, find_compute_bound
 from stepscope.diagnosis.claims import Claim, unexplained
+from stepscope.diagnosis.communication_rules import find_communication
 from stepscope.diagnosis.crashes import find_crashes
+from stepscope.diagnosis.disagreement import find_disagreement
+from stepscope.diagnosis.hangs import find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.healthy import find_healthy, find_insufficient
 from stepscope.diagnosis.machine import find_machine
 from stepscope.diagnosis.memory import find_memory
@@ -54,10 +58,10 @@ def diagnose(run: RunData, window: Window | None = None, *, reached: bool = Fals
     """
     window = build_window(run) if window is None else window
     view = view_of(window)
-    crashes = find_crashes(run)
-    slow = sorted((claim.finding for claim in _explained(view)), key=_weight, reverse=True)
+    stopped = led_by_hangs(find_hangs(run) or find_disagreement(run), find_crashes(run))
+    slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
     # A death is never a matter of its price, and after one nobody asks for more steps.
-    findings = [*crashes, *slow, *([] if crashes else find_insufficient(run, window, view, reached=reached))]
+    findings = [*stopped, *slow, *([] if stopped else find_insufficient(run, window, view, reached=reached))]
     if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
         compute = [claim.finding for claim in find_compute_bound(view)]
         findings = [*find_healthy(view), *findings, *compute]
@@ -65,10 +69,11 @@ def diagnose(run: RunData, window: Window | None = None, *, reached: bool = Fals
 
 
 def _explained(view: View) -> list[Claim]:
-    bounds = find_bounds(view)
+    network = find_communication(view)
+    bounds = find_bounds(view, network)
     claims = find_stragglers(view)
     late = {rank for claim in claims for rank in claim.finding.ranks}
-    claims += find_uneven(view, late)
+    claims += [*find_uneven(view, late), *network]
     between = find_between_steps(view, {claim.finding.phase for claim in claims})
     # What is named by nothing but its place in the step may have begun at some step, or come and go.
     claims += [claim for claim in between if claim.finding.phase != "other"]
@@ -101,7 +106,7 @@ def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:
 
 def _of_crowding(finding: Finding) -> bool:
     irregular = finding.kind == "jitter" and finding.evidence.get("period") is None
-    return irregular or finding.kind in ("drift", "change_point", "throughput_drop")
+    return irregular or finding.kind in ("drift", "change_point", "throughput_drop", "slow_collective")
 
 
 def _as_info(claim: Claim) -> Claim:

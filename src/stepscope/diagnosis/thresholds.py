@@ -139,6 +139,31 @@ LARGE_SHARE = 0.20
 BURST_PERIOD = 8
 """Steps: slow ones that come more often than this are the rhythm of a bottleneck, not jitter beside it."""
 
+# -- communication --------------------------------------------------------------------------------------------------
+
+EXCHANGE_STEPS = 8
+"""Steps whose collectives were kept one by one and can be compared: in half of a run's stretches, and one to spare."""
+EXCHANGE_RATIO = 1.5
+"""Times as long as among its siblings, or as before: links of one kind differ by a fifth, and gloo on shared cores by a
+third."""
+EXCHANGE_FLOOR_NS = 2_000_000
+"""A step: below it the scheduler decides how long ranks of one machine take to exchange anything."""
+EXCHANGE_AGREES = 0.8
+"""Of these steps must show it."""
+BYTES_RATIO = 1.25
+"""Times the bytes of the sibling groups: from here on it is the work that differs, not the network …"""
+BYTES_ALIKE = 1.1
+"""… and up to here the same was sent; in between nobody can say."""
+OVERLAP_SHARE = 0.10
+"""Of the step that is exchange and not hidden, though it could be: as much as is a bottleneck in any other phase."""
+OVERLAP_HIDDEN = 0.5
+"""Of an exchange beside backward: with DDP's own buckets well over half is hidden, unless there is nothing to hide it
+behind."""
+OVERLAP_MB = 4.0
+"""Of gradients: below it an all-reduce is latency, and cutting it into buckets makes more of it."""
+OVERLAP_PARTS = 4
+"""Parts in which an exchange is advised to go out: the last one cannot be hidden, and a quarter left is what counts."""
+
 # -- while it runs ------------------------------------------------------------------------------------------------
 
 LIVE_STEPS = 256

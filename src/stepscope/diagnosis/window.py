@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.communication import Communication, build_communication
 from stepscope.diagnosis.peers import peer_groups
 from stepscope.diagnosis.robust import mean_rank, spread
 from stepscope.diagnosis.samples import during
@@ -90,6 +91,8 @@ class Window(Planes):
     samples: tuple[dict[str, Any], ...]
     """What the agents saw of hosts, processes and GPUs while these steps ran."""
     stacks: tuple[dict[str, Any], ...]
+    communication: Communication | None
+    """What the ranks exchanged; None: there is one rank, or nothing was seen of it."""
 
     @cached_property
     def lines(self) -> dict[object, list[dict[str, Any]]]:
@@ -102,7 +105,7 @@ class Window(Planes):
     @property
     def steady(self) -> NDArray[np.bool_]:
         """[S]; all but the steps set apart."""
-        return ~np.isin(self.steps, [apart.step for apart in self.warmup])
+        return _steady(self.steps, self.warmup)
 
 
 def last_attempt(ranks: Sequence[RankSeries]) -> list[RankSeries]:
@@ -124,6 +127,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
     planes = _fill_planes(trained, steps, alive, names)
     used = _used(planes.phase_ns)
     begins, ends = _period(planes)
+    warmup, groups = _set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
     in_use: dict[str, Any] = {
         **vars(planes),
         "phase_ns": planes.phase_ns[used],
@@ -136,14 +140,15 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         attempt=current[0].identity.attempt if current else 0,
         steps=steps,
         phases=tuple(name for name, keep in zip(names, used, strict=True) if keep),
-        warmup=_set_apart(steps, planes.wall_ns, planes.flags),
+        warmup=warmup,
         left_out=seen - len(steps),
         identities=tuple(series.identity for series in trained),
         facts=tuple(series.facts for series in trained),
         ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
-        groups=peer_groups(trained),
+        groups=groups,
         samples=tuple(during(run.samples, begins, ends)),
         stacks=tuple(during(run.stacks, begins, ends)),
+        communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns, groups),
     )
 
 
@@ -265,6 +270,10 @@ def _device_rows(series: RankSeries, steps: NDArray[np.int64]) -> tuple[NDArray[
         steps, series.device_steps["step"].astype(np.int64), assume_unique=True, return_indices=True
     )
     return found, series.device_steps[rows]
+
+
+def _steady(steps: NDArray[np.int64], warmup: Sequence[Apart]) -> NDArray[np.bool_]:
+    return ~np.isin(steps, [apart.step for apart in warmup])
 
 
 def _used(phase_ns: NDArray[np.float64]) -> NDArray[np.bool_]:

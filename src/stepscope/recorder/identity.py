@@ -16,13 +16,14 @@ from typing import Any
 from stepscope.records.identity import RankIdentity
 from stepscope.records.naming import LAUNCHER_MODULES
 
-__all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from"]
+__all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from", "ranks_here"]
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 """Names of the same as commands."""
 _OPTION = re.compile(r"-(?:-.*|[bBdEhiIOPqRsSuvVx?]*(?:([cmWX])(.*))?)", re.DOTALL)
+_RANKS_HERE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -49,6 +50,11 @@ def is_launcher(words: Sequence[str]) -> bool:
 
 def attempt_from(environment: Mapping[str, str]) -> int:
     return _first_int(environment, ("TORCHELASTIC_RESTART_COUNT",)) or 0
+
+
+def ranks_here(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher started on this machine; None: it did not say."""
+    return _first_int(environment, _RANKS_HERE)
 
 
 def of_this_process() -> RankIdentity:

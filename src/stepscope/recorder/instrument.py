@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder import backward, checkpoint, collectives, dataloader, transfer, waiting
+from stepscope.recorder import backward, checkpoint, collectives, dataloader, joining, transfer, waiting
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.optimizer import OptimizerHooks
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.server import ServerOffer
 from stepscope.recorder.stacks import StackOffer
 
 __all__ = ["Instrumentation"]
@@ -43,6 +44,9 @@ class Instrumentation:
         backward.install(recorder, torch, patches)
         recorder.stacks = StackOffer()
         self._undo.append(recorder.stacks.withdraw)
+        recorder.server = ServerOffer()
+        self._undo.append(recorder.server.withdraw)
+        joining.install(recorder, torch, patches)
         recorder.ask_after_steps(forward)
 
     def remove(self) -> None:

@@ -26,7 +26,7 @@ from stepscope.ring import RingWriter
 from stepscope.ring.layout import HEAD_WORD, RESERVE_WORDS, TURN_WORDS
 from stepscope.ring.words import ENTER, START, STEP_DATA, STEP_END, TIME_SHIFT, WRAP, data_word
 
-__all__ = ["NOT_NOW", "DeviceMarks", "Ledger"]
+__all__ = ["NOBODY", "NOT_NOW", "DeviceMarks", "Ledger"]
 
 NOT_NOW = -1
 """Answer of ``enter`` when there is nothing to leave."""

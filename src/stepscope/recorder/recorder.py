@@ -19,7 +19,8 @@ from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
 from stepscope.recorder.groups import GroupTable
-from stepscope.recorder.ledger import NOT_NOW, Ledger
+from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
+from stepscope.recorder.server import ServerOffer
 from stepscope.recorder.stacks import StackOffer
 from stepscope.recorder.steps import StepBoundaries
 from stepscope.records.identity import RankIdentity
@@ -87,6 +88,7 @@ class Recorder:
         self._capacity = capacity
         self._search: RootSearch | None = None
         self.stacks: StackOffer | None = None
+        self.server: ServerOffer | None = None
         self.ledger = Ledger(now, self._start)
         self.groups = GroupTable()
         self.forget(forked=False)
@@ -119,6 +121,8 @@ class Recorder:
         self._broken = False
         if self.stacks is not None:
             self.stacks.forget()
+        if self.server is not None:
+            self.server.forget()
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -181,8 +185,21 @@ class Recorder:
     def begin(self) -> None:
         """Make the ring now, if that has not happened: the script itself says that it trains."""
         self.explicit = True
-        if self.ring is None:
+        if self.ledger.thread == NOBODY:
             self._start(OTHER)
+
+    def appear(self, who: RankIdentity, *, serve: bool) -> None:
+        """Be seen by the agent from now on, though no step has begun; that happens at the first activity, as ever.
+
+        ``serve``: the others are there too, so that questions about them can come.
+        """
+        if self._broken:
+            return
+        ring = self._open_ring(who) if self.ring is None else self.ring
+        if ring is not None:
+            self._set_identity(who)
+            if serve:
+                self._offer_server(ring)
 
     def ask_after_steps(self, search: RootSearch | None) -> None:
         """From now on ``search`` is asked after steps, as often as it wishes."""
@@ -216,22 +233,30 @@ class Recorder:
         signs = (BACKWARD, OPTIMIZER) if self._forked else (BACKWARD, OPTIMIZER, INPUT)
         if self._broken or (phase not in signs and not self.explicit):
             return False
-        self.identity = identity.of_this_process()
+        ring = self._open_ring(identity.of_this_process()) if self.ring is None else self.ring
+        if ring is None:
+            return False
+        ring.set_state(RingState.RUNNING)
+        self.ledger.open(ring)
+        self._offer_stacks(ring)
+        self._compiled = _compile_count()
+        return True
+
+    def _open_ring(self, who: RankIdentity) -> RingWriter | None:
+        """Make the ring and offer what goes with it; from here on the agent sees this process."""
+        self.identity = who
         ring = self._make_ring()
         if ring is None:
             self._broken = True
-            return False
+            return None
         for name, slot in self._names.items():
             if slot >= FIRST_USER_SLOT:
                 ring.set_phase_name(slot, name)
         guard.on_failure(self._count_failure)
         ring.header[HOOK_FAILURES_WORD] = guard.failures()
-        ring.set_state(RingState.RUNNING)
         self.ring = ring
-        self.ledger.open(ring)
         self._offer_stacks(ring)
-        self._compiled = _compile_count()
-        return True
+        return ring
 
     def _make_ring(self) -> RingWriter | None:
         first, fallback = ring_paths(self._session, self._run_dir, os.getpid())
@@ -253,9 +278,13 @@ class Recorder:
         if self.stacks is not None and ring.path.parent == self._session:
             self.stacks.open(ring)
 
+    def _offer_server(self, ring: RingWriter) -> None:
+        if self.server is not None and ring.path.parent == self._session:
+            self.server.open(ring, ranks_here=identity.ranks_here(os.environ) or self.identity.world_size)
+
     def _take_over(self) -> bool:
         """Steps are taken on another thread than the one seen first: before the first step, that one trains."""
-        if self.step or self.ring is None or self._broken:
+        if self.step or self.ring is None or self.ledger.thread == NOBODY:
             return False
         self.ledger.thread = get_ident()
         self._offer_stacks(self.ring)
@@ -288,6 +317,9 @@ class Recorder:
         found = identity.of_this_process()
         if self._device is None:
             self._device = device_timer(found, self._now)
+        self._set_identity(found)
+
+    def _set_identity(self, found: RankIdentity) -> None:
         if found != self.identity and self.ring is not None:
             self.identity = found
             self.ring.set_identity(found)

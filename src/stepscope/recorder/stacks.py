@@ -1,40 +1,151 @@
-"""Lets the agent ask where the main thread is, without a thread, a hook or a line of Python of ours running for it.
+"""Lets the agent ask where the process is, without a thread and, where that can be, without a line of Python of ours.
 
-When a ring is made, faulthandler is told to write the main thread's stack to ``PID.stacks`` beside the ring whenever a
-certain real-time signal comes, and the ring's header says which.  The agent asks only while no phase is under way
-(``agent/stacks.py``).  Why that is safe for the script:
+When a ring is made, the process takes three real-time signals that nobody uses and says so in the ring's header.  Each
+makes it write to a file beside the ring:
 
-- The handler is CPython's own, in C: it walks the frames and writes to a file in memory.  No Python code runs, nothing
-  is allocated, no lock is taken, ``errno`` is kept.  System calls go on (SA_RESTART); those that the kernel never
-  restarts (sleep, select, poll) are taken up again by Python itself (PEP 475).
-- Only a signal that nobody uses is taken.  Should the script want that very one later, it gets it as it was.
-- The signal is ignored before faulthandler takes it, so that faulthandler, which gives it back when the interpreter
-  goes, gives back *ignored*: one that comes too late does nothing, where the default would end the process.
-- A child of a fork gives it back at once; ``exec`` does so by itself.
+- STACKS: the main thread's stack to ``PID.stacks``, by faulthandler, whose handler is C code.  For a main thread that
+  waits in the kernel.
+- RUNNING: the same, by a handler in Python.  For a main thread that runs: CPython 3.11 and 3.12 enter a frame in two
+  steps, and a signal between them makes faulthandler read what is not there yet (of code that C calls back all the
+  time, one question in some hundreds ended the process).  A handler in Python runs where the interpreter lets it.
+- THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that stands still and none
+  of whose threads can run Python meanwhile, because its GIL is held, or because they all wait in the kernel.
 
-Not thread safe: only the main thread may set signals, and only of a main thread that trains is the stack of use.
+Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``):
+
+- faulthandler's handler walks the frames and writes to a file in memory.  Nothing is allocated, no lock is taken,
+  ``errno`` is kept.  The handler in Python takes some twenty microseconds and cannot raise.  System calls go on
+  (SA_RESTART); those that the kernel never restarts (sleep, select, poll) are taken up again by Python (PEP 475).
+- Should the script want one of these signals later, it gets it as it was.
+- When the interpreter goes the signals are *ignored*: one that comes too late does nothing, where the default would end
+  the process.  faulthandler gives back what was there before it, so that is what was put there.
+- ``exec`` gives all back by itself.  A child of a fork gives back those for the main thread at once.  It keeps THREADS,
+  since a stuck DataLoader worker stops the job too: what it inherited writes, by appending, to the parent's
+  ``PID.threads``, and the kernel tells the agent which children have the handler and the file.  The child never touches
+  the parent's ring, and when it trains itself it takes signals of its own.
+
+Not thread safe: only the main thread may set signals, and only of a main thread that trains is its stack alone of use.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
-from stepscope.records.places import ENV_STACKS, STACKS_SUFFIX
+from stepscope.records.places import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX
 from stepscope.ring import RingWriter
-from stepscope.ring.layout import STACKS_FD_SHIFT, STACKS_WORD
+from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, THREADS_WORD
 
 __all__ = ["StackOffer"]
 
-CANDIDATES = (12, 11, 10, 9)
+CANDIDATES = (12, 11, 10, 9, 8, 7)
 """Beyond SIGRTMIN, the first that nobody uses; libraries that take real-time signals take the first or the last."""
+MAX_FRAMES = 100
+"""As many as faulthandler writes."""
+
+
+class _Answer(ABC):
+    """One signal, and what is written when it comes."""
+
+    def __init__(self, suffix: str, word: int) -> None:
+        self._suffix = suffix
+        self._word = word
+        self.number = 0
+        """0 while nothing is registered."""
+        self._fd = -1
+        self._pid = 0
+        self._ring: RingWriter | None = None
+
+    @abstractmethod
+    def _install(self, number: int, fd: int) -> None: ...
+
+    @abstractmethod
+    def _remove(self, number: int) -> bool:
+        """Whether it was still there to be removed: somebody may have got past our patches."""
+        ...
+
+    @property
+    def announced(self) -> bool:
+        return self._ring is not None
+
+    def offer(self, ring: RingWriter, number: int) -> None:
+        # Appending, so that the agent may empty the file.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(ring.path.with_suffix(self._suffix), flags, 0o600)
+        signal.signal(number, signal.SIG_IGN)
+        self._install(number, self._fd)
+        self.number, self._ring, self._pid = number, ring, os.getpid()
+        ring.header[self._word] = number | self._fd << STACKS_FD_SHIFT
+
+    def disown(self) -> None:
+        """In a forked child: the ring, and what its header says, are the parent's."""
+        self._ring = None
+
+    def unannounce(self) -> None:
+        """From here on nobody asks."""
+        if self._ring is not None and self._pid == os.getpid():  # a fork in native code tells nobody
+            self._ring.header[self._word] = 0
+        self._ring = None
+
+    def give_back(self, *, to: signal.Handlers = signal.SIG_DFL) -> None:
+        """The signal is as before; only the main thread may do that."""
+        self.unannounce()
+        number, self.number = self.number, 0
+        if number and self._remove(number):
+            signal.signal(number, to)
+            os.close(self._fd)
+
+
+class _ByFaulthandler(_Answer):
+    def __init__(self, suffix: str, word: int, *, all_threads: bool) -> None:
+        super().__init__(suffix, word)
+        self._all_threads = all_threads
+
+    def _install(self, number: int, fd: int) -> None:
+        import faulthandler
+
+        faulthandler.register(number, file=fd, all_threads=self._all_threads, chain=False)
+
+    def _remove(self, number: int) -> bool:
+        import faulthandler
+
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            return False
+        faulthandler.unregister(number)
+        return True
+
+
+class _ByPython(_Answer):
+    """The main thread's stack as faulthandler writes it."""
+
+    def _install(self, number: int, fd: int) -> None:
+        @failsafe
+        def answer(_: int, frame: FrameType | None) -> None:
+            lines, depth = ["Stack (most recent call first):"], 0
+            while frame is not None and depth < MAX_FRAMES:
+                code = frame.f_code
+                lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+                frame, depth = frame.f_back, depth + 1
+            if frame is not None:
+                lines.append("  ...")
+            os.write(fd, ("\n".join(lines) + "\n").encode("ascii", "backslashreplace"))
+
+        self._handler = answer
+        signal.signal(number, answer)
+        signal.siginterrupt(number, False)
+
+    def _remove(self, number: int) -> bool:
+        return signal.getsignal(number) is self._handler
 
 
 class StackOffer:
@@ -42,68 +153,81 @@ class StackOffer:
 
     def __init__(self) -> None:
         self._patches = Patches()
-        self._signal = 0
-        self._fd = -1
-        self._ring: RingWriter | None = None
+        self._main = _ByFaulthandler(STACKS_SUFFIX, STACKS_WORD, all_threads=False)
+        self._running = _ByPython(STACKS_SUFFIX, RUNNING_WORD)
+        self._threads = _ByFaulthandler(THREADS_SUFFIX, THREADS_WORD, all_threads=True)
+        self._answers: tuple[_Answer, ...] = (self._main, self._running, self._threads)
 
     @failsafe
     def open(self, ring: RingWriter) -> None:
-        """Offer stacks of the calling thread, if it is the main one."""
+        """Offer stacks, if the calling thread is the main one; of another that trains, the main one's tells nothing."""
         if not _on_main_thread():
-            self._give_back()
+            self._main.unannounce()
+            self._running.unannounce()
             return
-        chosen = _free_signal() if not self._signal and os.environ.get(ENV_STACKS) != "0" else None
-        if chosen is None:
+        if os.environ.get(ENV_STACKS) == "0":
             return
-        import faulthandler
-
-        # Appending, so that the agent may empty the file.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(ring.path.with_suffix(STACKS_SUFFIX), flags, 0o600)
-        self._signal, self._ring = chosen, ring
-        signal.signal(chosen, signal.SIG_IGN)
-        faulthandler.register(chosen, file=self._fd, all_threads=False, chain=False)
-        self._patches.set(signal, "signal", self._yielding(signal.signal))
-        self._patches.set(faulthandler, "register", self._yielding(faulthandler.register))
-        ring.header[STACKS_WORD] = chosen | self._fd << STACKS_FD_SHIFT
+        for answer in self._answers:
+            if answer.announced:
+                continue
+            self._give_back(answer)  # of another thread's time, or a parent's
+            number = _free_signal()
+            if number is not None:
+                self._watch()
+                answer.offer(ring, number)
 
     @failsafe
     def withdraw(self) -> None:
-        self._give_back()
+        for answer in self._answers:
+            self._give_back(answer)
 
     @failsafe
     def forget(self) -> None:
-        """In a forked child: the ring, and what its header says, are the parent's."""
-        self._ring = None
-        self._give_back()
+        """In a forked child."""
+        for answer in self._answers:
+            answer.disown()
+        self._give_back(self._main)
+        self._give_back(self._running)
 
-    def _give_back(self) -> None:
-        if self._ring is not None:
-            self._ring.header[STACKS_WORD] = 0
-        self._ring = None
-        if not self._signal or not _on_main_thread():
-            return  # from here on nobody asks; the handler itself only the main thread may take away
-        import faulthandler
+    @failsafe
+    def _leave(self) -> None:
+        """The interpreter is about to go, and would leave the default behind where there was a handler in Python."""
+        if _on_main_thread():
+            self._running.give_back(to=signal.SIG_IGN)
 
-        number, self._signal = self._signal, 0
-        self._patches.undo()
-        if signal.getsignal(number) is signal.SIG_IGN:  # otherwise somebody got past our patch and has it
-            faulthandler.unregister(number)
-            signal.signal(number, signal.SIG_DFL)
-            os.close(self._fd)
+    def _give_back(self, answer: _Answer) -> None:
+        answer.unannounce()
+        if not _on_main_thread():
+            return  # the handler itself only the main thread may take away
+        answer.give_back()
+        if not any(other.number for other in self._answers):
+            self._patches.undo()
+            atexit.unregister(self._leave)
+
+    def _watch(self) -> None:
+        """Be told when the script sets a signal, from the first of ours on."""
+        if not any(answer.number for answer in self._answers):
+            import faulthandler
+
+            self._patches.set(signal, "signal", self._yielding(signal.signal))
+            self._patches.set(faulthandler, "register", self._yielding(faulthandler.register))
+            atexit.register(self._leave)
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``signal.signal`` and the like: whoever sets our signal gets it as if we had never had it."""
-        pid = os.getpid()
+        """``signal.signal`` and the like: whoever sets a signal of ours gets it as if we had never had it."""
 
         @functools.wraps(original)
         def yielding(*args: Any, **kwargs: Any) -> Any:
-            number = args[0] if args else kwargs.get("signum")
-            if number == self._signal and os.getpid() == pid:
-                self.withdraw()
+            self._yield(args[0] if args else kwargs.get("signum"))
             return original(*args, **kwargs)
 
         return yielding
+
+    @failsafe
+    def _yield(self, number: object) -> None:
+        for answer in self._answers:
+            if answer.number and number == answer.number:
+                self._give_back(answer)
 
 
 def _on_main_thread() -> bool:

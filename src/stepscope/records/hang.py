@@ -1,7 +1,7 @@
 """A job that stopped: who holds it up, who waits, where each of them is.  What the watchdog writes and reports show.
 
-One file per hang, ``hangs/N.json`` in the run directory, rewritten when something about it changes (the job came back,
-it was ended).  ``finding_of`` in ``hangs/`` makes the finding from it.
+One file per hang in ``hangs/`` of the run directory, rewritten when something about it changes (the job came back, it
+was ended).  ``finding_of`` in ``hangs/`` makes the finding from it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from stepscope.records.decode import decoded, encoded
+
 __all__ = ["Culprit", "Frame", "HangKind", "HangRecord", "RankThere", "StackGroup", "ThreadStack", "WaitingIn"]
+
+SCHEMA = 1
 
 HangKind = Literal[
     "hang_missing_collective",
@@ -131,3 +135,14 @@ class HangRecord:
     over_wall_ns: int | None = None
     action: str = ""
     """What ``--on-hang`` did."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of its file (docs/schema.md)."""
+        return {"schema": SCHEMA, **encoded(self)}
+
+    @classmethod
+    def from_dict(cls, raw: object) -> HangRecord:
+        """Read what ``to_dict`` gave, as JSON has it; ValueError for anything else.  Keys not known are passed."""
+        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+            raise ValueError("not the record of a hang")
+        return decoded(cls, raw)

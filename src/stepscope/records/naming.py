@@ -1,4 +1,4 @@
-"""What a run is called."""
+"""What a run is called, and its files that carry the name of a host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from stepscope.errors import UsageError
 
-__all__ = ["LAUNCHER_MODULES", "TIME_IN_NAME", "checked_name", "default_name", "numbered"]
+__all__ = ["LAUNCHER_MODULES", "TIME_IN_NAME", "checked_name", "default_name", "hang_name", "host_in_name", "numbered"]
 
 MAX_NAME = 200
 TIME_IN_NAME = "%Y%m%d-%H%M%S"
@@ -22,6 +22,8 @@ LAUNCHER_MODULES = (
 )
 """Modules that start ranks and do not train themselves."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE_HOST = re.compile(r"[^A-Za-z0-9._]+")
+_HOST_CHARS = 64
 
 
 def checked_name(name: str) -> str:
@@ -46,3 +48,13 @@ def numbered(wanted: str) -> Iterator[str]:
     yield wanted
     for number in itertools.count(2):
         yield f"{wanted}-{number}"
+
+
+def host_in_name(host: str) -> str:
+    """A host as a part of a file's name: short, and without the dash that ends it there."""
+    return _UNSAFE_HOST.sub("_", host)[:_HOST_CHARS] or "host"
+
+
+def hang_name(host: str, number: int) -> str:
+    """Of the file of a hang, in ``hangs/``."""
+    return f"{host_in_name(host)}-{number}.json"

@@ -9,6 +9,7 @@ as the run.  The *run directory* is where the run stays.
     <session>/<pid>.sock              where torch's worker server listens, in jobs of several ranks
     <run>/rings/<pid>.ring            the same, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
+    <run>/flight/rank_<rank>.json     what its Flight Recorder knew then
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
 """
 
@@ -21,17 +22,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = [
+    "BESIDE_RING",
     "ENV_CLAIM",
+    "ENV_HANG_AFTER",
     "ENV_RUN_DIR",
+    "ENV_SERVER",
     "ENV_SESSION",
     "ENV_STACKS",
     "ENV_SWITCH",
+    "FLIGHT",
+    "HANGS",
     "RING_SUFFIX",
     "SERVER_SUFFIX",
     "SESSION_LOCK",
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
     "error_path",
+    "flight_path",
+    "hangs_folder",
     "helper_environment",
     "log_path",
     "ring_paths",
@@ -42,6 +50,10 @@ ENV_SWITCH = "STEPSCOPE"
 """``0`` switches everything off."""
 ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: no rank is ever asked for its stack."""
+ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
+"""Seconds without progress after which the watchdog looks into it; ``0``: never."""
+ENV_SERVER = "STEPSCOPE_SERVER"
+"""``0``: torch's worker server is never started."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
@@ -50,6 +62,10 @@ RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
+BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
+"""What goes when the ring goes."""
+FLIGHT = "flight"
+HANGS = "hangs"
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
 
@@ -67,6 +83,14 @@ def ring_paths(session: Path, run_dir: Path, pid: int) -> tuple[Path, Path]:
 
 def error_path(run_dir: Path, pid: int) -> Path:
     return run_dir / "errors" / f"{pid}.json"
+
+
+def flight_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / FLIGHT / f"rank_{rank}.json"
+
+
+def hangs_folder(run_dir: Path) -> Path:
+    return run_dir / HANGS
 
 
 def log_path(run_dir: Path, *, rank: int | None, attempt: int) -> Path:

@@ -15,7 +15,9 @@ from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
+from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
+from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
 from stepscope.reports.notices import notices_of
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
@@ -55,6 +57,7 @@ def summarise(
         "steps": steps_table(current, window),
         "step_time": step_time_table(window),
         "phases": phases_table(window),
+        "communication": communication_table(window),
         "memory": memory_table(current, run.samples),
         "host": host_table(run.samples),
         "facts": facts_of_run(current),
@@ -62,6 +65,7 @@ def summarise(
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),
+        "hangs": hangs_table(run.hangs),
         "notices": notices_of(run, window, finished=status == "finished"),
         "logs": list(logs),
     }

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
+from stepscope.reports.hangs import hang_section
+from stepscope.reports.text_communication import communication_lines
 
 __all__ = ["render_text"]
 
@@ -44,8 +46,10 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved
     page = _Page(max(width, NARROWEST), color)
     _verdict(page, summary)
     _traceback(page, summary)
+    _hangs(page, summary)
     _run(page, summary)
     _phases(page, summary)
+    _communication(page, summary)
     _machine(page, summary)
     _others(page, summary)
     _ending(page, summary, saved=summary["status"] != "running" if saved is None else saved)
@@ -137,8 +141,8 @@ def _doubt(finding: Mapping[str, Any]) -> str:
 def _traceback(page: _Page, summary: Summary) -> None:
     """The exception that began it; those that followed from it are in summary.json, and so are earlier attempts'."""
     crash = summary["findings"][0]
-    if crash["kind"] != "rank_crashed":
-        return
+    if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
+        return  # of one that only the watchdog saw there is none
     of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
     told = (error for error in of_it if error["rank"] is not None and error["traceback"])
     error = next((error for error in told if not error["victim"]), None)
@@ -159,6 +163,16 @@ def _traceback(page: _Page, summary: Summary) -> None:
         left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
         lines = [*lines[:TRACEBACK_HEAD], f"  … {left_out} lines …", *lines[-TRACEBACK_TAIL:]]
     page.lines += [f"  {line}".rstrip() for line in lines]
+    page.blank()
+
+
+def _hangs(page: _Page, summary: Summary) -> None:
+    rows = summary["hangs"]
+    if not rows:
+        return
+    stood = "The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"
+    page.lines.append(page.paint(stood, "bold"))
+    page.lines += hang_section(rows, page.width, led_by=summary["verdict"]["title"])
     page.blank()
 
 
@@ -247,6 +261,13 @@ def _phases(page: _Page, summary: Summary) -> None:
         label = _cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
         page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}".rstrip())
     page.blank()
+
+
+def _communication(page: _Page, summary: Summary) -> None:
+    lines = communication_lines(summary["communication"], page.width) if summary["communication"] else []
+    if lines:
+        page.lines += [page.paint(lines[0], "dim"), *lines[1:]]
+        page.blank()
 
 
 def _worst(row: Mapping[str, Any]) -> str:

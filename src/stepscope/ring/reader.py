@@ -36,11 +36,13 @@ from stepscope.ring.layout import (
     NAME_BYTES,
     NAMES_OFFSET,
     RESERVE_WORDS,
+    RUNNING_WORD,
     SERVER_WORD,
     STACKS_FD_SHIFT,
     STACKS_WORD,
     STATE_WORD,
     THREADS_WORD,
+    TURN_WORDS,
     VERSION,
     WORD_BYTES,
     RingState,
@@ -158,18 +160,32 @@ class RingReader:
         head: int = self._header[HEAD_WORD]
         return head
 
+    def mark(self) -> tuple[int, int, bytes]:
+        """What differs as soon as the process has written a word, or changed its state; compare it with ``==``."""
+        head, first = self._header[HEAD_WORD], self._header[HEAD_WORD] % self.capacity
+        return head, self._header[STATE_WORD], bytes(self._body[first : first + 2 * TURN_WORDS])
+
     def state(self) -> RingState:
         state = self._header[STATE_WORD]
         return RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING
 
     def stack_offer(self) -> tuple[int, int] | None:
-        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not."""
-        word = self._header[STACKS_WORD]
-        return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
+        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not.
+
+        Only while its main thread waits in the kernel: one that runs might not survive it.
+        """
+        return self._offer(STACKS_WORD)
+
+    def running_offer(self) -> tuple[int, int] | None:
+        """The same for a main thread that runs; one that does not answers when it runs again."""
+        return self._offer(RUNNING_WORD)
 
     def thread_offer(self) -> tuple[int, int] | None:
-        """As ``stack_offer``, for the stacks of all threads."""
-        word = self._header[THREADS_WORD]
+        """The same for the stacks of all threads; only while none of them can run Python."""
+        return self._offer(THREADS_WORD)
+
+    def _offer(self, at: int) -> tuple[int, int] | None:
+        word = self._header[at]
         return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
 
     def server_offer(self) -> bool:

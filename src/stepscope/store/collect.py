@@ -94,7 +94,8 @@ def _settle(ring: RingSidecar | None, sidecar: RingSidecar) -> RingSidecar:
     """The ring knows best, but only the sidecar knows when its process ended; see whether the process is there."""
     about = sidecar
     if ring is not None:
-        about = replace(ring, ended_wall_ns=sidecar.ended_wall_ns, facts=ring.facts or sidecar.facts)
+        facts, groups = ring.facts or sidecar.facts, ring.groups or sidecar.groups
+        about = replace(ring, ended_wall_ns=sidecar.ended_wall_ns, facts=facts, groups=groups)
     if about.state in ("starting", "running"):
         here = about.identity.host == platform.node()
         if about.ended_wall_ns is not None or (here and not process_alive(about.pid, about.start_ticks)):

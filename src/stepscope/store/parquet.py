@@ -1,4 +1,5 @@
-"""The sealed form of a run's steps and samples: ``steps.parquet``, ``ranks.json``, ``samples.parquet``.
+"""The sealed form of a run: ``steps.parquet``, ``ranks.json``, ``samples.parquet``, and where any collective was seen
+``comm.parquet`` and ``collectives.parquet``.
 
 Written and read back by DuckDB; version 2 of Parquet has the delta encodings that noisy times need.  A column that is
 zero in every row is left out, which matters for short runs: a column costs about 100 bytes whatever it holds.
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
@@ -19,25 +20,31 @@ from stepscope.errors import NotARun
 from stepscope.records.series import RankSeries
 from stepscope.store import atomic
 from stepscope.store.columns import PLAIN, phase_columns, steps_of_columns, to_columns
-from stepscope.store.paths import RANKS, SAMPLES_PARQUET, STEPS_PARQUET
-from stepscope.store.sidecar import RingSidecar
+from stepscope.store.exchanges import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns, rows_of_columns
+from stepscope.store.paths import COLLECTIVES_PARQUET, COMM_PARQUET, RANKS, SAMPLES_PARQUET, STEPS_PARQUET
+from stepscope.store.sidecar import RingSidecar, groups_as_kept
 from stepscope.store.tables import sample_rows, sample_table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["read_ranks", "read_samples", "write_ranks", "write_samples"]
 
 SCHEMA = 1
 _COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
-_ALWAYS = ("rank", "attempt", *PLAIN[:3], "device_wall_ns")
+_ALWAYS = ("rank", "attempt", *PLAIN[:3], "device_wall_ns", "group", "op")
+_EXCHANGES = (("comm", COMM_PARQUET, COMM_DTYPE), ("collectives", COLLECTIVES_PARQUET, COLLECTIVE_DTYPE))
+"""Of a series, its file, and its rows."""
 
 
 def write_ranks(folder: Path, ranks: Sequence[RankSeries], notices: Sequence[str]) -> None:
-    """``steps.parquet`` and ``ranks.json`` into ``folder``, on disk when this returns."""
+    """``steps.parquet``, ``ranks.json`` and the collectives, if any, into ``folder``; on disk when this returns."""
     phases = phase_columns(ranks)
-    columns = {name: values for name, values in to_columns(ranks, phases).items() if _worth_keeping(name, values)}
-    with duckdb.connect() as con:
-        con.register("columns", columns)
-        con.execute(f"COPY (SELECT * FROM columns) TO {_literal(folder / STEPS_PARQUET)} {_COPY}")
-    atomic.fsync_file(folder / STEPS_PARQUET)
+    _write(folder / STEPS_PARQUET, to_columns(ranks, phases))
+    for name, file, dtype in _EXCHANGES:
+        rows = [getattr(series, name) for series in ranks]
+        if any(own is not None for own in rows):
+            _write(folder / file, exchange_columns(ranks, rows, dtype))
     about = [_about(series, chosen) for series, chosen in zip(ranks, phases, strict=True)]
     atomic.write_json(folder / RANKS, {"schema": SCHEMA, "ranks": about, "notices": list(notices)}, durable=True)
 
@@ -47,21 +54,43 @@ def read_ranks(folder: Path) -> tuple[list[RankSeries], list[str]]:
     columns = _fetch(folder / STEPS_PARQUET)
     path = folder / RANKS
     ranks: list[RankSeries] = []
-    at = 0
     try:
         raw = json.loads(path.read_bytes())
+        parts = {name: _Parts(folder / file, dtype, name, raw["ranks"]) for name, file, dtype in _EXCHANGES}
+        at = 0
         for about in raw["ranks"]:
-            count = about["steps"]
-            if not 0 <= count <= len(columns["step"]) - at:
-                raise ValueError("steps")
-            ranks.append(_series(about, columns, slice(at, at + count)))
-            at += count
+            rows = _next_rows(about["steps"], at, len(columns["step"]))
+            exchanges = {name: part.take(about) for name, part in parts.items()}
+            ranks.append(_series(about, columns, rows, exchanges))
+            at = rows.stop
         notices = [str(notice) for notice in raw["notices"]]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise NotARun(f"{path} is damaged") from error
     if at != len(columns["step"]):
         raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} speaks of")
     return ranks, notices
+
+
+class _Parts:
+    """The rows of a table of collectives, rank by rank; nothing when no rank speaks of any."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], name: str, abouts: Sequence[Mapping[str, Any]]) -> None:
+        self._name, self._dtype, self._at = name, dtype, 0
+        self._columns: Mapping[str, Any] = {"step": ()}
+        if any(about.get(name) for about in abouts):
+            self._columns = _fetch(path)
+
+    def take(self, about: Mapping[str, Any]) -> NDArray[Any] | None:
+        count = about.get(self._name) or 0
+        rows = _next_rows(count, self._at, len(self._columns["step"]))
+        self._at = rows.stop
+        return rows_of_columns(self._columns, rows, self._dtype) if count else None
+
+
+def _next_rows(count: int, at: int, there: int) -> slice:
+    if not 0 <= count <= there - at:
+        raise ValueError("more rows than there are")
+    return slice(at, at + count)
 
 
 def write_samples(folder: Path, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -82,6 +111,14 @@ def read_samples(folder: Path) -> list[dict[str, Any]]:
             return sample_rows([column[0] for column in result.description], result.fetchall())
     except duckdb.Error as error:
         raise NotARun(f"{path} is damaged: {_first_line(error)}") from error
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    kept = {name: values for name, values in columns.items() if _worth_keeping(name, values)}
+    with duckdb.connect() as con:
+        con.register("columns", kept)
+        con.execute(f"COPY (SELECT * FROM columns) TO {_literal(path)} {_COPY}")
+    atomic.fsync_file(path)
 
 
 def _fetch(path: Path) -> dict[str, Any]:
@@ -108,10 +145,14 @@ def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
         "phase_names": list(series.phase_names),
         "columns": list(chosen),
         "steps": len(series.steps),
+        "groups": groups_as_kept(series.groups),
+        **{name: 0 if getattr(series, name) is None else len(getattr(series, name)) for name, _, _ in _EXCHANGES},
     }
 
 
-def _series(about: dict[str, Any], columns: Mapping[str, Any], rows: slice) -> RankSeries:
+def _series(
+    about: dict[str, Any], columns: Mapping[str, Any], rows: slice, exchanges: Mapping[str, NDArray[Any] | None]
+) -> RankSeries:
     """Check the values as a sidecar's are: they are the same ones."""
     checked = RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
     steps, device_steps = steps_of_columns(columns, rows, about["columns"])
@@ -131,6 +172,8 @@ def _series(about: dict[str, Any], columns: Mapping[str, Any], rows: slice) -> R
         hook_failures=checked.hook_failures,
         ended_wall_ns=checked.ended_wall_ns,
         facts=checked.facts,
+        groups=checked.groups,
+        **exchanges,
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from stepscope.records.naming import hang_name, host_in_name
+from stepscope.records.places import HANGS
+
 __all__ = [
+    "COLLECTIVES_PARQUET",
+    "COMM_PARQUET",
     "EVENTS",
     "FINDINGS",
     "META",
@@ -19,6 +23,7 @@ __all__ = [
     "STEPS_PARQUET",
     "SUMMARY",
     "SUMMARY_TEXT",
+    "hang_path",
     "ring_key",
     "segment_path",
     "sidecar_path",
@@ -33,13 +38,12 @@ SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"
 STEPS_PARQUET = "steps.parquet"
 SAMPLES_PARQUET = "samples.parquet"
+COMM_PARQUET = "comm.parquet"
+COLLECTIVES_PARQUET = "collectives.parquet"
 RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 FINDINGS = "findings.json"
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9._]+")
-_HOST_CHARS = 64
 
 
 def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
@@ -48,7 +52,7 @@ def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
     The instant of the ring's creation tells apart the two rings of a process that replaced itself by ``exec`` (same
     pid, same start time) and those of two processes that had the same pid one after the other.
     """
-    return f"{_UNSAFE.sub('_', host)[:_HOST_CHARS] or 'host'}-{pid}-{anchor_wall_ns:x}"
+    return f"{host_in_name(host)}-{pid}-{anchor_wall_ns:x}"
 
 
 def segment_path(run_dir: Path, key: str) -> Path:
@@ -57,3 +61,8 @@ def segment_path(run_dir: Path, key: str) -> Path:
 
 def sidecar_path(run_dir: Path, key: str) -> Path:
     return run_dir / STEPS / f"{key}{SIDECAR_SUFFIX}"
+
+
+def hang_path(run_dir: Path, host: str, number: int) -> Path:
+    """Each host counts its own: the watchdogs of two hosts do not know of one another."""
+    return run_dir / HANGS / hang_name(host, number)

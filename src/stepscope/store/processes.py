@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingError
-from stepscope.records.places import RING_SUFFIX, SESSION_LOCK, STACKS_SUFFIX
+from stepscope.records.places import BESIDE_RING, RING_SUFFIX, SESSION_LOCK
 from stepscope.ring import RingReader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
@@ -99,7 +99,7 @@ def remove_session(session: Path) -> None:
     """Remove a session's folder if no ring is left in it."""
     with suppress(OSError, ValueError):
         if not any(path.suffix == RING_SUFFIX for path in session.iterdir()):
-            for left in session.glob(f"*{STACKS_SUFFIX}"):
+            for left in [path for path in session.iterdir() if path.suffix in BESIDE_RING]:
                 left.unlink(missing_ok=True)
             (session / SESSION_LOCK).unlink(missing_ok=True)
             session.rmdir()

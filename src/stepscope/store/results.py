@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,24 @@ from stepscope.errors import RunUnwritable
 from stepscope.store import atomic
 from stepscope.store.paths import FINDINGS, SUMMARY, SUMMARY_TEXT
 
-__all__ = ["load_summary", "save_summary"]
+__all__ = ["load_summary", "save_findings", "save_summary"]
 
 SCHEMA = 1
 
 
 def save_summary(run_dir: Path, summary: Mapping[str, Any], text: str) -> None:
     """The summary in both its forms, and its findings once more on their own."""
-    findings = {"schema": SCHEMA, "findings": summary.get("findings", [])}
     try:
-        atomic.write_json(run_dir / FINDINGS, findings)
+        save_findings(run_dir, summary.get("findings", []))
         atomic.write_bytes(run_dir / SUMMARY_TEXT, (text.rstrip("\n") + "\n").encode(errors="replace"))
         atomic.write_json(run_dir / SUMMARY, dict(summary))
     except OSError as error:
         raise RunUnwritable(f"cannot write the summary to {run_dir}: {error.strerror}") from error
+
+
+def save_findings(run_dir: Path, findings: Sequence[Mapping[str, Any]]) -> None:
+    """While the run goes on the watchdog's, then all of them.  OSError when there is no room."""
+    atomic.write_json(run_dir / FINDINGS, {"schema": SCHEMA, "findings": list(findings)})
 
 
 def load_summary(run_dir: Path) -> dict[str, Any] | None:

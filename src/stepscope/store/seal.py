@@ -1,7 +1,7 @@
 """Seal a run that is over: everything columnar into Parquet, then the files it came from are removed.
 
     1  read the run as it lies
-    2  write steps.parquet, samples.parquet and ranks.json beside it and read them back
+    2  write steps.parquet, samples.parquet, ranks.json and the collectives, if any, beside it and read them back
     3  move them in, and events.jsonl with the notes in it
     4  run.json says "sealed": from here on readers take the new files
     5  remove segments, samples.jsonl and rings
@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RingError, RunError, RunUnwritable
 from stepscope.records.series import RankSeries, RunData
@@ -26,8 +27,20 @@ from stepscope.ring import RingReader
 from stepscope.store import atomic
 from stepscope.store.load import open_run
 from stepscope.store.meta import read_meta, write_meta
-from stepscope.store.paths import EVENTS, RANKS, SAMPLES, SAMPLES_PARQUET, STEPS, STEPS_PARQUET
+from stepscope.store.paths import (
+    COLLECTIVES_PARQUET,
+    COMM_PARQUET,
+    EVENTS,
+    RANKS,
+    SAMPLES,
+    SAMPLES_PARQUET,
+    STEPS,
+    STEPS_PARQUET,
+)
 from stepscope.store.processes import process_alive, processes_alive, remove_session, ring_files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["seal"]
 
@@ -57,8 +70,9 @@ def _write(run_dir: Path) -> None:
     if data.events:
         lines = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in data.events)
         atomic.write_bytes(run_dir / EVENTS, lines.encode(), durable=True)
-    for name in (STEPS_PARQUET, SAMPLES_PARQUET, RANKS):
-        (stage / name).replace(run_dir / name)
+    for name in (STEPS_PARQUET, SAMPLES_PARQUET, COMM_PARQUET, COLLECTIVES_PARQUET, RANKS):
+        if (stage / name).exists():
+            (stage / name).replace(run_dir / name)
     atomic.fsync_folder(run_dir)
     write_meta(run_dir, {**data.meta, "sealed": True})
 
@@ -82,11 +96,14 @@ def _write_and_verify(stage: Path, data: RunData) -> None:
 
 def _same(one: RankSeries, other: RankSeries) -> bool:
     fields = ("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "lost", "torn", "facts")
-    return (
-        all(getattr(one, field) == getattr(other, field) for field in fields)
-        and one.steps.tobytes() == other.steps.tobytes()
-        and one.device_steps.tobytes() == other.device_steps.tobytes()
+    tables = ("steps", "device_steps", "comm", "collectives")
+    return all(getattr(one, field) == getattr(other, field) for field in (*fields, "groups")) and all(
+        _bytes_of(getattr(one, table)) == _bytes_of(getattr(other, table)) for table in tables
     )
+
+
+def _bytes_of(rows: NDArray[Any] | None) -> bytes | None:
+    return None if rows is None else rows.tobytes()
 
 
 def _clean(run_dir: Path) -> None:

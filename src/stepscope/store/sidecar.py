@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from stepscope.records.collectives import ProcessGroup, groups_from_json, groups_to_json
 from stepscope.records.facts import checked_facts
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
@@ -19,7 +22,7 @@ from stepscope.ring import RingHeader
 from stepscope.store import atomic
 from stepscope.store.paths import SIDECAR_SUFFIX, STEPS, ring_key, sidecar_path
 
-__all__ = ["RingSidecar", "guess_sidecar", "read_sidecars", "sidecar_of", "write_sidecar"]
+__all__ = ["RingSidecar", "groups_as_kept", "guess_sidecar", "read_sidecars", "sidecar_of", "write_sidecar"]
 
 SCHEMA = 1
 _STATES = get_args(RankState)
@@ -46,6 +49,7 @@ class RingSidecar:
     ended_wall_ns: int | None = None
     """When the process was seen to be gone; from then on nothing comes after what the segment holds."""
     facts: dict[str, Any] = field(default_factory=dict)
+    groups: tuple[ProcessGroup, ...] = ()
 
     @property
     def key(self) -> str:
@@ -69,11 +73,12 @@ class RingSidecar:
             live_phase=_word(raw, "live_phase") % PHASE_SLOTS,
             ended_wall_ns=None if ended is None else _word(raw, "ended_wall_ns"),
             facts=checked_facts(raw.get("facts")),
+            groups=_groups(raw.get("groups")),
             **{name: _word(raw, name) for name in _WORDS},
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"schema": SCHEMA, **asdict(self), "groups": groups_as_kept(self.groups)}
 
 
 _WORDS = (
@@ -104,6 +109,7 @@ def sidecar_of(header: RingHeader, *, heard_wall_ns: int = 0) -> RingSidecar:
         hook_failures=header.hook_failures,
         heard_wall_ns=heard_wall_ns,
         facts=header.facts,
+        groups=header.groups,
     )
 
 
@@ -140,6 +146,20 @@ def read_sidecars(run_dir: Path) -> tuple[dict[str, RingSidecar], list[str]]:
         except (OSError, ValueError, RecursionError):
             bad.append(path.name)
     return found, bad
+
+
+def groups_as_kept(groups: Sequence[ProcessGroup]) -> list[Any]:
+    """The form that ``groups_from_json`` reads, all of it: a file has room."""
+    kept: list[Any] = json.loads(groups_to_json(groups, sys.maxsize))
+    return kept
+
+
+def _groups(raw: object) -> tuple[ProcessGroup, ...]:
+    """Like facts: what is missing or of another hand is nothing, and no reason to lose a rank's name."""
+    try:
+        return groups_from_json(raw)
+    except ValueError:
+        return ()
 
 
 def _word(raw: dict[str, Any], name: str) -> int:

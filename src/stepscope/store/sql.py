@@ -1,4 +1,5 @@
-"""SQL over one run, sealed or not: tables ``steps``, ``samples``, ``events``, ``findings`` and ``ranks`` in memory.
+"""SQL over one run, sealed or not, in memory: tables ``steps``, ``comm``, ``collectives``, ``samples``, ``events``,
+``findings`` and ``ranks``.
 
 The database sees nothing but these tables: it can neither read nor write files, load extensions or undo that.
 """
@@ -86,12 +87,18 @@ def query(run_dir: Path, sql: str) -> QueryResult:
 
 def _make_tables(con: Any, data: RunData, findings: Sequence[Any]) -> None:
     from stepscope.store.columns import phase_columns, to_columns
+    from stepscope.store.exchanges import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns
     from stepscope.store.tables import make_table, sample_table
 
-    columns = to_columns(data.ranks, phase_columns(data.ranks))
-    con.register("columns_of_steps", columns)
-    con.execute("CREATE TABLE steps AS SELECT * FROM columns_of_steps")
-    con.unregister("columns_of_steps")
+    tables = {
+        "steps": to_columns(data.ranks, phase_columns(data.ranks)),
+        "comm": exchange_columns(data.ranks, [series.comm for series in data.ranks], COMM_DTYPE),
+        "collectives": exchange_columns(data.ranks, [series.collectives for series in data.ranks], COLLECTIVE_DTYPE),
+    }
+    for name, columns in tables.items():
+        con.register("columns", columns)
+        con.execute(f"CREATE TABLE {name} AS SELECT * FROM columns")
+        con.unregister("columns")
     sample_table(con, data.samples)
     make_table(con, "events", EVENT_COLUMNS, [_event(event) for event in data.events])
     rows = [_fields(FINDING_COLUMNS, finding) for finding in findings if isinstance(finding, dict)]

@@ -16,14 +16,14 @@ Everything follows from the seed; nothing here reads a clock or a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BUILTIN_PHASES, FIRST_USER_SLOT, PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, COMM, FIRST_USER_SLOT, PHASE_SLOTS
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
 from stepscope.records.slot import (
     DEVICE,
@@ -34,6 +34,7 @@ from stepscope.records.slot import (
     STEP,
     STEP_FIELDS,
 )
+from stepscope.testing.traffic import Played, Traffic, collectives_of, comm_of
 
 __all__ = ["Cluster", "Death", "Fault", "gpu_uuid", "slow_at"]
 
@@ -94,6 +95,10 @@ class Cluster:
     comm_ms: float = 1.0
     """What the all-reduce itself takes."""
     comm_measured: bool = True
+    traffic: Traffic | None = None
+    """Collectives between forward and backward; needs ``comm_measured``."""
+    ddp_hidden_ms: float | None = None
+    """What of the all-reduce passes during backward, as DDP's own logging tells; None: it tells nothing."""
     synchronised: bool = True
     """False: independent processes that never wait for each other."""
     noise: float = 0.02
@@ -150,11 +155,16 @@ class Cluster:
 
     def series(self) -> tuple[RankSeries, ...]:
         names, times = self._work_ns()
-        start, wait, wall = self._synchronise(names, times)
+        played = self._play(names, times)
+        start, wait, wall = self._synchronise(names, times, played)
         host, device = self._book(names, times, wait)
         between = times[names.index("other")]
+        origin = start - self._before_step(names, times) + ANCHOR_MONO_NS
         names.remove(INSIDE)
-        return tuple(self._rank(rank, names, start, wall, host, device, between) for rank in range(self.ranks))
+        ranks = [self._rank(rank, names, start, wall, host, device, between) for rank in range(self.ranks)]
+        if played is not None:
+            ranks = [self._with_traffic(series, played, origin) for series in ranks]
+        return tuple(ranks)
 
     # -- the model ------------------------------------------------------------------------------------------------
 
@@ -188,18 +198,34 @@ class Cluster:
             times[:, death.rank, death.step :] = np.nan
         return names, times * 1e6
 
+    def _before_step(self, names: list[str], times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[rank, step]; what a rank does between the all-reduce of the step before and the end of that step."""
+        after_ns: NDArray[np.float64] = times[[name in AFTER_SYNC for name in names]].sum(axis=0)
+        previous: NDArray[np.float64] = np.zeros_like(after_ns)
+        previous[:, 1:] = after_ns[:, :-1]
+        return previous
+
+    def _play(self, names: list[str], times: NDArray[np.float64]) -> Played | None:
+        """The collectives within the steps; the work between them becomes a part of forward."""
+        if self.traffic is None:
+            return None
+        ahead = [name not in AFTER_SYNC and name != "backward" for name in names]
+        arrival = self._before_step(names, times) + times[ahead].sum(axis=0)
+        played = self.traffic.play(arrival, np.random.default_rng((self.seed, 1)))
+        times[names.index("forward")] += played.work_ns
+        return played
+
     def _synchronise(
-        self, names: list[str], times: NDArray[np.float64]
+        self, names: list[str], times: NDArray[np.float64], played: Played | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Start (from 0), wait (with the all-reduce) and wall [rank, step]."""
+        """Start (from 0), wait (in all collectives) and wall [rank, step]."""
         after = np.array([name in AFTER_SYNC for name in names])
         before_ns, after_ns = times[~after].sum(axis=0), times[after].sum(axis=0)
         if self.synchronised and self.ranks > 1 and self.steps:
-            previous = np.zeros_like(after_ns)
-            previous[:, 1:] = after_ns[:, :-1]
-            arrival = previous + before_ns
+            within = 0.0 if played is None else played.blocked_ns
+            arrival = self._before_step(names, times) + before_ns + within
             last = np.where(np.isnan(arrival), -np.inf, arrival).max(axis=0)
-            wait = np.where(np.isfinite(last), last, 0.0) - arrival + self.comm_ms * 1e6
+            wait = np.where(np.isfinite(last), last, 0.0) - arrival + self.comm_ms * 1e6 + within
         else:
             wait = np.zeros_like(before_ns)
         wall = before_ns + wait + after_ns
@@ -250,6 +276,9 @@ class Cluster:
         rows["flags"] = self._flags(keep)
         self._put_memory(rows, rank, keep)
         rows["batches"] = rows["micro_batches"] = rows["forwards"] = 1
+        if self.ddp_hidden_ms is not None:
+            rows["ddp_comm_ns"] = rows["phase_ns"][:, COMM] + np.uint64(self.ddp_hidden_ms * 1e6)
+            rows["ddp_compute_ns"] = rows["phase_ns"][:, BACKWARD]
         return RankSeries(
             identity=self._identity(rank),
             rank=rank,
@@ -263,6 +292,18 @@ class Cluster:
             lost=len(lost),
             ended_wall_ns=self._ended(rank, start, wall, death),
             facts=dict(self.facts),
+        )
+
+    def _with_traffic(self, series: RankSeries, played: Played, origin_ns: NDArray[np.float64]) -> RankSeries:
+        rows, rank = series.steps, series.rank
+        steps = rows["step"].astype(np.intp)
+        if self.ddp_hidden_ms is not None:
+            rows["ddp_comm_ns"] -= np.rint(played.blocked_ns[rank, steps]).astype(np.uint64)
+        return replace(
+            series,
+            groups=self.traffic.groups(rank) if self.traffic else (),
+            comm=comm_of(played, rank, steps),
+            collectives=collectives_of(played, rank, steps, origin_ns[rank]),
         )
 
     def _put_memory(self, rows: NDArray[Any], rank: int, keep: NDArray[np.intp]) -> None:

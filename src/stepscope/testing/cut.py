@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.records.series import RankSeries, RunData
 
@@ -44,7 +45,13 @@ def _cut_rank(series: RankSeries, step: int) -> RankSeries:
         ended_wall_ns=None,
         steps=series.steps[series.steps["step"] <= step],
         device_steps=series.device_steps[series.device_steps["step"] <= step],
+        comm=_until_step(series.comm, step),
+        collectives=_until_step(series.collectives, step),
     )
+
+
+def _until_step(rows: NDArray[Any] | None, step: int) -> NDArray[Any] | None:
+    return None if rows is None else rows[rows["step"] <= step]
 
 
 def _end_wall_ns(series: RankSeries) -> int:

@@ -1,0 +1,246 @@
+"""Gather what can be known from outside about ranks that stand still: stacks, Flight Recorders, what the kernel says.
+
+Ask all, then wait for all, each with a deadline, so that sixty-four ranks take as long as one: two seconds or three,
+most of them between the first look and the second, which shows who is at work.  Runs on a thread of its own (the
+watchdog starts it) and touches nothing of the agent's: a ``Subject`` is all it knows of a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stepscope.agent.helpers import kind_of, name_of
+from stepscope.agent.procfs import Reading, descendants, read_process, spent_between, wait_channel
+from stepscope.agent.pyspy import spy
+from stepscope.agent.source import read_lines
+from stepscope.agent.threads import STOPPED, Offers, StacksQuestion, ask_stacks
+from stepscope.agent.worker_server import FLIGHT, NEEDS_GIL, ask_servers
+from stepscope.flight.stacks import parse_threads
+from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
+from stepscope.records.hang import ThreadStack
+
+__all__ = ["Gathered", "Subject", "gather"]
+
+WINDOW_S = 1.5
+"""Between the two looks at every rank."""
+STACKS_S = 0.6
+"""For stacks by signal: they come within milliseconds, or the process cannot answer."""
+SERVER_S = 1.0
+GIL_S = 0.5
+"""Who does not answer in this time although its server does: its GIL is held."""
+WORKERS_S = 1.0
+SPY_S = 1.5
+SOURCE_S = 0.5
+WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+MAX_WORKERS = 32
+"""Children of one rank that are looked at."""
+ASKED_WORKERS = 8
+"""… and asked for their stacks, one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A rank to look at, as its ring shows it."""
+
+    evidence: RankEvidence
+    """Filled in as far as the ring goes."""
+    pidfd: int | None = None
+    """Belongs to whoever gathers, who closes it."""
+    offers: Offers | None = None
+    server: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    ranks: tuple[RankEvidence, ...]
+    source_lines: dict[tuple[str, int], str] = field(default_factory=dict)
+    stack_texts: dict[int, str] = field(default_factory=dict)
+    """By rank, as they were written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What came from outside, by pid."""
+
+    family: dict[int, list[int]]
+    first: dict[int, Reading | None]
+    second: dict[int, Reading | None]
+    flights: dict[int, bytes]
+    gil_held: dict[int, bool]
+    texts: dict[int, str]
+    texts_later: dict[int, str]
+    worker_texts: dict[int, str]
+    spied: dict[int, tuple[ThreadStack, ...]]
+
+
+def gather(
+    subjects: Iterable[Subject], *, earlier: Mapping[int, RankEvidence] | None = None, window_s: float = WINDOW_S
+) -> Gathered:
+    """Everything about the ranks; ``earlier`` is what was found in the same stretch before, by pid.
+
+    A server may have gone deaf since: what it said before still holds.
+    """
+    subjects = list(subjects)
+    alive = [subject for subject in subjects if subject.evidence.alive]
+    with ExitStack() as closing:
+        for subject in alive:
+            if subject.pidfd is not None:
+                closing.callback(os.close, subject.pidfd)
+        held = {pid for pid, rank in (earlier or {}).items() if rank.gil_held}
+        answers = _look_twice(alive, held, window_s)
+    ranks = tuple(
+        _evidence(subject.evidence, answers, (earlier or {}).get(subject.evidence.pid))
+        if subject.evidence.alive
+        else subject.evidence
+        for subject in subjects
+    )
+    numbers = {subject.evidence.pid: subject.evidence.rank for subject in subjects}
+    return Gathered(
+        ranks=ranks,
+        source_lines=read_lines(_places(ranks), patience_s=SOURCE_S),
+        stack_texts={numbers[pid]: text for pid, text in answers.texts.items()},
+    )
+
+
+def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> _Answers:
+    began_s = time.monotonic()
+    family = descendants([subject.evidence.pid for subject in alive])
+    processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
+    first = {pid: read_process(pid) for pid in processes}
+    flights, gil_held = _ask_servers(alive, first, known_held)
+    held = known_held | {pid for pid, is_held in gil_held.items() if is_held}
+    texts = _ask_ranks(alive, held)
+    worker_texts = _ask_workers(alive, family)
+    spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
+    time.sleep(max(0.0, began_s + window_s - time.monotonic()))
+    return _Answers(
+        family=family,
+        first=first,
+        texts=texts,
+        flights=flights,
+        gil_held=gil_held,
+        worker_texts=worker_texts,
+        spied=spied,
+        texts_later=_ask_ranks(alive, held),
+        second={pid: read_process(pid) for pid in processes},
+    )
+
+
+def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | None) -> RankEvidence:
+    pid = known.pid
+    now = answers.second.get(pid)
+    spent = spent_between(answers.first.get(pid), now)
+    texts, later = answers.texts, answers.texts_later
+    return replace(
+        known,
+        process_state=now.state if now else "",
+        wait_channel=wait_channel(pid),
+        cpu_share=spent.cpu_share,
+        io_bytes_s=spent.io_bytes_s,
+        gil_held=answers.gil_held.get(pid, before.gil_held if before else None),
+        threads=parse_threads(texts[pid]) if pid in texts else answers.spied.get(pid, ()),
+        threads_later=parse_threads(later[pid]) if pid in later else (),
+        workers=_workers(pid, answers),
+        flight=answers.flights.get(pid, before.flight if before else b""),
+    )
+
+
+def _ask_servers(
+    subjects: Iterable[Subject], readings: Mapping[int, Reading | None], known_held: set[int]
+) -> tuple[dict[int, bytes], dict[int, bool]]:
+    """What the Flight Recorders answer, and of those that answer whether their GIL is held.
+
+    Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
+    """
+    servers = {}
+    for subject in subjects:
+        reading = readings.get(subject.evidence.pid)
+        if subject.server is not None and reading is not None and reading.state not in STOPPED:
+            servers[subject.evidence.pid] = subject.server
+    flights = ask_servers(servers, FLIGHT, patience_s=SERVER_S)
+    asked = {pid: servers[pid] for pid in flights if pid not in known_held}
+    answered = ask_servers(asked, NEEDS_GIL, patience_s=GIL_S)
+    return flights, {pid: pid not in answered for pid in asked}
+
+
+def _ask_ranks(subjects: Iterable[Subject], held: set[int]) -> dict[int, str]:
+    questions = {}
+    for subject in subjects:
+        pid = subject.evidence.pid
+        if subject.pidfd is not None and subject.offers is not None:
+            questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=pid in held)
+    return ask_stacks(questions, patience_s=STACKS_S)
+
+
+def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -> dict[int, str]:
+    """Those that share a rank's file one after the other, those of different ranks at the same time."""
+    queues = []
+    for subject in subjects:
+        rank = subject.evidence.pid
+        workers = [pid for pid in family.get(rank, []) if kind_of(pid, rank) == "dataloader"]
+        if workers and subject.offers is not None:
+            # Of what a forked child inherits only this one stays.
+            queues.append((replace(subject.offers, stacks=None, running=None), workers[:ASKED_WORKERS]))
+    found: dict[int, str] = {}
+    deadline = time.monotonic() + WORKERS_S
+    for turn in range(ASKED_WORKERS):
+        left_s = deadline - time.monotonic()
+        with ExitStack() as closing:
+            questions = {}
+            for offers, workers in queues:
+                if turn < len(workers) and (pidfd := _pidfd(workers[turn])) is not None:
+                    closing.callback(os.close, pidfd)
+                    questions[workers[turn]] = StacksQuestion(pid=workers[turn], pidfd=pidfd, offers=offers)
+            if not questions or left_s <= 0:
+                break
+            found |= ask_stacks(questions, patience_s=min(left_s, STACKS_S))
+    return found
+
+
+def _pidfd(pid: int) -> int | None:
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def _workers(rank: int, answers: _Answers) -> tuple[WorkerEvidence, ...]:
+    found = []
+    for pid in answers.family.get(rank, [])[:MAX_WORKERS]:
+        now = answers.second.get(pid)
+        if now is None:
+            continue  # it ended in between
+        worker = WorkerEvidence(
+            pid=pid,
+            kind=kind_of(pid, rank),
+            name=name_of(pid),
+            process_state=now.state,
+            cpu_share=spent_between(answers.first.get(pid), now).cpu_share,
+            threads=_own_frames(parse_threads(answers.worker_texts.get(pid, ""))),
+        )
+        found.append(worker)
+    return tuple(found)
+
+
+def _own_frames(threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
+    """Of a forked DataLoader worker: without the frames of its parent, in which it was made."""
+    found = []
+    for thread in threads:
+        loop = next((at for at, frame in enumerate(thread.frames) if frame.file.endswith(WORKER_LOOP)), None)
+        found.append(thread if loop is None else replace(thread, frames=thread.frames[: loop + 1]))
+    return tuple(found)
+
+
+def _places(ranks: Iterable[RankEvidence]) -> list[tuple[str, int]]:
+    """Where the main threads are, innermost lines of all ranks first: room is bounded."""
+    stacks: list[ThreadStack] = []
+    for rank in ranks:
+        stacks += [thread for thread in rank.threads if thread.main]
+        stacks += [thread for worker in rank.workers for thread in worker.threads if thread.main]
+    deepest = max((len(stack.frames) for stack in stacks), default=0)
+    frames = [stack.frames[depth] for depth in range(deepest) for stack in stacks if depth < len(stack.frames)]
+    return [(frame.file, frame.line) for frame in frames]

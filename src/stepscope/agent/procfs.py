@@ -1,0 +1,132 @@
+"""What the kernel says about a process: its state, its CPU time, its I/O, where it sleeps, its children.
+
+Small reads of ``/proc``; whatever is not told (gone, another user's, another system) is None or empty, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PROC", "Reading", "Spent", "command_line", "descendants", "read_process", "spent_between", "wait_channel"]
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LONGEST_COMMAND = 4096
+DEEPEST = 6
+"""Generations of children: rank, compile pool, its worker, a compiler, its parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A process at one instant."""
+
+    pid: int
+    at_s: float
+    name: str
+    """The kernel's name for it, which a process may set."""
+    state: str
+    """Of its main thread: R, S, D, T, t, Z."""
+    parent: int
+    cpu_s: float
+    """Spent so far by all its threads, without its children."""
+    io_bytes: int | None
+    """Read and written so far, by system calls or from disk, whichever is more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    cpu_share: float | None
+    """Of one core."""
+    io_bytes_s: float | None
+
+
+def read_process(pid: int, proc: Path = PROC) -> Reading | None:
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    before, _, rest = stat.rpartition(b")")
+    fields = rest.split()
+    if len(fields) < 13:
+        return None
+    return Reading(
+        pid=pid,
+        at_s=time.monotonic(),
+        name=before.partition(b"(")[2].decode(errors="replace"),
+        state=fields[0].decode(errors="replace"),
+        parent=int(fields[1]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        io_bytes=_io_bytes(pid, proc),
+    )
+
+
+def spent_between(earlier: Reading | None, later: Reading | None) -> Spent:
+    if earlier is None or later is None or later.at_s <= earlier.at_s:
+        return Spent(cpu_share=None, io_bytes_s=None)
+    seconds = later.at_s - earlier.at_s
+    moved = None
+    if earlier.io_bytes is not None and later.io_bytes is not None:
+        moved = round(max(0, later.io_bytes - earlier.io_bytes) / seconds, 1)
+    return Spent(cpu_share=round(max(0.0, later.cpu_s - earlier.cpu_s) / seconds, 3), io_bytes_s=moved)
+
+
+def wait_channel(pid: int, proc: Path = PROC) -> str:
+    """The function of the kernel in which the main thread sleeps; empty when it does not or is not told."""
+    try:
+        name = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def command_line(pid: int, proc: Path = PROC) -> str:
+    try:
+        with (proc / str(pid) / "cmdline").open("rb") as file:
+            words = file.read(LONGEST_COMMAND)
+    except OSError:
+        return ""
+    return words.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def descendants(pids: Collection[int], proc: Path = PROC) -> dict[int, list[int]]:
+    """The children, and theirs, of each of the processes; one listing of ``/proc`` serves all."""
+    found: dict[int, list[int]] = {pid: [] for pid in pids}
+    try:
+        present = [int(name) for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 - names, quickly
+    except OSError:
+        return found
+    parents = {pid: parent for pid in present if (parent := _parent(pid, proc)) is not None}
+    for pid in sorted(parents):
+        ancestor = pid
+        for _ in range(DEEPEST):
+            ancestor = parents.get(ancestor, 0)
+            if ancestor in found:
+                found[ancestor].append(pid)
+                break
+    return found
+
+
+def _parent(pid: int, proc: Path) -> int | None:
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def _io_bytes(pid: int, proc: Path) -> int | None:
+    try:
+        text = (proc / str(pid) / "io").read_text()
+    except OSError:
+        return None
+    counts = dict(line.partition(": ")[::2] for line in text.splitlines())
+    try:
+        called = int(counts["rchar"]) + int(counts["wchar"])
+        return max(called, int(counts["read_bytes"]) + int(counts["write_bytes"]))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,120 @@
+"""The client of torch's worker server: HTTP over a Unix socket, many processes at once, never longer than it is given.
+
+The server is a native thread in a rank that answers without the GIL (``recorder/`` starts it, in jobs of several
+ranks): ``fr_trace_json`` is the Flight Recorder.  ``dump_traceback`` needs the GIL, so its silence tells that it is
+held.  What comes back is foreign: bounded in size and time, and nothing but a whole answer counts.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["FLIGHT", "NEEDS_GIL", "ask_servers"]
+
+Key = TypeVar("Key", bound=Hashable)
+
+FLIGHT = "fr_trace_json"
+NEEDS_GIL = "dump_traceback"
+
+MAX_BODY = 32 << 20
+"""Of one answer; two thousand entries take one MiB."""
+MAX_HEAD = 1 << 14
+CHUNK = 1 << 18
+
+
+class _Call:
+    """One request under way."""
+
+    def __init__(self, path: Path, handler: str, max_body: int) -> None:
+        """OSError when nobody listens there."""
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            self.socket.connect(str(path))
+        except OSError:
+            self.socket.close()
+            raise
+        head = f"POST /handler/{handler} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        self._to_send = head.encode()
+        self._received = bytearray()
+        self._max_body = max_body
+        self.answer: bytes | None = None
+
+    def send(self) -> bool:
+        """Whether all of it is sent; OSError when the other end is gone."""
+        self._to_send = self._to_send[self.socket.send(self._to_send) :]
+        return not self._to_send
+
+    def receive(self) -> bool:
+        """Whether it is over: answered, refused, cut off or too long."""
+        data = self.socket.recv(CHUNK)
+        self._received += data
+        head, gap, _ = bytes(self._received[:MAX_HEAD]).partition(b"\r\n\r\n")
+        if not gap:
+            return not data or len(self._received) >= MAX_HEAD
+        length = _length(head)
+        if length is None or length > self._max_body:
+            return True
+        start = len(head) + len(gap)
+        if len(self._received) - start < length:
+            return not data
+        self.answer = bytes(self._received[start : start + length])
+        return True
+
+
+def ask_servers(
+    servers: Mapping[Key, Path], handler: str, *, patience_s: float, max_body: int = MAX_BODY
+) -> dict[Key, bytes]:
+    """The bodies of the whole answers (status 200) that came in time; no others."""
+    answers: dict[Key, bytes] = {}
+    calls: list[_Call] = []
+    deadline = time.monotonic() + patience_s
+    with selectors.DefaultSelector() as selector:
+        for key, path in servers.items():
+            try:
+                call = _Call(path, handler, max_body)
+            except (OSError, ValueError):
+                continue  # nobody listens, its queue is full, or the path is too long for a socket
+            calls.append(call)
+            selector.register(call.socket, selectors.EVENT_WRITE, (key, call))
+        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            for ready, _ in selector.select(left_s):
+                key, call = ready.data
+                if _over(selector, ready, call):
+                    selector.unregister(call.socket)
+                    if call.answer is not None:
+                        answers[key] = call.answer
+    for call in calls:
+        call.socket.close()
+    return answers
+
+
+def _over(selector: selectors.BaseSelector, ready: selectors.SelectorKey, call: _Call) -> bool:
+    try:
+        if ready.events == selectors.EVENT_READ:
+            return call.receive()
+        if call.send():
+            selector.modify(call.socket, selectors.EVENT_READ, ready.data)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _length(head: bytes) -> int | None:
+    """Of the body of an answer that is one; None for anything else."""
+    status, *lines = head.split(b"\r\n")
+    words = status.split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or words[1] != b"200":
+        return None
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length":
+            value = value.strip()
+            return int(value) if value.isdigit() and len(value) < 12 else None
+    return None

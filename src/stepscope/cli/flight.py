@@ -1,0 +1,76 @@
+"""``stepscope flight``: who hangs a job, by the dumps of its ranks' Flight Recorders."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from stepscope.errors import DumpError, UsageError
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
+HELP = "read Flight Recorder dumps: which rank hangs the job"
+EPILOG = """\
+Dumps of any version of torch, pickled or JSON, of NCCL or gloo, whatever their names; beside them, if there are any,
+stacks (stacks_N.txt, as faulthandler writes them), errors (err_N.txt) and torchtitan's structured_logs/.
+
+examples:
+  stepscope flight comm_traces/                         all in a folder
+  stepscope flight /tmp/nccl_trace_rank_*               or by name
+  stepscope flight dumps/ --json                        the same for programs
+  stepscope flight dumps/ --html hang.html              and as a page with the picture
+"""
+WIDEST = 100
+BAR = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="+", help="folders or files of one job")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the same to this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepscope.flight.judge import judge
+    from stepscope.flight.read import read_paths
+    from stepscope.reports.flight import render_flight
+
+    reading = read_paths(args.paths, progress=_progress if sys.stderr.isatty() else None)
+    if not reading.dumps:
+        raise DumpError(" ".join(["there is no dump in there:", *reading.problems[:4]]))
+    verdict = judge(
+        reading.dumps,
+        stacks=reading.stacks,
+        errors=reading.errors,
+        logs=reading.logs,
+        unreadable=reading.unreadable,
+        problems=reading.problems,
+    )
+    document = verdict.to_dict()
+    if args.html is not None:
+        _write(args.html, document)
+    if args.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+        print(render_flight(document, width=width), end="")
+    return 0
+
+
+def _write(path: Path, document: dict[str, object]) -> None:
+    from stepscope.reports.flight_html import render_flight_html
+
+    try:
+        path.write_text(render_flight_html(document), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _progress(done: int, total: int) -> None:
+    """One line that is written over and gone at the end."""
+    filled = done * BAR // total
+    line = "" if done == total else f"reading dumps {'█' * filled}{'░' * (BAR - filled)} {done}/{total}"
+    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

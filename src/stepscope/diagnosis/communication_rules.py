@@ -1,0 +1,66 @@
+"""Findings about what the ranks exchange, in the order in which they explain time: groups, changes, overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.communication import DDP_OP, Communication
+from stepscope.diagnosis.communication_groups import find_uneven_groups
+from stepscope.diagnosis.communication_overlap import find_low_overlap
+from stepscope.diagnosis.communication_slow import find_slow_collective
+from stepscope.diagnosis.view import View
+
+__all__ = ["exchanges_of", "find_communication"]
+
+SHOWN = 8
+
+
+def find_communication(view: View) -> list[Claim]:
+    """On the host's clock only: what it is blocked for says nothing of a device's time."""
+    exchanges = view.window.communication
+    if exchanges is None or not view.enough or view.clock != "host":
+        return []
+    uneven = find_uneven_groups(view, exchanges)
+    known = {row["group"] for claim in uneven for row in claim.finding.evidence["groups"]}
+    return [*uneven, *find_slow_collective(view, exchanges, known), *find_low_overlap(view, exchanges)]
+
+
+def exchanges_of(view: View) -> list[dict[str, Any]]:
+    """By group and operation, what blocks the rank that is blocked least, most first: for ``comm_bound``."""
+    exchanges = view.window.communication
+    if exchanges is None or view.clock != "host":
+        return []
+    rows = [*_of_flows(view, exchanges), *_of_reducers(view, exchanges)]
+    return sorted((row for row in rows if row["ms_per_step"] > 0), key=lambda row: -row["ms_per_step"])[:SHOWN]
+
+
+def _of_flows(view: View, exchanges: Communication) -> list[dict[str, Any]]:
+    return [
+        _row(flow.group.name, flow.group.kind, flow.op, _mean(flow.least_ns[view.columns]), flow.bytes)
+        for flow in exchanges.flows
+        if flow.group.timed
+    ]
+
+
+def _of_reducers(view: View, exchanges: Communication) -> list[dict[str, Any]]:
+    return [
+        _row("", "data", DDP_OP, _mean(one.exposed_ns[view.columns]), float(one.bytes)) for one in exchanges.reducers
+    ]
+
+
+def _mean(values: Any) -> float:
+    return float(np.nan_to_num(values).mean())
+
+
+def _row(group: str, kind: str, op: str, exposed_ns: float, size: float) -> dict[str, Any]:
+    return {
+        "group": group,
+        "kind": kind,
+        "op": op,
+        "ms_per_step": round(exposed_ns / 1e6, 3),
+        "bytes_per_step": round(size),
+        "bytes_per_second": round(size / exposed_ns * 1e9) if exposed_ns > 0 else None,
+    }

@@ -1,0 +1,285 @@
+"""Dumps, stacks, errors and logs from files of any name.  The only part of ``flight`` that reads anything.
+
+Files are read by a few processes at once, each of which sends back a ``Dump``, a small fraction of the file's size;
+one that dies over a file costs that file, not the answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from stepscope.errors import DumpError, UsageError
+from stepscope.flight.decode import decode_dump
+from stepscope.flight.entries import Dump
+from stepscope.flight.naming import rank_by_groups, ranks_by_name
+from stepscope.flight.pickles import MAX_BYTES, load_plain
+from stepscope.flight.quick import quick_dump
+from stepscope.flight.stacks import is_stacks, parse_threads
+from stepscope.flight.titan import RankLog, is_titan_log, read_titan_log
+from stepscope.records.hang import ThreadStack
+
+__all__ = ["Reading", "read_dump", "read_paths"]
+
+MAX_FILES = 65536
+MAX_DEPTH = 4
+TEXT_BYTES = 1 << 20
+"""Of a log or an error: the end."""
+WORTH_A_POOL = 1 << 22
+"""Bytes: below, starting processes takes longer than reading."""
+QUOTED = 100
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    dumps: tuple[Dump, ...] = ()
+    stacks: Mapping[int, tuple[ThreadStack, ...]] = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """What a rank wrote when it failed."""
+    logs: Mapping[int, RankLog] = field(default_factory=dict)
+    unreadable: tuple[int, ...] = ()
+    """Ranks that have a file for a dump, but not a dump."""
+    problems: tuple[str, ...] = ()
+    """Sentences: what could not be used, and why."""
+    files: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What one file turned out to be; one of these is set."""
+
+    path: str
+    dump: Dump | None = None
+    stacks: tuple[ThreadStack, ...] = ()
+    error: str = ""
+    log: RankLog | None = None
+    problem: str = ""
+    """Why it is none of them; ``-`` when it need not be told."""
+
+
+def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump:
+    """A dump, pickled or JSON, of any version; DumpError for anything else.  The rank is -1 where nothing tells it."""
+    if not data.strip():
+        raise DumpError("it is empty")
+    start = data.lstrip()[:1]
+    if data[:1] == b"\x80":
+        quick = quick_dump(data, source=source, rank=rank)
+        if quick is not None:
+            return quick
+        raw = load_plain(data)
+    elif start in (b"{", b"["):
+        raw = _json(data)
+    else:
+        raise DumpError(_what(data))
+    try:
+        return decode_dump(raw, source=source, rank=rank)
+    except (OverflowError, MemoryError, RecursionError) as error:
+        raise DumpError(f"not a dump: {type(error).__name__}") from None
+
+
+def read_paths(paths: Iterable[Path], *, progress: Progress | None = None, jobs: int | None = None) -> Reading:
+    """Everything that can be used in these files and folders."""
+    files = _files(paths)
+    found = list(_each(files, progress, jobs))
+    by_name = ranks_by_name([one.path for one in found if one.dump or _about_dump(one)])
+    dumps, doubles = _one_per_rank([_named(one.dump, one.path, by_name) for one in found if one.dump])
+    stacked = ranks_by_name([one.path for one in found if one.stacks])
+    failed = ranks_by_name([one.path for one in found if one.error])
+    have = {dump.rank for dump in dumps}
+    problems = [f"{_short(one.path)}: {one.problem}" for one in found if one.problem not in ("", "-")]
+    return Reading(
+        dumps=dumps,
+        stacks={stacked[one.path]: one.stacks for one in found if one.path in stacked},
+        errors={failed[one.path]: one.error for one in found if one.path in failed},
+        logs=_logs(one.log for one in found),
+        unreadable=tuple(sorted({by_name[o.path] for o in found if _about_dump(o) and o.path in by_name} - have)),
+        problems=(*problems, *doubles),
+        files=len(files),
+    )
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    files: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            files.update(dict.fromkeys(_below(path, MAX_DEPTH)))
+        elif path.exists():
+            files[path] = None
+        else:
+            raise UsageError(f"no such file or folder: {path}")
+        if len(files) > MAX_FILES:
+            raise UsageError(f"more than {MAX_FILES} files; give the folder of one job")
+    if not files:
+        raise UsageError("there are no files in there")
+    return list(files)
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if depth and not path.is_symlink():
+                yield from _below(path, depth - 1)
+        elif path.is_file() and not path.name.startswith("."):
+            yield path
+
+
+def _each(files: Sequence[Path], progress: Progress | None, jobs: int | None) -> Iterator[_Found]:
+    workers = jobs if jobs is not None else min(len(os.sched_getaffinity(0)), 16)
+    pooled = workers > 1 and len(files) > 1 and sum(_size(path) for path in files) > WORTH_A_POOL
+    results = _pooled(files, workers) if pooled else map(_look, files)
+    for done, found in enumerate(results, 1):
+        yield found
+        if progress is not None:
+            progress(done, len(files))
+
+
+def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
+    # A fork starts in a millisecond and inherits what is loaded, but not other threads: with those, a fresh process.
+    context = get_context("fork" if threading.active_count() == 1 else "spawn")
+    done = 0
+    while done < len(files):
+        try:
+            with ProcessPoolExecutor(workers, mp_context=context) as pool:
+                for found in pool.map(_look, files[done:], chunksize=1 if workers == 1 else 2):
+                    yield found
+                    done += 1
+        except BrokenProcessPool:
+            if workers == 1:
+                yield _Found(path=str(files[done]), problem="reading it ends the process that does.")
+                done += 1
+            workers = 1  # one file at a time: the next to fail is the one to blame
+
+
+def _look(path: Path) -> _Found:
+    """In a process of its own, or not; never raises for what a file holds."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(1)
+            plain = head == b"\x80" or path.suffix.lower() not in (".jsonl", ".log", ".txt", ".out", ".err")
+            if plain and size <= MAX_BYTES:
+                data = head + file.read()
+            else:
+                file.seek(max(size - TEXT_BYTES, 0))
+                data = file.read(TEXT_BYTES)
+        return _sorted(path, data)
+    except OSError as error:
+        return _Found(path=str(path), problem=f"cannot be read: {error.strerror}.")
+
+
+def _sorted(path: Path, data: bytes) -> _Found:
+    where = str(path)
+    binary = data[:1] == b"\x80"
+    text = "" if binary else data[-TEXT_BYTES:].decode(errors="replace")
+    if path.suffix.lower() in (".jsonl", ".log") and is_titan_log(text):
+        return _Found(path=where, log=read_titan_log(text))
+    if not binary and data.lstrip()[:1] not in (b"{", b"["):
+        if is_stacks(text):
+            return _Found(path=where, stacks=parse_threads(text))
+        if "Traceback (most recent call last)" in text:
+            return _Found(path=where, error=text)
+        if path.suffix.lower() in (
+            ".log",
+            ".txt",
+            ".out",
+            ".err",
+            ".py",
+            ".yaml",
+            ".yml",
+            ".toml",
+            ".md",
+            ".csv",
+            ".sh",
+        ):
+            return _Found(path=where, problem="-")
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of objects are made and none of them is garbage
+    try:
+        return _Found(path=where, dump=read_dump(data, source=where))
+    except DumpError as error:
+        return _Found(path=where, problem=f"{error}.")
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _json(data: bytes) -> object:
+    try:
+        raw: object = json.loads(data)
+    except (ValueError, RecursionError, MemoryError) as error:
+        told = "nested too deep" if isinstance(error, RecursionError) else "damaged or cut off"
+        raise DumpError(f"JSON that is {told}") from None
+    return raw
+
+
+def _what(data: bytes) -> str:
+    """What a file says instead: often the sentence of a server that had no dump to give."""
+    text = data[: QUOTED * 4].decode(errors="replace").strip()
+    if text.isprintable() and "\ufffd" not in text:
+        return f"no dump; it says “{text[:QUOTED]}”"
+    return "no dump: neither a pickle nor JSON"
+
+
+def _about_dump(found: _Found) -> bool:
+    """Whether the file was meant to be a dump."""
+    return found.problem not in ("", "-")
+
+
+def _named(dump: Dump | None, path: str, by_name: Mapping[str, int]) -> Dump:
+    assert dump is not None
+    if dump.rank >= 0:
+        return dump
+    rank = rank_by_groups(dump)
+    return replace(dump, rank=by_name.get(path, -1) if rank is None else rank)
+
+
+def _one_per_rank(dumps: list[Dump]) -> tuple[tuple[Dump, ...], list[str]]:
+    """The latest of each rank; those without any number get the free ones, in the order of their names."""
+    problems: list[str] = []
+    kept: dict[int, Dump] = {}
+    for dump in sorted(dumps, key=lambda dump: dump.source):
+        if dump.rank < 0:
+            continue
+        other = kept.get(dump.rank)
+        if other is not None:
+            older, newer = sorted((other, dump), key=lambda one: one.newest_ns)
+            problems.append(f"{_short(older.source)}: an older dump of rank {dump.rank} than {_short(newer.source)}.")
+            kept[dump.rank] = newer
+        else:
+            kept[dump.rank] = dump
+    nameless = [dump for dump in sorted(dumps, key=lambda dump: dump.source) if dump.rank < 0]
+    free = (rank for rank in range(len(dumps)) if rank not in kept)
+    for dump, rank in zip(nameless, list(free), strict=False):
+        problems.append(f"{_short(dump.source)}: nothing tells its rank; taken for rank {rank}.")
+        kept[rank] = replace(dump, rank=rank)
+    return tuple(kept[rank] for rank in sorted(kept)), problems
+
+
+def _logs(logs: Iterable[RankLog | None]) -> dict[int, RankLog]:
+    """The one that was written to last, of each rank."""
+    kept: dict[int, RankLog] = {}
+    for log in logs:
+        if log is not None and (log.rank not in kept or log.time_us >= kept[log.rank].time_us):
+            kept[log.rank] = log
+    return kept
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _short(path: str) -> str:
+    return Path(path).name

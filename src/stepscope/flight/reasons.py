@@ -1,0 +1,145 @@
+"""Sentences: why a rank is accused, what stands where.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from stepscope.flight.align import Group
+from stepscope.flight.case import Case, Place
+from stepscope.flight.compare import Departure
+from stepscope.flight.failures import FailureText
+from stepscope.flight.stacks import user_frame
+from stepscope.flight.verdict import Accused
+from stepscope.flight.waits import Edge
+from stepscope.flight.wording import called, frame_text, operation_text, parting_frame, ranks_text, site_frame
+from stepscope.records.hang import Frame, WaitingIn
+
+__all__ = [
+    "accused",
+    "crashed_reason",
+    "departed",
+    "device_reason",
+    "in_group",
+    "lost_reason",
+    "missing_reason",
+    "missing_title",
+    "telling",
+    "waiting_in",
+    "when",
+]
+
+
+def accused(case: Case, rank: int, reason: str) -> Accused:
+    return Accused(rank=rank, reason=reason, at=where_is(case, rank))
+
+
+def where_is(case: Case, rank: int) -> Frame | None:
+    """The line of the user's code: by its stack, else where it called what it did last."""
+    frame = user_frame(case.stacks.get(rank, ()))
+    if frame is not None or rank not in case.dumps or case.stacks.get(rank):
+        return frame
+    calls = [
+        (one.trace.created_ns[-1], one.site(one.trace.sequences[-1]))
+        for group in case.groups
+        if (one := group.progress.get(rank)) is not None and one.trace.sequences
+    ]
+    site = max(calls, key=lambda call: call[0])[1] if calls else ()
+    return site_frame(site)
+
+
+def crashed_reason(failure: FailureText) -> str:
+    return f"raised {failure.type}{': ' if failure.message else ''}{failure.message}"
+
+
+def device_reason(group: Group, sequence: int) -> str:
+    ended = [rank for rank, one in group.progress.items() if one.has_ended(sequence)]
+    telling = called(next(one.operation(sequence) for one in group.progress.values() if one.pending), sequence)
+    return f"has not seen the end of {telling} of {group.name}, which {ranks_text(ended)} did: its device stopped"
+
+
+def lost_reason(lost_peer: bool) -> str:
+    return "left no dump, and others lost their connection to it" if lost_peer else "left no dump"
+
+
+def departed(group: Group, left: Departure, rank: int) -> Accused:
+    """The line is where its path parts from that of the others, not where it stands now."""
+    mine = next(side for side in left.sides if rank in side)
+    others = next((side for side in left.sides if not set(side) & set(left.ranks)), left.sides[0])
+    ours, theirs = (group.progress[side[0]].site(left.sequence) for side in (mine, others))
+    at = parting_frame(ours, theirs)
+    reason = (
+        f"{_did(group, mine[0], left.sequence, at)} where "
+        f"{ranks_text(others)} {_did(group, others[0], left.sequence, parting_frame(theirs, ours))}"
+    )
+    return Accused(rank=rank, reason=reason, at=at)
+
+
+def missing_reason(case: Case, rank: int, place: Place | None) -> str:
+    owed = [edge for edge in case.edges if edge.waited == rank]
+    first = telling(owed, [rank])
+    text = f"has not called {in_group(first)}"
+    if len({(edge.group.key, edge.sequence) for edge in owed}) > 1:
+        text += f" and {len({(edge.group.key, edge.sequence) for edge in owed}) - 1} more"
+    if place is not None and place.doing == "p2p":
+        return f"{text}: it is in {place.call}, which no rank answers"
+    if place is not None and place.doing == "collective":
+        return f"{text}: it is in {place.call}"
+    if place is not None and place.doing == "input":
+        return f"{text}: it waits for its next batch"
+    if place is not None:
+        return f"{text}: it is elsewhere in its own code"
+    progress = [one for group in case.groups if (one := group.progress.get(rank)) is not None]
+    idle = not any(one.pending or one.trace.p2p for one in progress)
+    return f"{text}; nothing is pending on it: its host stopped issuing" if idle else text
+
+
+def missing_title(case: Case, edge: Edge, culprits: Sequence[int]) -> str:
+    waiting = sorted({e.waiter for e in case.edges if e.group is edge.group and e.waited in culprits})
+    verb = "has" if len(culprits) == 1 else "have"
+    waits = "waits" if len(waiting) == 1 else "wait"
+    return (
+        f"{ranks_text(culprits, start=True)} {verb} not called {called(edge.operation, edge.sequence)} of "
+        f"{edge.group.name}; {ranks_text(waiting)} {waits} in it."
+    )
+
+
+def telling(edges: Iterable[Edge], culprits: Collection[int]) -> Edge:
+    """Of the waits for these: in the collective in which most wait for most of them, and of such the first called."""
+    into = [edge for edge in edges if edge.waited in culprits]
+    many: dict[tuple[object, int], int] = {}
+    for edge in into:
+        many[edge.group.key, edge.sequence] = many.get((edge.group.key, edge.sequence), 0) + 1
+    return min(into, key=lambda e: (-many[e.group.key, e.sequence], when(e.group, e.sequence), e.waiter))
+
+
+def when(group: Group, sequence: int) -> int:
+    """When that one was first called, by anybody."""
+    times = [
+        one.trace.created_ns[at]
+        for one in group.progress.values()
+        if (at := one.place(sequence)) is not None and one.trace.created_ns[at] > 0
+    ]
+    return min(times, default=0)
+
+
+def in_group(edge: Edge) -> str:
+    return f"{called(edge.operation, edge.sequence)} of {edge.group.name}"
+
+
+def waiting_in(group: Group, rank: int, sequence: int) -> WaitingIn:
+    operation = group.progress[rank].operation(sequence) if rank in group.progress else None
+    sizes = (operation.input_sizes or operation.output_sizes) if operation else ()
+    return WaitingIn(
+        group=group.key[0],
+        description=group.key[1],
+        sequence=sequence,
+        op=operation.name if operation else "",
+        sizes=" ".join(str(list(size)) for size in sizes[:4]),
+        dtypes=" ".join(operation.dtypes[:4]) if operation else "",
+    )
+
+
+def _did(group: Group, rank: int, sequence: int, frame: Frame | None) -> str:
+    operation = group.progress[rank].operation(sequence)
+    at = frame_text(frame)
+    return f"called {operation_text(operation) if operation else 'nothing'}{' at ' if at else ''}{at}"

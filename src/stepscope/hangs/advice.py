@@ -1,0 +1,69 @@
+"""What to do about a hang, by its kind and what is known of its culprits."""
+
+from __future__ import annotations
+
+from stepscope.hangs.words import file_name
+from stepscope.records.hang import HangRecord
+
+__all__ = ["advice_for"]
+
+BY_KIND = {
+    "hang_missing_collective": (
+        "All ranks of a group have to make the same calls in the same order.",
+        "Look for a branch, an early return or an exception handler that only some ranks take.",
+    ),
+    "hang_mismatch": (
+        "Compare what decides on this call (shapes, dtypes, a condition) on a culprit and on another rank.",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL checks each call against the other ranks', at a price.",
+    ),
+    "hang_deadlock": (
+        "The ranks enter their groups in different orders: make all of them take the groups in the same one.",
+    ),
+    "hang_device": (
+        "dmesg shows the Xid errors of a GPU that failed; CUDA_LAUNCH_BLOCKING=1 shows which kernel does not end.",
+    ),
+    "rank_crashed": ("The others wait for a rank that is gone: end the job, and look into its log for the reason.",),
+    "rank_lost": (
+        "Look at the hosts of those ranks: the record of their own watchdog is in hangs/ if they share the folder.",
+    ),
+    "hang_unknown": ("py-spy dump --native --pid PID shows where the ranks are in C, if it may be used here.",),
+}
+
+
+def advice_for(record: HangRecord) -> tuple[str, ...]:
+    if record.over == "recovered":
+        return (*_where(record), "If that is to be expected, a longer threshold keeps it from being reported.")
+    if record.kind == "hang_input":
+        return (*_where(record), *_of_input(record))
+    if record.kind == "hang_host":
+        return (*_where(record), *_of_host(record))
+    return (*_where(record), *BY_KIND.get(record.kind, ()))
+
+
+def _where(record: HangRecord) -> tuple[str, ...]:
+    at = next((culprit.at for culprit in record.culprits if culprit.at is not None), None)
+    if at is None or not at.line:
+        return ()
+    return (f"Begin at {file_name(at.file)}:{at.line} in {at.function}.",)
+
+
+def _of_input(record: HangRecord) -> tuple[str, ...]:
+    reasons = " ".join(culprit.reason for culprit in record.culprits)
+    if "SIGSTOP" in reasons:
+        return ("Somebody stopped the worker process: kill -CONT its pid lets it go on.",)
+    if "died" in reasons or "are gone" in reasons:
+        return ("A worker that died silently was often killed for want of memory (dmesg) or by a full /dev/shm.",)
+    return ("DataLoader(timeout=…) turns a worker that never answers into an exception; look at what it reads from.",)
+
+
+def _of_host(record: HangRecord) -> tuple[str, ...]:
+    pids = {rank.rank: rank.pid for rank in record.ranks}
+    first = record.culprits[0] if record.culprits else None
+    reason = first.reason if first is not None else ""
+    if first is not None and "stopped" in reason:
+        return (f"kill -CONT {pids.get(first.rank, 'PID')} lets it go on; SIGSTOP comes from a person or a debugger.",)
+    if "GIL" in reason:
+        return ("The C call at that line never gives the GIL back: it stops all threads of the process.",)
+    if "disk" in reason:
+        return ("The disk or network file system does not answer: look at dmesg and at its server.",)
+    return ()

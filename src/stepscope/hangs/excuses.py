@@ -1,0 +1,125 @@
+"""A rank that is silent because it is at work: compiling, saving, evaluating, preparing, computing.  Not a hang, yet.
+
+Every excuse ends: it holds for some times the threshold and no longer, and much less when nothing about the process
+moves.  One that is stopped, or whose GIL a C call never gives back, has none (``judge.py`` asks for them first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stepscope.hangs.activity import Activity, Doing, is_busy, moves_data
+from stepscope.hangs.evidence import Evidence, RankEvidence
+from stepscope.hangs.words import one_line, place_text, seconds_text
+
+__all__ = ["NotAHang", "excuse_of"]
+
+AT_WORK = 60.0
+"""Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
+BUSY = 6.0
+"""… a rank that computes, nobody knows what, or whose workers do."""
+STILL = 12.0
+"""… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
+LOOK_AGAIN_S = 1.0
+"""At least, until the next look."""
+FIRST = "No step was made yet."
+
+KNOWN: dict[Activity, str] = {
+    "compile": "compiles",
+    "checkpoint": "writes a checkpoint",
+    "evaluation": "evaluates",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotAHang:
+    reason: str
+    """A sentence: who is at work, at what.  The same at every look, as long as it is the same work."""
+    evidence: tuple[str, ...]
+    """Sentences: how that can be told."""
+    look_again_s: float
+    """When to judge anew, unless it goes on before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Excuse:
+    what: str
+    patience: float
+    signs: tuple[str, ...]
+
+
+def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
+    """Of the rank that has the best one, if any of them has one that still holds."""
+    ranks = {rank.rank: rank for rank in evidence.ranks}
+    alone = len(ranks) < evidence.world_size
+    best: tuple[float, Doing, _Excuse] | None = None
+    for doing in sorted(doings, key=lambda one: one.rank):
+        rank = ranks[doing.rank]
+        excuse = _excuse(rank, doing, alone=alone)
+        left_s = excuse.patience * evidence.threshold_s - rank.silent_s if excuse else 0.0
+        if excuse is not None and left_s > 0 and (best is None or left_s > best[0]):
+            best = left_s, doing, excuse
+    if best is None:
+        return None
+    left_s, doing, excuse = best
+    who = "The process" if evidence.world_size <= 1 else f"Rank {doing.rank}"
+    place = place_text(doing.at, evidence.source_lines)
+    until = f"That is taken for a hang after {seconds_text(excuse.patience * evidence.threshold_s)} without a sign."
+    return NotAHang(
+        reason=f"{who} {excuse.what}{f' at {place}' if place else ''}.",
+        evidence=(*excuse.signs, until),
+        look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
+    )
+
+
+def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
+    """``alone``: nothing is known here of some ranks of the job."""
+    signs = _signs(rank, doing)
+    moving = bool(signs)
+    if doing.state in KNOWN:
+        where = f"It {KNOWN[doing.state]}: {_told_by(rank, doing)}."
+        return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else STILL, signs=(where, *signs))
+    if doing.state == "input":
+        return _slow_input(rank, signs)
+    if doing.state == "collective" and alone and rank.step is None:
+        return _Excuse(what="waits for ranks that have not been heard of yet", patience=STILL, signs=(FIRST,))
+    if doing.state != "computing" or not moving:
+        return None
+    if rank.step is None:
+        return _Excuse(what="prepares its first step", patience=AT_WORK, signs=(FIRST, *signs))
+    return _Excuse(what="computes" if doing.busy else "reads or writes files", patience=BUSY, signs=signs)
+
+
+def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
+    """Workers that are at work, or the rank itself where it has none, make input slow; only idle ones make a hang."""
+    busy = [worker for worker in rank.workers if worker.kind == "dataloader" and is_busy(worker)]
+    if not busy and not signs:
+        # Opening a dataset may take its time; of the first batch nobody knows how long is long.
+        return _Excuse(what="waits for its first batch", patience=BUSY, signs=(FIRST,)) if rank.step is None else None
+    patience = AT_WORK if rank.step is None else BUSY
+    told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
+    return _Excuse(what="waits for a batch that is being made", patience=patience, signs=(*told, *signs))
+
+
+def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:
+    """Of movement."""
+    signs = []
+    if doing.busy and rank.cpu_share is not None:
+        signs.append(f"It uses {rank.cpu_share:.0%} of a core.")
+    if moves_data(rank) and rank.io_bytes_s is not None:
+        signs.append(f"It reads and writes {rank.io_bytes_s / 1e6:.1f} MB/s.")
+    compilers = [worker for worker in rank.workers if worker.kind == "compiler" and is_busy(worker)]
+    if compilers:
+        signs.append(f"A compiler that it started is at work: {one_line(compilers[0].name, 60)}.")
+    if doing.moved and not (doing.state == "input" and not doing.busy):
+        signs.append("Its stack moved between two looks.")
+    return tuple(signs)
+
+
+def _told_by(rank: RankEvidence, doing: Doing) -> str:
+    phases = {"checkpoint": "checkpoint", "evaluation": "eval"}
+    if rank.phase == phases.get(doing.state):
+        return f"it is in the phase {rank.phase}"
+    frame = next((frame for thread in rank.threads if thread.main for frame in thread.frames), None)
+    return f"its stack says so (in {frame.function})" if frame is not None else "a compiler that it started is at work"

@@ -1,0 +1,91 @@
+"""A hang as a finding: the same sentence in the terminal, in ``findings.json`` and in the summary.
+
+Evidence: ``number`` and ``host`` (which name its file), ``culprits`` (``rank``, ``reason``, ``file``, ``line``,
+``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op`` and ``sizes`` of the collective they wait
+in, ``cycle``, ``stopped_wall_ns`` (when the last rank was heard of), ``stood_s`` (from then until it was over, or
+declared), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepscope.hangs.advice import advice_for
+from stepscope.hangs.words import group_text, seconds_text
+from stepscope.records.finding import Finding
+from stepscope.records.hang import HangRecord
+
+__all__ = ["finding_of", "stood_s"]
+
+SURE = 0.95
+UNSURE = 0.6
+RANKS_LISTED = 64
+"""Culprits whose reasons are in the evidence; the record has all."""
+
+
+def finding_of(record: HangRecord) -> Finding:
+    """Of a job that came back: the ``stall`` that it was."""
+    back = record.over == "recovered"
+    seconds = stood_s(record)
+    there = {rank.rank: rank for rank in record.ranks}
+    of_culprits = [there[culprit.rank] for culprit in record.culprits if culprit.rank in there]
+    steps = [rank.step for rank in of_culprits or record.ranks if rank.step is not None]
+    phases = {rank.phase for rank in of_culprits}
+    title = record.title
+    if back:
+        then = title.replace(" never called ", " had not called ", 1)
+        title = f"The job stood still for {seconds_text(seconds)} and came back. {then}"
+    return Finding(
+        kind="stall" if back else record.kind,
+        severity="warning" if back else "critical",
+        title=title,
+        ranks=tuple(sorted({culprit.rank for culprit in record.culprits})),
+        phase=phases.pop() or None if len(phases) == 1 else None,
+        steps=(min(steps), max(steps)) if steps else None,
+        cost={
+            "share": 0.0,
+            "seconds": round(seconds, 3),
+            "rank_hours": round(seconds * len(record.ranks) / 3600, 4),
+            "if_fixed": None,
+        },
+        evidence=_evidence(record, seconds),
+        advice=advice_for(record),
+        confidence=UNSURE if record.undecidable else SURE,
+    )
+
+
+def stood_s(record: HangRecord) -> float:
+    """How long nothing happened, as far as it is known yet."""
+    until_ns = record.over_wall_ns if record.over_wall_ns is not None else record.declared_wall_ns
+    return max(until_ns - record.stopped_wall_ns, 0) / 1e9
+
+
+def _evidence(record: HangRecord, seconds: float) -> dict[str, Any]:
+    waiting = record.collective
+    return {
+        "number": record.number,
+        "host": record.host,
+        "culprits": [
+            {
+                "rank": culprit.rank,
+                "reason": culprit.reason,
+                "file": culprit.at.file if culprit.at else None,
+                "line": culprit.at.line if culprit.at else None,
+                "function": culprit.at.function if culprit.at else None,
+            }
+            for culprit in record.culprits[:RANKS_LISTED]
+        ],
+        "victims": list(record.victims),
+        "undecidable": record.undecidable,
+        "group": group_text(waiting) or None if waiting else None,
+        "sequence": waiting.sequence if waiting else None,
+        "op": waiting.op or None if waiting else None,
+        "sizes": waiting.sizes or None if waiting else None,
+        "cycle": list(record.cycle),
+        "stopped_wall_ns": record.stopped_wall_ns,
+        "stood_s": round(seconds, 3),
+        "threshold_s": record.threshold_s,
+        "over": record.over,
+        "action": record.action or None,
+        "told_by": list(record.evidence),
+    }

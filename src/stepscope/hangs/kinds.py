@@ -1,0 +1,366 @@
+"""Which kind of hang it is, and who is to blame.  One function per kind; the first that has an answer is believed.
+
+Certain things first: a rank that is gone, stopped, or keeps its GIL.  Then, once nobody is excused, ranks that hold up
+others by being elsewhere.  Only where all wait does it matter who called what in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
+from stepscope.flight.verdict import Side, Verdict
+from stepscope.flight.wording import ranks_text
+from stepscope.hangs.activity import Activity
+from stepscope.hangs.reasons import account, alike, culprits_of
+from stepscope.hangs.situation import Ruling, Situation
+from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
+from stepscope.hangs.words import collective_text, group_text, listed, place_text, seconds_text
+from stepscope.records.hang import Culprit, HangKind, WaitingIn
+
+__all__ = ["rule_certain", "rule_waiting"]
+
+HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
+"""What a rank does that waits for no other."""
+ENDED_WELL = ("in order", "code 0", "normally")
+SIDES_SHOWN = 3
+MANY = 8
+FEW = 4
+"""In a circle of that many ranks, less than one in so many are the odd ones."""
+
+
+def rule_certain(situation: Situation) -> Ruling | None:
+    """What no amount of work elsewhere excuses."""
+    return _gone(situation) or _frozen(situation)
+
+
+def rule_waiting(situation: Situation) -> Ruling:
+    for rule in (_held_up, _disagreeing, _circle, _as_recorded, _mismatch, _lost, _on_device):
+        ruling = rule(situation)
+        if ruling is not None:
+            return ruling
+    return _unknown(situation)
+
+
+def _with(situation: Situation, kind: HangKind, guilty: Sequence[int], title: str, **more: object) -> Ruling:
+    """The parts that all rulings share."""
+    victims = tuple(rank for rank in situation.waiting if rank not in set(guilty))
+    fields = {
+        "culprits": culprits_of(situation, guilty),
+        "victims": victims,
+        "collective": situation.shared(_direct(situation, guilty, victims)),
+        **more,
+    }
+    return Ruling(kind=kind, title=title, **fields)  # type: ignore[arg-type]
+
+
+def _direct(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> Sequence[int]:
+    """Of the victims those in a group with a culprit; the others wait for them."""
+    near = []
+    for victim in victims:
+        waiting = situation.doings[victim].waiting_in
+        if waiting is not None and (waiting.peer in guilty or situation.members_of(waiting) & set(guilty)):
+            near.append(victim)
+    return near or victims
+
+
+def _accounts(situation: Situation, guilty: Sequence[int]) -> str:
+    """Of one, or of all where they are alike; otherwise of the first few."""
+    doings = [situation.doings[rank] for rank in guilty]
+    if alike(doings):
+        return account(situation, guilty[0])[0]
+    shown = [f"rank {rank} {account(situation, rank)[0]}" for rank in guilty[:SIDES_SHOWN]]
+    more = f" and {len(guilty) - SIDES_SHOWN:,} more elsewhere" if len(guilty) > SIDES_SHOWN else ""
+    return "; ".join(shown) + more
+
+
+def _gone(situation: Situation) -> Ruling | None:
+    gone = [rank for rank, doing in situation.doings.items() if doing.state == "gone"]
+    ended = {rank: situation.ranks[rank].ended for rank in gone}
+    badly = [rank for rank in gone if not any(words in ended[rank] for words in ENDED_WELL)]
+    if len(gone) == len(situation.ranks) or not (badly or (gone and situation.waiting)):
+        return None  # nobody is gone, or only who was done; the others are still at something
+    if not badly:
+        return _missing(situation, gone)
+    own = [rank for rank in badly if not _taken_along(ended[rank])]
+    if not own and (disagreeing := _disagreeing(situation)) is not None:
+        return disagreeing  # gloo ends those that were asked for something else than they gave
+    began = own or badly
+    told = {situation.doings[rank].words for rank in began}
+    if len(told) == 1:
+        what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
+    else:
+        what = "; ".join(f"rank {rank} {situation.doings[rank].words}" for rank in began[:SIDES_SHOWN])
+    step = situation.ranks[began[0]].step
+    where = f" in step {step}" if step is not None and len(began) == 1 else ""
+    title = f"{situation.who(began)}{':' if len(began) > 1 else ''} {what}{where}{situation.wait_for(began)}."
+    others = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in began]
+    evidence = (f"After it: {listed(others[:SIDES_SHOWN])}.",) if others else ()
+    return _with(situation, "rank_crashed", began, title, evidence=evidence)
+
+
+def _taken_along(ended: str) -> bool:
+    return "SIGTERM" in ended or any(words in ended.lower() for words in (*TAKEN_ALONG, *DISAGREED))
+
+
+def _frozen(situation: Situation) -> Ruling | None:
+    states: tuple[Activity, ...] = ("stopped", "gil")
+    guilty = [rank for rank, doing in situation.doings.items() if doing.state in states]
+    if not guilty:
+        return None
+    title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
+    signs = []
+    for rank in guilty[:SIDES_SHOWN]:
+        who = f"Rank {rank}"
+        if situation.doings[rank].state == "gil":
+            signs.append(f"{who} answers requests that need no Python, and none that do: its GIL is held.")
+        else:
+            signs.append(f"{who}: the kernel says that the process is stopped ({situation.ranks[rank].process_state}).")
+    return _with(situation, "hang_host", guilty, title, evidence=tuple(signs))
+
+
+def _subject(situation: Situation, guilty: Sequence[int]) -> str:
+    """``Rank 1 sleeps at train.py:41``, ``Ranks 1, 3: each waits for a disk``."""
+    told = _accounts(situation, guilty)
+    if len(guilty) == 1:
+        return f"{situation.who(guilty)} {told}"
+    same = alike([situation.doings[rank] for rank in guilty])
+    return f"{situation.who(guilty)}: {'each ' if same else ''}{told}"
+
+
+def _held_up(situation: Situation) -> Ruling | None:
+    guilty = [rank for rank, doing in situation.doings.items() if doing.state in HOLDERS]
+    if not guilty:
+        return None
+    states = {situation.doings[rank].state for rank in guilty}
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    if "disk" in states:
+        kind: HangKind = "hang_host"
+    elif "input" in states:
+        kind = "hang_input"
+    else:
+        kind = "hang_missing_collective" if victims else "hang_host"
+    if kind != "hang_missing_collective":
+        title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}{_since(situation, guilty, victims)}."
+        return _with(situation, kind, guilty, title, evidence=_idle(situation, guilty))
+    return _missing(situation, guilty)
+
+
+def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Others wait in a call that these never made."""
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    called = collective_text(
+        _other_end(situation, guilty, victims) or situation.shared(_direct(situation, guilty, victims))
+    )
+    same = alike([situation.doings[rank] for rank in guilty])
+    it = "it" if len(guilty) == 1 else "each" if same else ""
+    told = f"{it} {_accounts(situation, guilty)}".strip()
+    title = f"{situation.who(guilty)} never called {called}: {told}{situation.wait_for(guilty, named=False)}."
+    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
+    evidence = _idle(situation, guilty)
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits, evidence=evidence)
+
+
+def _other_end(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> WaitingIn | None:
+    """Of a single culprit that a send or recv waits for: what it would have to call."""
+    for victim in victims:
+        waiting = situation.doings[victim].waiting_in
+        if waiting is not None and is_p2p(waiting) and list(guilty) == [waiting.peer]:
+            return replace(waiting, op="recv" if "send" in waiting.op else "send", peer=victim)
+    return None
+
+
+def _since(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> str:
+    """How long, where there is nobody whose wait would say that something is wrong."""
+    return "" if victims else f", for {seconds_text(min(situation.ranks[rank].silent_s for rank in guilty))} now"
+
+
+def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
+    signs = []
+    for rank in [rank for rank in guilty if situation.doings[rank].state != "gone"][:SIDES_SHOWN]:
+        share, silent_s = situation.ranks[rank].cpu_share, situation.ranks[rank].silent_s
+        used = f" and uses {share:.0%} of a core" if share is not None else ""
+        signs.append(f"Rank {rank} has been silent for {seconds_text(silent_s)}{used}.")
+    return tuple(signs)
+
+
+def _circle(situation: Situation) -> Ruling | None:
+    waits = waits_of(situation)
+    for ranks in circles(waits.edges):
+        point_to_point = [rank for rank in ranks if is_p2p(situation.doings[rank].waiting_in)]
+        if point_to_point and len(point_to_point) < len(ranks):
+            return _unmatched(situation, point_to_point)
+        cycle = cycle_text(situation, waits, ranks)
+        title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
+        guilty = _odd_ones(situation, ranks)
+        return _with(situation, "hang_deadlock", guilty, title, cycle=cycle, collective=situation.shared(ranks))
+    # Without knowing with whom a send or recv is, there is no circle to be found; that others miss them still shows.
+    waited = {number for node, after in waits.edges.items() if node[0] for name, number in after if not name}
+    point_to_point = [rank for rank in sorted(waited) if is_p2p(situation.doings[rank].waiting_in)]
+    return _unmatched(situation, point_to_point) if point_to_point else None
+
+
+def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
+    """Everybody in a circle is part of it; of many, those few that are in another call than nearly all."""
+    calls: dict[str, list[int]] = {}
+    for rank in ranks:
+        calls.setdefault(collective_text(situation.doings[rank].waiting_in), []).append(rank)
+    most = max(calls.values(), key=len)
+    few = [rank for rank in ranks if rank not in most]
+    return few if len(ranks) >= MANY and len(few) * FEW < len(ranks) else ranks
+
+
+def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Sends and recvs whose other end is in a collective: it waits for them, and they for it."""
+    told = []
+    for rank in guilty[:SIDES_SHOWN]:
+        waiting = situation.doings[rank].waiting_in
+        peer = waiting.peer if waiting is not None else None
+        there = peer is not None and peer in situation.doings and peer not in guilty
+        other = f", which {account(situation, peer)[0]}" if there and peer is not None else ""
+        told.append(f"{'it' if len(guilty) == 1 else f'rank {rank}'} {account(situation, rank)[0]}{other}")
+    shared = situation.shared([rank for rank in situation.waiting if rank not in guilty])
+    called = collective_text(shared)
+    title = f"{situation.who(guilty)} never called {called}: {'; '.join(told)}."
+    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits)
+
+
+def _sides(situation: Situation, ranks: Sequence[int]) -> str:
+    """``ranks 0, 3 in all_reduce of mesh_dp, ranks 1, 2 in all_reduce of mesh_tp``."""
+    sides: dict[str, list[int]] = {}
+    for rank in ranks:
+        waiting = situation.doings[rank].waiting_in
+        sides.setdefault(collective_text(waiting), []).append(rank)
+    parts = [f"{ranks_text(these)} in {call}" for call, these in sides.items()]
+    more = [f"{len(parts) - SIDES_SHOWN} more groups"] if len(parts) > SIDES_SHOWN else []
+    return listed([*parts[:SIDES_SHOWN], *more])
+
+
+def _mismatch(situation: Situation) -> Ruling | None:
+    """All of a group are in it, but not in the same call.  By the words alone: no sequence numbers, no shapes."""
+    by_group: dict[str, dict[tuple[str, int], list[int]]] = {}
+    for rank in situation.waiting:
+        last, waiting = situation.ranks[rank].collective, situation.doings[rank].waiting_in
+        if last is not None and last.waiting and waiting is not None and waiting.group and not is_p2p(waiting):
+            by_group.setdefault(waiting.group, {}).setdefault((last.op, last.bytes), []).append(rank)
+    for calls in by_group.values():
+        # Who receives a broadcast or scatter may pass other bytes than who sends it: told apart by the op alone.
+        ops = {op for op, _ in calls}
+        if len(calls) < 2 or (len(ops) == 1 and ops & {"broadcast", "scatter", "gather", "all_to_all"}):
+            continue
+        sides = sorted(calls.items(), key=lambda side: -len(side[1]))
+        split = len(sides[0][1]) == len(sides[1][1])
+        guilty = sorted(rank for _, these in (sides if split else sides[1:]) for rank in these)
+        told = [
+            f"{ranks_text(these)} called {op}" + (f" with {size:,} bytes" if len(ops) == 1 else "")
+            for (op, size), these in sides[:SIDES_SHOWN]
+        ]
+        group = group_text(situation.doings[guilty[0]].waiting_in or WaitingIn(group=""))
+        title = f"The ranks of {group} are not in the same call: {listed(told)}."
+        return _with(situation, "hang_mismatch", guilty, title, undecidable=split)
+    return None
+
+
+def _disagreeing(situation: Situation) -> Ruling | None:
+    """The same by the Flight Recorders: who asked for something else than the others, at the same number."""
+    found = situation.recorders.verdict
+    if found is None or found.kind != "hang_mismatch" or found.first_divergence is None:
+        return None
+    if situation.recorders.decided is not None:
+        return _recorded(situation, found, "hang_mismatch")
+    sides = found.first_divergence.call_sites
+    told = [f"{ranks_text(side.ranks)} called {_call(side)}" for side in sides[:SIDES_SHOWN] if side.op]
+    title = f"Number {found.sequence} of {found.description or found.group} is not the same call: {listed(told)}."
+    suspects = [rank for rank in found.suspects if rank in situation.doings]
+    return _with(situation, "hang_mismatch", suspects, title, undecidable=True, collective=found.waiting_in)
+
+
+def _call(side: Side) -> str:
+    return " ".join(part for part in (side.op, side.sizes, side.dtypes) if part)
+
+
+def _as_recorded(situation: Situation) -> Ruling | None:
+    """Who has not called what the others wait in, or whose device lags behind theirs."""
+    found = situation.recorders.decided
+    if found is None or found.kind not in ("hang_missing_collective", "hang_input", "hang_device"):
+        return None
+    on_device = all(situation.doings[one.rank].state == "device" for one in found.culprits)
+    return _recorded(situation, found, "hang_device" if on_device else found.kind)
+
+
+def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
+    """The verdict of ``flight/`` with the lines at which the culprits are."""
+    guilty = [one.rank for one in found.culprits]
+    lines = situation.evidence.source_lines
+    culprits = []
+    for one in found.culprits:
+        at = situation.doings[one.rank].at or one.at
+        place = place_text(at, lines)
+        culprits.append(Culprit(rank=one.rank, reason=f"{f'at {place} ' if place else ''}{one.reason}", at=at))
+    if len({culprit.reason for culprit in culprits}) == 1:
+        told = f"{': each' if len(guilty) > 1 else ''} {culprits[0].reason}"
+    else:
+        told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
+    number = f" (number {found.sequence} of {found.description or found.group})" if kind == "hang_mismatch" else ""
+    title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
+    evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.",)
+    more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}
+    return _with(situation, kind, guilty, title, **more)
+
+
+def _lost(situation: Situation) -> Ruling | None:
+    elsewhere = waits_of(situation).elsewhere
+    if not elsewhere or not situation.waiting:
+        return None
+    shared = situation.shared(situation.waiting)
+    verb = "waits" if len(situation.waiting) == 1 else "wait"
+    here = f"All {len(situation.ranks):,} ranks" if len(situation.waiting) == len(situation.ranks) > 1 else None
+    who = here or ranks_text(situation.waiting, start=True)
+    title = (
+        f"{who} on {situation.evidence.host} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
+        "on other hosts: which of them holds the job up cannot be told from here."
+    )
+    return _with(situation, "rank_lost", (), title, undecidable=True, evidence=_unanswered(situation))
+
+
+def _on_device(situation: Situation) -> Ruling | None:
+    waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
+    found = situation.recorders.verdict
+    if not waiting and found is not None and found.kind == "hang_device":
+        return _with(situation, "hang_device", (), found.title, undecidable=True, collective=found.waiting_in)
+    if not waiting:
+        return None
+    several = len(situation.ranks) > 1
+    place = _accounts(situation, waiting)
+    each = "each " if len(waiting) > 1 and alike([situation.doings[rank] for rank in waiting]) else ""
+    colon = ": " if len(waiting) > 1 else " "
+    title = f"{situation.who(waiting)}{colon}{each}{place}, and the device does not finish."
+    used = [
+        f"The GPU of rank {rank} is {util:.0f}% busy."
+        for rank in waiting[:SIDES_SHOWN]
+        if (util := situation.ranks[rank].gpu_util_percent) is not None
+    ]
+    guilty = [] if several else waiting
+    return _with(situation, "hang_device", guilty, title, undecidable=several, evidence=tuple(used))
+
+
+def _unknown(situation: Situation) -> Ruling:
+    silent = [rank for rank, doing in situation.doings.items() if doing.state == "unknown"]
+    parts = []
+    if situation.waiting:
+        shared = situation.shared(situation.waiting)
+        verb = "waits" if len(situation.waiting) == 1 else "wait"
+        parts.append(f"{ranks_text(situation.waiting)} {verb} in {collective_text(shared)}")
+    if silent:
+        could = "could not be learnt"
+        parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} {could}")
+    told = f": {listed(parts)}" if parts else ""
+    title = f"The job stands still and it cannot be told why{told}."
+    return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=_unanswered(situation))
+
+
+def _unanswered(situation: Situation) -> tuple[str, ...]:
+    mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
+    return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()

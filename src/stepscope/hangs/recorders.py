@@ -1,0 +1,112 @@
+"""What the Flight Recorders of the ranks say, in the terms of a hang.
+
+They know sequence numbers, sizes and what DDP and FSDP call by themselves; of gloo they do not know sends and recvs.
+A rank that did not answer is no suspect for that: its server may be missing, which ``flight/`` cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepscope.errors import DumpError
+from stepscope.flight.entries import DONE, P2P, Dump, GroupKey, Operation, Trace
+from stepscope.flight.judge import judge as judge_dumps
+from stepscope.flight.verdict import Verdict
+from stepscope.hangs.evidence import Evidence
+from stepscope.records.hang import WaitingIn
+
+__all__ = ["Recorders", "read_recorders"]
+
+MOST_PENDING = 64
+"""Of one rank."""
+RAISED = "raised "
+TRACEBACK = "Traceback (most recent call last)"
+"""How ``flight/`` knows the text of an exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorders:
+    verdict: Verdict | None = None
+    """That of ``flight/`` on those that answered; None: nobody did."""
+    pending: dict[int, tuple[WaitingIn, ...]] = field(default_factory=dict)
+    """By rank: the collectives that were begun and have not ended, in order."""
+    members: dict[str, frozenset[int]] = field(default_factory=dict)
+    """The ranks of groups, by name: those that a recorder tells, and those in whose recorder the group is."""
+    answered: frozenset[int] = frozenset()
+
+    @property
+    def decided(self) -> Verdict | None:
+        """The verdict, if it blames somebody, and for what was recorded rather than for what was not."""
+        found = self.verdict
+        if found is None or found.healthy or found.undecidable or not found.culprits:
+            return None
+        return found if {one.rank for one in found.culprits} <= self.answered else None
+
+
+def read_recorders(evidence: Evidence) -> Recorders:
+    # It also reads folders of files, by several processes: not for an agent to carry along that sees no hang.
+    from stepscope.flight.read import read_dump
+
+    dumps: dict[int, Dump] = {}
+    for one in evidence.ranks:
+        if one.flight:
+            try:
+                dumps[one.rank] = read_dump(one.flight, source=f"rank {one.rank}", rank=one.rank)
+            except DumpError:
+                continue
+    members: dict[str, set[int]] = {}
+    for rank, dump in dumps.items():
+        for key in {*dump.groups, *dump.members}:
+            members.setdefault(key[0], set()).update((rank, *dump.members.get(key, ())))
+    stacks = {one.rank: one.threads for one in evidence.ranks if one.threads and one.rank in dumps}
+    errors = {
+        one.rank: f"{TRACEBACK}\n{one.ended.removeprefix(RAISED)}" for one in evidence.ranks if RAISED in one.ended
+    }
+    return Recorders(
+        verdict=judge_dumps(list(dumps.values()), stacks=stacks, errors=errors, world=evidence.world_size)
+        if dumps
+        else None,
+        pending={rank: found for rank, dump in dumps.items() if (found := _pending(dump))},
+        members={name: frozenset(ranks) for name, ranks in members.items()},
+        answered=frozenset(dumps),
+    )
+
+
+def _pending(dump: Dump) -> tuple[WaitingIn, ...]:
+    found: list[tuple[int, WaitingIn]] = []
+    for key, trace in dump.groups.items():
+        found += _collectives(dump, key, trace)
+        found += [(one.created_ns, _p2p(key, one, dump.members.get(key, ()))) for one in trace.p2p[:MOST_PENDING]]
+    return tuple(waiting for _, waiting in sorted(found, key=lambda pair: pair[0])[:MOST_PENDING])
+
+
+def _collectives(dump: Dump, key: GroupKey, trace: Trace) -> list[tuple[int, WaitingIn]]:
+    begun = [at for at, state in enumerate(trace.states) if state != DONE][:MOST_PENDING]
+    return [
+        (
+            trace.created_ns[at],
+            _waiting(key, dump.operations[trace.operations[at]], sequence=trace.sequences[at]),
+        )
+        for at in begun
+    ]
+
+
+def _p2p(key: GroupKey, one: P2P, members: Sequence[int]) -> WaitingIn:
+    """Ranks of a send or recv count within their group."""
+    place = one.target if one.sending else one.source
+    peer = members[place] if place < len(members) else place
+    return _waiting(key, one.operation, sequence=one.sequence, peer=peer, op="send" if one.sending else "recv")
+
+
+def _waiting(key: GroupKey, operation: Operation, *, sequence: int, peer: int | None = None, op: str = "") -> WaitingIn:
+    name, description = key
+    return WaitingIn(
+        group=name,
+        description=description,
+        sequence=sequence,
+        op=op or operation.name,
+        sizes=" ".join(f"[{', '.join(map(str, size))}]" for size in operation.input_sizes or operation.output_sizes),
+        dtypes=" ".join(operation.dtypes),
+        peer=peer,
+    )

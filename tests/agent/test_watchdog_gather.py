@@ -1,0 +1,393 @@
+"""Gathering evidence about real processes: asleep, at work, stopped, stuck in C with the GIL, with children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.agent import gather as gathering
+from stepscope.agent.gather import Gathered, Subject, gather
+from stepscope.agent.helpers import kind_of
+from stepscope.agent.procfs import descendants, read_process, spent_between, wait_channel
+from stepscope.agent.pyspy import parse_dump
+from stepscope.agent.source import read_lines
+from stepscope.agent.threads import Offers, StacksQuestion, ask_stacks
+from stepscope.hangs.evidence import RankEvidence
+from stepscope.records.hang import Frame, ThreadStack
+
+NUMBER = signal.SIGRTMIN + 8
+
+CHILD = textwrap.dedent(
+    """
+    import ctypes, faulthandler, os, signal, sys, threading, time
+    ring, number, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    fd, single = os.open(ring + ".threads", flags), os.open(ring + ".stacks", flags)
+
+    def answer(number, frame):
+        lines = ["Stack (most recent call first):"]
+        while frame is not None:
+            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+            frame = frame.f_back
+        os.write(single, ("\\n".join(lines) + "\\n").encode())
+
+    if what != "deaf":
+        faulthandler.register(number, file=fd, all_threads=True, chain=False)
+        faulthandler.register(number + 1, file=single, all_threads=False, chain=False)
+        signal.signal(number + 2, answer)
+    fds = f"{fd} {single}"
+
+    def rest():
+        time.sleep(600)
+
+    def work():
+        while True:
+            sum(range(1000))
+
+    def hold_the_gil():
+        ctypes.PyDLL(None).sleep(600)
+
+    def have_worker():
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
+            print(fds, flush=True)
+            load()
+        os.wait()
+
+    def load():
+        while True:
+            time.sleep(600)
+
+    def wait_for_lock():
+        threading.Event().wait()
+
+    def have_busy_thread():
+        threading.Thread(target=work, daemon=True).start()
+        rest()
+
+    if what != "gil alone":
+        threading.Thread(target=wait_for_lock, daemon=True).start()
+    if what != "worker":
+        print(fds, flush=True)
+    parts = {"work": work, "busy thread": have_busy_thread, "worker": have_worker}
+    (hold_the_gil if what.startswith("gil") else parts.get(what, rest))()
+    """
+)
+
+
+class Child:
+    """A process that offers its stacks and does what it was started for."""
+
+    def __init__(self, folder: Path, rank: int, what: str) -> None:
+        self.script = folder / "child.py"
+        self.script.write_text(CHILD)
+        self.ring = folder / f"{rank}.ring"
+        command = [sys.executable, str(self.script), str(folder / str(rank)), str(int(NUMBER)), what]
+        self.rank = rank
+        self.busy = what == "work"
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        all_threads, single = map(int, self.process.stdout.readline().split())
+        self.offers = Offers(
+            ring=self.ring,
+            threads=(int(NUMBER), all_threads),
+            stacks=(int(NUMBER) + 1, single),
+            running=(int(NUMBER) + 2, single),
+        )
+        self.pid = self.process.pid
+        self.until_asleep()
+
+    def until_asleep(self) -> None:
+        if self.busy:
+            return
+        deadline = time.monotonic() + 30
+        while (reading := read_process(self.pid)) is not None and reading.state == "R":
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def subject(self, server: Path | None = None) -> Subject:
+        return Subject(
+            evidence=RankEvidence(rank=self.rank, pid=self.pid),
+            pidfd=os.pidfd_open(self.pid),
+            offers=self.offers,
+            server=server,
+        )
+
+    def close(self) -> None:
+        if self.process.returncode is not None:
+            return
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+Start = Callable[[str], Child]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    children: list[Child] = []
+
+    def one(what: str) -> Child:
+        children.append(Child(tmp_path, len(children), what))
+        return children[-1]
+
+    yield one
+    for child in children:
+        child.close()
+
+
+def look(*subjects: Subject, **options: Any) -> Gathered:
+    return gather(subjects, window_s=0.3, **options)
+
+
+def functions(threads: Any) -> list[list[str]]:
+    return [[frame.function for frame in thread.frames] for thread in threads]
+
+
+def test_ranks_asleep_at_work_and_stopped(start: Start) -> None:
+    asleep, busy, stopped = start("rest"), start("work"), start("rest")
+    os.kill(stopped.pid, signal.SIGSTOP)
+    found = look(asleep.subject(), busy.subject(), stopped.subject())
+    first, second, third = found.ranks
+    assert [rank.rank for rank in found.ranks] == [0, 1, 2]
+    assert first.process_state == "S"
+    assert first.cpu_share is not None
+    assert first.cpu_share < 0.2
+    main = next(thread for thread in first.threads if thread.main)
+    assert [frame.function for frame in main.frames] == ["rest", "<module>"]
+    assert found.source_lines[main.frames[0].file, main.frames[0].line] == "time.sleep(600)"
+    assert functions(first.threads_later) == functions(first.threads)
+    assert len(first.threads) == 2
+    assert second.process_state == "R"
+    assert second.cpu_share is not None
+    assert second.cpu_share > 0.1
+    assert [names[-2:] for names in functions(second.threads)] == [["work", "<module>"]]  # nobody else is shown
+    assert (third.process_state, third.threads, third.threads_later, third.gil_held) == ("T", (), (), None)
+    assert set(found.stack_texts) == {0, 1}
+    assert found.stack_texts[0].count("most recent call first") == 2
+
+
+def test_a_held_gil_hides_no_stack_and_its_sleep_goes_on(start: Start) -> None:
+    """C's sleep would end with a signal to its thread: another is asked."""
+    child = start("gil")
+    (rank,) = look(child.subject()).ranks
+    assert functions(thread for thread in rank.threads if thread.main) == [["hold_the_gil", "<module>"]]
+    assert functions(thread for thread in rank.threads_later if thread.main) == [["hold_the_gil", "<module>"]]
+    assert (rank.process_state, child.process.poll()) == ("S", None)
+    assert rank.wait_channel == wait_channel(rank.pid)
+
+
+def test_a_sleep_of_native_code_is_not_ended_where_there_is_no_other_thread(start: Start) -> None:
+    child = start("gil alone")
+    (rank,) = look(child.subject()).ranks
+    assert (rank.threads, rank.threads_later, rank.process_state, child.process.poll()) == ((), (), "S", None)
+
+
+def test_the_main_thread_alone_is_asked_while_another_is_at_work(start: Start) -> None:
+    """faulthandler must not read the frames of a thread that runs Python."""
+    (rank,) = look(start("busy thread").subject()).ranks
+    assert functions(rank.threads) == [["rest", "have_busy_thread", "<module>"]]
+    assert rank.cpu_share is not None
+    assert rank.cpu_share > 0.1
+
+
+def test_a_signal_that_is_not_caught_is_never_sent(start: Start) -> None:
+    """It would end the process."""
+    deaf = start("deaf")
+    (rank,) = look(deaf.subject()).ranks
+    assert (rank.threads, rank.process_state, deaf.process.poll()) == ((), "S", None)
+
+
+@pytest.mark.parametrize(("number", "fd"), [(15, 3), (int(NUMBER), 0), (200, 3), (int(NUMBER), 99)])
+def test_nor_one_that_a_damaged_offer_names(start: Start, number: int, fd: int) -> None:
+    child = start("rest")
+    pidfd = os.pidfd_open(child.pid)
+    offers = Offers(ring=child.ring, threads=(number, fd))
+    assert ask_stacks({0: StacksQuestion(pid=child.pid, pidfd=pidfd, offers=offers)}, patience_s=0.1) == {}
+    os.close(pidfd)
+    assert child.process.poll() is None
+
+
+def test_workers_are_asked_one_by_one(start: Start) -> None:
+    parent = start("worker")
+    (rank,) = look(parent.subject()).ranks
+    (worker,) = rank.workers
+    assert (worker.kind, worker.process_state) == ("dataloader", "S")
+    assert worker.name.startswith(sys.executable)
+    assert functions(thread for thread in worker.threads if thread.main) == [["load", "have_worker", "<module>"]]
+    assert functions(thread for thread in rank.threads if thread.main) == [["have_worker", "<module>"]]
+    assert worker.cpu_share is not None
+
+
+def handlers(answers: dict[bytes, bytes], release: threading.Event) -> Callable[[socket.socket, bytes], None]:
+    """A worker server of which one handler waits for the GIL."""
+
+    def behave(connection: socket.socket, request: bytes) -> None:
+        name = request.split()[1].rpartition(b"/")[2]
+        if name not in answers:
+            release.wait(60)
+            return
+        body = answers[name]
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    return behave
+
+
+def test_the_flight_recorder_and_who_holds_the_gil(start: Start, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GIL_S", 0.2)
+    release = threading.Event()
+    flight = b'{"version": "2.10"}'
+    held = serve(handlers({b"fr_trace_json": flight}, release))
+    free = serve(handlers({b"fr_trace_json": flight, b"dump_traceback": b"Thread 0x1"}, release))
+    children = [start("rest"), start("rest"), start("rest")]
+    places = [held.path, free.path, held.path.with_name("nobody.sock")]
+    found = look(*(child.subject(place) for child, place in zip(children, places, strict=True)))
+    assert [(rank.flight, rank.gil_held) for rank in found.ranks] == [(flight, True), (flight, False), (b"", None)]
+    # The server that waits for the GIL is deaf by now: what is known of it stays known, and it is not asked again.
+    monkeypatch.setattr(gathering, "SERVER_S", 0.2)
+    earlier = {rank.pid: rank for rank in found.ranks}
+    (again,) = look(children[0].subject(held.path), earlier=earlier).ranks
+    assert (again.flight, again.gil_held) == (flight, True)
+    release.set()
+
+
+def test_the_dead_stay_as_they_are_and_the_dying_are_no_error(start: Start) -> None:
+    child = start("rest")
+    subject = child.subject()
+    child.close()
+    gone = Subject(evidence=RankEvidence(rank=1, pid=child.pid, alive=False, ended="raised ValueError: x"))
+    found = look(subject, gone)
+    assert found.ranks[1] == gone.evidence
+    assert (found.ranks[0].process_state, found.ranks[0].threads, found.ranks[0].workers) == ("", (), ())
+    assert look() == Gathered(ranks=())
+
+
+def test_the_frames_of_its_parent_are_no_place_of_a_worker() -> None:
+    where = (
+        ("/x/data.py", "__getitem__"),
+        (f"/lib/{gathering.WORKER_LOOP}", "_worker_loop"),
+        ("/lib/multiprocessing/process.py", "run"),
+        ("/x/train.py", "<module>"),
+    )
+    frames = tuple(Frame(file=file, line=1, function=function) for file, function in where)
+    own = gathering._own_frames((ThreadStack(main=True, frames=frames), ThreadStack(main=False, frames=frames[2:])))
+    assert functions(own) == [["__getitem__", "_worker_loop"], ["run", "<module>"]]
+
+
+# -- its parts --------------------------------------------------------------------------------------------------------
+
+
+def test_children_and_theirs(tmp_path: Path) -> None:
+    for pid, parent in {5: 1, 6: 5, 7: 6, 8: 1, 9: 8}.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) c) S {parent} " + "0 " * 40)
+    assert descendants([5, 8, 4], tmp_path) == {5: [6, 7], 8: [9], 4: []}
+    assert descendants([5], tmp_path / "none") == {5: []}
+
+
+def test_what_was_spent_between_two_readings(tmp_path: Path) -> None:
+    folder = tmp_path / "5"
+    folder.mkdir()
+    fields = "R 1 2 3 4 5 6 7 8 9 10 {} {} 0 0"
+    (folder / "stat").write_text("5 (x) " + fields.format(100, 50))
+    first = read_process(5, tmp_path)
+    (folder / "stat").write_text("5 (x) " + fields.format(110, 60))
+    (folder / "io").write_text("rchar: 10\nwchar: 20\nsyscr: 1\nread_bytes: 0\nwrite_bytes: 4096\n")
+    second = read_process(5, tmp_path)
+    assert first is not None
+    assert second is not None
+    assert (first.cpu_s, first.io_bytes, second.cpu_s, second.io_bytes) == (1.5, None, 1.7, 4096)
+    assert spent_between(first, second).cpu_share is not None
+    assert spent_between(first, second).io_bytes_s is None
+    assert spent_between(first, None).cpu_share is None
+    (folder / "stat").write_text("garbage")
+    assert read_process(5, tmp_path) is None
+    assert read_process(6, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "kind"),
+    [
+        ("pt_data_worker", "python train.py", "dataloader"),
+        ("python", "python train.py", "dataloader"),
+        ("python", "python -c spawn_main", "other"),
+        ("python", "/usr/bin/python /x/torch/_inductor/compile_worker/__main__.py --workers=2", "compiler"),
+        ("cc1plus", "/usr/libexec/gcc/cc1plus -quiet", "compiler"),
+        ("aarch64-linux-g", "/usr/bin/aarch64-linux-gnu-g++-13 -c x.cpp", "compiler"),
+        ("ptxas", "ptxas -o x", "compiler"),
+        ("sh", "sh -c true", "other"),
+        ("nvidia-smi", "", "other"),
+    ],
+)
+def test_what_a_child_is(tmp_path: Path, name: str, command: str, kind: str) -> None:
+    for pid, parent, comm, line in ((5, 1, "python", "python train.py"), (6, 5, name, command)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} " + "0 " * 20)
+        (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
+    assert kind_of(6, 5, tmp_path) == kind
+    assert kind_of(7, 5, tmp_path) == "other"
+
+
+def test_source_lines(tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_text("first\n    second  # ✓\n" + "x" * 1000)
+    name = str(source)
+    places = [(name, 2), (name, 3), (name, 9), (name, 0), (str(tmp_path / "none.py"), 1), ("<string>", 1), (name, 2)]
+    assert read_lines(places, patience_s=30) == {(name, 2): "second  # ✓", (name, 3): "x" * 200}
+
+
+def test_a_file_system_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "train.py"
+    os.mkfifo(pipe)
+    assert read_lines([(str(pipe), 1)], patience_s=0.05) == {}
+    os.close(os.open(pipe, os.O_WRONLY))  # and it comes back
+
+
+def test_py_spy_is_asked_for_those_that_do_not_answer(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "py-spy"
+    dump = '[{"thread_name": "MainThread", "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]'
+    program.write_text(f"#!/bin/sh\n[ \"$1 $2 $3 $4\" = 'dump --nonblocking --json --pid' ] && echo '{dump}'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    deaf, good = look(start("deaf").subject(), start("rest").subject()).ranks
+    ((thread,), later) = deaf.threads, deaf.threads_later
+    assert (thread.main, thread.frames[0].file, thread.frames[0].line, thread.frames[0].function, later) == (
+        True,
+        "a.py",
+        3,
+        "f",
+        (),
+    )
+    assert len(good.threads) == 2
+
+
+def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gathering, "SPY_S", 0.1)
+    assert look(start("deaf").subject()).ranks[0].threads == ()
+
+
+@given(st.binary() | st.sampled_from([b"[{}]", b"{}", b'[{"frames": 3}]', b'[{"frames": [{}]}]', b"[[]]", b"null"]))
+def test_fuzz_py_spy(text: bytes) -> None:
+    assert parse_dump(text) == ()

@@ -1,0 +1,123 @@
+"""Asking worker servers: whole answers within their bounds count, whatever else comes does not, and nothing blocks."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from stepscope.agent import worker_server
+from stepscope.agent.worker_server import FLIGHT, ask_servers
+
+Behave = Callable[[socket.socket, bytes], None]
+Serve = Callable[[Behave], Any]
+
+
+def answer(body: bytes, *, status: str = "200 OK", head: str = "") -> Behave:
+    text = f"HTTP/1.1 {status}\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return lambda connection, _: connection.sendall(text)
+
+
+def raw(text: bytes) -> Behave:
+    return lambda connection, _: connection.sendall(text)
+
+
+def test_all_are_asked_and_answer(serve: Serve, tmp_path: Path) -> None:
+    servers = {rank: serve(answer(b"x" * rank * 100_000, head="Content-Type: text/plain\r\n")) for rank in range(5)}
+    places = {rank: server.path for rank, server in servers.items()} | {7: tmp_path / "nobody.sock"}
+    answers = ask_servers(places, FLIGHT, patience_s=30)
+    assert answers == {rank: b"x" * rank * 100_000 for rank in range(5)}
+    request = servers[3].requests[0]
+    assert request.startswith(b"POST /handler/fr_trace_json HTTP/1.1\r\n")
+    assert request.endswith(b"\r\n\r\n")
+
+
+def test_an_answer_may_come_in_pieces(serve: Serve) -> None:
+    def dribble(connection: socket.socket, _: bytes) -> None:
+        for byte in b"HTTP/1.1 200 OK\r\ncontent-length:  4\r\n\r\npong":
+            connection.sendall(bytes([byte]))
+
+    assert ask_servers({0: serve(dribble).path}, "ping", patience_s=30) == {0: b"pong"}
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        pytest.param(answer(b"no", status="404 Not Found"), id="not found"),
+        pytest.param(answer(b"no", status="500 Internal Server Error"), id="failed"),
+        pytest.param(raw(b""), id="nothing"),
+        pytest.param(raw(b"hello\n"), id="no http"),
+        pytest.param(raw(b"HTTP/1.1 200 OK\r\n\r\nno length"), id="no length"),
+        pytest.param(raw(b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\nabc"), id="negative"),
+        pytest.param(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999\r\n\r\nabc"), id="absurd"),
+        pytest.param(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"), id="cut off"),
+        pytest.param(raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000), id="endless head"),
+        pytest.param(answer(b"z" * 5000), id="too long"),
+    ],
+)
+def test_anything_else_is_no_answer(serve: Serve, behave: Behave) -> None:
+    places = {"odd": serve(behave).path, "good": serve(answer(b"fine")).path}
+    assert ask_servers(places, FLIGHT, patience_s=30, max_body=4999) == {"good": b"fine"}
+
+
+def test_who_is_silent_is_not_waited_for(serve: Serve) -> None:
+    release = threading.Event()
+
+    def hold(connection: socket.socket, request: bytes) -> None:
+        release.wait(60)
+        answer(b"late")(connection, request)
+
+    places = {"held": serve(hold).path, "good": serve(answer(b"fine")).path}
+    try:
+        assert ask_servers(places, FLIGHT, patience_s=0.2) == {"good": b"fine"}
+    finally:
+        release.set()
+
+
+def test_a_stream_without_end_ends_with_the_patience(serve: Serve) -> None:
+    over = threading.Event()
+
+    def pour(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000000\r\n\r\n")
+        while not over.is_set():
+            connection.sendall(bytes(1 << 16))
+
+    try:
+        assert ask_servers({0: serve(pour).path}, FLIGHT, patience_s=0.2, max_body=1 << 30) == {}
+    finally:
+        over.set()
+
+
+def test_a_socket_that_is_none_and_a_path_too_long(tmp_path: Path) -> None:
+    (tmp_path / "file.sock").write_text("no socket")
+    places = {0: tmp_path / "file.sock", 1: tmp_path / ("x" * 200), 2: tmp_path / "nul\0"}
+    assert ask_servers(places, FLIGHT, patience_s=5) == {}
+    assert ask_servers({}, FLIGHT, patience_s=5) == {}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+@example(b"HTTP/1.1 200\r\nContent-Length: 3\r\n\r\nabcdef")
+@example(b"\r\n\r\n")
+@example(b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\nab")
+def test_fuzz_answers(text: bytes) -> None:
+    """Fed to a call directly: what it takes for an answer has the length that was promised."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        call = worker_server._Call.__new__(worker_server._Call)
+        call.socket, call.answer = ours, None
+        call._received, call._max_body = bytearray(), 100
+        theirs.sendall(text)
+        theirs.shutdown(socket.SHUT_WR)
+        while not call.receive():
+            pass
+    if call.answer is not None:
+        head, _, body = text.partition(b"\r\n\r\n")
+        assert b"200" in head
+        assert body.startswith(call.answer)

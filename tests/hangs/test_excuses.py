@@ -1,0 +1,194 @@
+"""Slow is not stuck: what is no hang, how that can be told, and when patience ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepscope.testing.standstill import LOOP, SCRIPT, SLEEPING, Job, Stack, stack, worker
+
+SAVING = stack(("torch/serialization.py", 967, "save"), ("train.py", 70, "keep"), LOOP)
+SHARDED = stack(("torch/distributed/checkpoint/filesystem.py", 300, "write"), ("train.py", 70, "keep"), LOOP)
+SAFETENSORS = stack(
+    ("/venv/lib/python3.11/site-packages/safetensors/torch.py", 286, "save_file"), ("train.py", 70, "f"), LOOP
+)
+OWN_SAVE = stack(("io_helpers.py", 9, "upload"), ("train.py", 70, "save_model"), LOOP)
+COMPILING = stack(
+    ("/usr/lib/python3.11/subprocess.py", 1209, "communicate"),
+    ("torch/_inductor/async_compile.py", 200, "wait"),
+    ("torch/_dynamo/convert_frame.py", 700, "compile_inner"),
+    ("train.py", 20, "step"),
+    LOOP,
+)
+EVALUATING = stack(("torch/nn/modules/linear.py", 134, "forward"), ("train.py", 75, "evaluate"), LOOP)
+COMPUTING = stack(("prepare.py", 12, "tokenise"), LOOP)
+RUNNING: dict[str, Any] = {"cpu_share": 0.97, "process_state": "R"}
+IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("train.py", 30, "epoch"), LOOP)
+
+
+@pytest.mark.parametrize("size", (1, 2, 64))
+@pytest.mark.parametrize(
+    ("threads", "fields", "what", "signs"),
+    [
+        (
+            SAVING,
+            {"phase": "checkpoint", "io_bytes_s": 5e7},
+            "writes a checkpoint at train.py:70",
+            "It reads and writes 50.0 MB/s.",
+        ),
+        (SHARDED, RUNNING, "writes a checkpoint at train.py:70", "It uses 97% of a core."),
+        (SAFETENSORS, {"io_bytes_s": 2e6}, "writes a checkpoint at train.py:70", "It reads and writes 2.0 MB/s."),
+        (OWN_SAVE, {"io_bytes_s": 2e6}, "writes a checkpoint at io_helpers.py:9", "It reads and writes 2.0 MB/s."),
+        (
+            COMPILING,
+            {"workers": (worker(kind="compiler", name="/usr/bin/cc1plus -O3", cpu_share=0.9),)},
+            "compiles at train.py:20",
+            "A compiler that it started is at work: /usr/bin/cc1plus -O3.",
+        ),
+        (EVALUATING, RUNNING, "evaluates at train.py:75", "It uses 97% of a core."),
+        (
+            SLEEPING,
+            {"phase": "eval", **RUNNING},
+            "evaluates at train.py:41 (time.sleep(999))",
+            "It uses 97% of a core.",
+        ),
+        (COMPUTING, {"step": None, **RUNNING}, "prepares its first step at prepare.py:12", "It uses 97% of a core."),
+        (
+            COMPUTING,
+            {"step": None, "io_bytes_s": 3e8},
+            "prepares its first step at prepare.py:12",
+            "It reads and writes 300.0 MB/s.",
+        ),
+    ],
+)
+def test_known_work_is_given_sixty_times_the_threshold(
+    size: int, threads: Stack, fields: dict[str, Any], what: str, signs: str
+) -> None:
+    who = "The process" if size == 1 else "Rank 0"
+    excuse = Job(ranks=size, silent_s=599.0).alone(0, threads, **fields).excuse()
+    assert excuse.reason == f"{who} {what}."
+    assert signs in excuse.evidence
+    assert excuse.evidence[-1] == "That is taken for a hang after 10 min 00 s without a sign."
+    assert excuse.look_again_s == 1.0
+    assert Job(ranks=size, silent_s=601.0).alone(0, threads, **fields).hang().culprits[0].rank == 0
+
+
+@pytest.mark.parametrize(
+    ("threads", "fields"),
+    [(SAVING, {"phase": "checkpoint"}), (EVALUATING, {}), (SLEEPING, {"phase": "eval"}), (COMPILING, {})],
+)
+def test_known_work_of_which_nothing_moves_is_given_twelve_times(threads: Stack, fields: dict[str, Any]) -> None:
+    assert Job(silent_s=119.0).alone(0, threads, **fields).excuse().look_again_s == 1.0
+    hang = Job(silent_s=121.0).alone(0, threads, **fields).hang()
+    assert (hang.kind, hang.victims) == ("hang_missing_collective", (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("threads", "fields", "what"),
+    [
+        (COMPUTING, RUNNING, "computes at prepare.py:12"),
+        (COMPUTING, {"io_bytes_s": 3e8}, "reads or writes files at prepare.py:12"),
+        (IN_LOADER, {"workers": (worker(cpu_share=0.8),)}, "waits for a batch that is being made at train.py:30"),
+        (IN_LOADER, {"io_bytes_s": 3e8}, "waits for a batch that is being made at train.py:30"),
+        (IN_LOADER, {"step": None}, "waits for its first batch at train.py:30"),
+        # On a machine with more to do than cores.
+        (COMPUTING, {"cpu_share": 0.06, "process_state": "R"}, "computes at prepare.py:12"),
+    ],
+)
+def test_plain_work_is_given_six_times(threads: Stack, fields: dict[str, Any], what: str) -> None:
+    assert Job(silent_s=59.0).alone(0, threads, **fields).excuse().reason == f"Rank 0 {what}."
+    assert Job(silent_s=61.0).alone(0, threads, **fields).hang().culprits[0].rank == 0
+
+
+def test_a_stack_that_moves_with_a_processor_in_use_is_work() -> None:
+    later = stack(("prepare.py", 13, "tokenise"), LOOP)
+    job = Job().alone(0, COMPUTING, cpu_share=0.5)
+    assert job.hang().kind == "hang_missing_collective"  # asleep, whatever threads of a library do
+    excuse = job.at(0, threads_later=later).excuse()
+    assert "Its stack moved between two looks." in excuse.evidence
+
+
+def test_ranks_that_are_still_to_come_are_waited_for_before_the_first_step() -> None:
+    job = Job(ranks=2, world_size=4).at(0, step=None).at(1, step=None)
+    assert job.excuse().reason.startswith("Rank 0 waits for ranks that have not been heard of yet")
+    assert Job(ranks=2, world_size=4, silent_s=121.0).at(0, step=None).at(1, step=None).hang().kind == "rank_lost"
+    assert Job(ranks=2, world_size=4).hang().kind == "rank_lost"
+
+
+def test_a_process_that_goes_down_in_order_has_not_crashed() -> None:
+    job = Job(ranks=2).alone(0, (), ended="exited in order").alone(1, (), ended="exited in order", process_state="Z")
+    assert job.excuse().reason == "Every rank of this host has ended."
+
+
+def test_one_at_work_excuses_one_that_waits_for_its_file() -> None:
+    job = Job().alone(0, SAVING, phase="checkpoint", io_bytes_s=5e7).alone(1)
+    assert job.excuse().reason == "Rank 0 writes a checkpoint at train.py:70."
+
+
+@pytest.mark.parametrize("state", ("T", "t"))
+def test_nothing_excuses_a_stopped_process(state: str) -> None:
+    assert Job().alone(0, SAVING, phase="checkpoint", io_bytes_s=5e7, process_state=state).hang().kind == "hang_host"
+
+
+def test_nothing_excuses_a_dead_one() -> None:
+    job = (
+        Job().alone(0, SAVING, phase="checkpoint", io_bytes_s=5e7).alone(1, (), alive=False, ended="killed by SIGKILL")
+    )
+    assert job.hang().kind == "rank_crashed"
+
+
+@pytest.mark.parametrize("threads", (COMPUTING, EVALUATING, IN_LOADER))
+def test_a_gil_that_is_held_excuses_nothing(threads: Stack) -> None:
+    assert Job().alone(0, threads, gil_held=True, **RUNNING).hang().kind == "hang_host"
+
+
+def test_but_serialising_and_compiling_are_long_calls_of_c() -> None:
+    assert Job().alone(0, SAVING, phase="checkpoint", gil_held=True, **RUNNING).excuse()
+    assert Job().alone(0, COMPILING, gil_held=True, **RUNNING).excuse()
+    assert Job().alone(0, COMPILING, gil_held=True).hang().kind == "hang_host"
+
+
+def test_a_gil_that_was_held_at_one_look_only_is_at_work() -> None:
+    later = stack(("prepare.py", 13, "tokenise"), LOOP)
+    assert Job().alone(0, COMPUTING, gil_held=True, **RUNNING).at(0, threads_later=later).excuse()
+
+
+def test_a_function_that_trains_and_evaluates_does_not_say_which() -> None:
+    outer = stack(("train.py", 41, "next_batch"), ("train.py", 75, "train_and_evaluate"), LOOP)
+    assert Job().alone(0, outer).hang().kind == "hang_missing_collective"
+
+
+def test_forward_is_no_checkpoint_whatever_its_functions_are_called() -> None:
+    outer = stack(("model.py", 9, "checkpoint_forward"), LOOP)
+    assert Job().alone(0, outer, phase="forward").hang().kind == "hang_missing_collective"
+
+
+def test_calls_of_what_was_compiled_long_ago_are_no_compilation() -> None:
+    inside = stack(("train.py", 41, "next_batch"), ("torch/_dynamo/eval_frame.py", 600, "_fn"), LOOP)
+    assert Job().alone(0, inside).hang().kind == "hang_missing_collective"
+
+
+def test_who_waits_in_the_collective_of_a_checkpoint_waits() -> None:
+    waiting = stack(
+        ("torch/distributed/distributed_c10d.py", 3252, "gather_object"),
+        ("torch/distributed/checkpoint/utils.py", 200, "reduce_scatter"),
+        ("train.py", 70, "keep"),
+        LOOP,
+    )
+    job = Job(ranks=2).alone(0).alone(1, waiting, phase="checkpoint")
+    assert (job.hang().kind, job.hang().victims) == ("hang_missing_collective", (1,))
+
+
+def test_it_is_looked_at_again_no_later_than_after_the_threshold() -> None:
+    assert Job(silent_s=11.0).alone(0, COMPUTING, **RUNNING).excuse().look_again_s == 10.0
+    assert Job(silent_s=55.0).alone(0, COMPUTING, **RUNNING).excuse().look_again_s == 5.0
+
+
+def test_the_reason_is_the_same_at_every_look() -> None:
+    lines = {(SCRIPT, 70): "torch.save(model, path)"}
+    reasons = {
+        Job(silent_s=seconds, lines=lines).alone(0, SAVING, io_bytes_s=seconds * 1e6).excuse().reason
+        for seconds in (11.0, 21.0, 31.0)
+    }
+    assert reasons == {"Rank 0 writes a checkpoint at train.py:70 (torch.save(model, path))."}

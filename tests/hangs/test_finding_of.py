@@ -1,0 +1,118 @@
+"""A hang as a finding, and what is advised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from stepscope.hangs.finding import finding_of, stood_s
+from stepscope.records.hang import HangKind, HangRecord
+from stepscope.testing.standstill import LOOP, SCRIPT, Job, stack, worker
+
+SECOND_NS = 10**9
+
+
+def test_all_of_it() -> None:
+    finding = finding_of(Job(ranks=4, sequence=7).alone(1, phase="other").hang())
+    assert finding.to_dict() == {
+        "kind": "hang_missing_collective",
+        "severity": "critical",
+        "title": (
+            "Rank 1 never called all_reduce number 7 of default_pg: it sleeps at train.py:41 (time.sleep(999)); "
+            "ranks 0, 2 and 3 wait for it."
+        ),
+        "ranks": [1],
+        "phase": "other",
+        "steps": [7, 7],
+        "cost": {"share": 0.0, "seconds": 12.0, "rank_hours": 0.0133, "if_fixed": None},
+        "evidence": {
+            "number": 1,
+            "host": "node0",
+            "culprits": [
+                {
+                    "rank": 1,
+                    "reason": (
+                        "has not called all_reduce number 7 of default_pg; it sleeps at train.py:41 (time.sleep(999))"
+                    ),
+                    "file": SCRIPT,
+                    "line": 41,
+                    "function": "next_batch",
+                }
+            ],
+            "victims": [0, 2, 3],
+            "undecidable": False,
+            "group": "default_pg",
+            "sequence": 7,
+            "op": "all_reduce",
+            "sizes": "[512]",
+            "cycle": [],
+            "stopped_wall_ns": 100 * SECOND_NS,
+            "stood_s": 12.0,
+            "threshold_s": 10.0,
+            "over": None,
+            "action": None,
+            "told_by": ["Rank 1 has been silent for 11 s and uses 0% of a core."],
+        },
+        "advice": [
+            "Begin at train.py:41 in next_batch.",
+            "All ranks of a group have to make the same calls in the same order.",
+            "Look for a branch, an early return or an exception handler that only some ranks take.",
+        ],
+        "confidence": 0.95,
+    }
+
+
+def test_one_that_came_back_is_a_stall() -> None:
+    record = replace(Job().alone(1).hang(), over="recovered", over_wall_ns=114 * SECOND_NS)
+    finding = finding_of(record)
+    assert (finding.kind, finding.severity) == ("stall", "warning")
+    assert finding.title == (
+        "The job stood still for 14 s and came back. Rank 1 had not called all_reduce of default_pg: it sleeps at "
+        "train.py:41 (time.sleep(999)); ranks 0, 2 and 3 wait for it."
+    )
+    assert finding.advice[0] == "Begin at train.py:41 in next_batch."
+    assert stood_s(record) == 14.0
+
+
+@pytest.mark.parametrize("over", ("ended", "aborted"))
+def test_one_that_was_ended_stays_a_hang(over: str) -> None:
+    record = HangRecord.from_dict({**Job().alone(1).hang().to_dict(), "over": over, "over_wall_ns": 200 * SECOND_NS})
+    finding = finding_of(record)
+    assert (finding.kind, finding.severity, finding.evidence["stood_s"]) == (
+        "hang_missing_collective",
+        "critical",
+        100.0,
+    )
+
+
+def test_who_cannot_be_told_is_not_named() -> None:
+    finding = finding_of(Job().hang())
+    assert (finding.ranks, finding.phase, finding.confidence) == ((), None, 0.6)
+
+
+@pytest.mark.parametrize("kind", get_args(HangKind))
+def test_every_kind_has_advice(kind: HangKind) -> None:
+    record = replace(Job(lines={}).alone(1, process_state="T").hang(), kind=kind)
+    assert finding_of(record).advice[-1].endswith(".")
+    assert len(finding_of(record).advice) >= 2
+
+
+IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("train.py", 30, "epoch"), LOOP)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"process_state": "T"}, "kill -CONT 1001 lets it go on"),
+        ({"gil_held": True}, "never gives the GIL back"),
+        ({"process_state": "D"}, "The disk or network file system does not answer"),
+        ({"threads": IN_LOADER, "workers": (worker(process_state="T"),)}, "Somebody stopped the worker process"),
+        ({"threads": IN_LOADER, "workers": ()}, "A worker that died silently"),
+        ({"threads": IN_LOADER, "workers": (worker(),)}, "DataLoader(timeout=…)"),
+    ],
+)
+def test_advice_is_about_what_was_found(fields: dict[str, object], words: str) -> None:
+    hang = Job(ranks=2).alone(1).at(1, **fields).at(1, threads_later=()).hang()
+    assert any(words in advice for advice in finding_of(hang).advice)

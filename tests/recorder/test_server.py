@@ -1,0 +1,248 @@
+"""Torch's worker server in a training process: it answers, and nobody else notices it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.recorder import server
+from stepscope.recorder.server import ServerOffer
+from stepscope.records.identity import RankIdentity
+from stepscope.ring import RingReader, RingWriter
+from stepscope.ring.layout import MIN_CAPACITY, SERVER_WORD
+
+BEGIN = textwrap.dedent(
+    """
+    import os, signal, socket, subprocess, sys, time
+    from pathlib import Path
+    import torch
+    from stepscope.recorder import guard
+    from stepscope.recorder.server import ServerOffer
+    from stepscope.records.identity import RankIdentity
+    from stepscope.ring import RingWriter
+    from stepscope.ring.layout import MIN_CAPACITY, SERVER_WORD
+    folder = Path(sys.argv[1])
+    ring = RingWriter(folder / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+    path = folder / "1.sock"
+    offer = ServerOffer()
+    os.register_at_fork(after_in_child=offer.forget)
+
+    def ask(what="ping"):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(30)
+            one.connect(str(path))
+            head = (f"POST /handler/{what} HTTP/1.1", "Host: here", "Content-Length: 0", "Connection: close", "", "")
+            one.sendall("\\r\\n".join(head).encode())
+            answer = b""
+            while more := one.recv(1 << 16):
+                answer += more
+            return answer.decode()
+
+    def sockets():
+        found = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        return sum(os.path.lexists(one) and os.readlink(one).startswith("socket:") for one in found)
+
+    offer.open(ring, ranks_here=1)
+    assert guard.failures() == 0
+    """
+)
+
+
+def run(tmp_path: Path, rest: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BEGIN + textwrap.dedent(rest), str(tmp_path)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_it_answers_and_goes_with_the_process(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        assert ring.header[SERVER_WORD] == 1
+        assert "200 OK" in ask()
+        assert "pg_status" in ask("fr_trace_json") or "entries" in ask("fr_trace_json")
+        assert path.stat().st_mode & 0o022 == 0
+        offer.open(ring, ranks_here=1)  # once is enough
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.ring"]
+    reader = RingReader(tmp_path / "1.ring")
+    assert not reader.server_offer()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError('bad')", 1),
+        ("os._exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
+        ("import atexit; atexit.register(ask)", 0),
+        ("os.execv(sys.executable, [sys.executable, '-c', ''])", 0),
+    ],
+)
+def test_a_process_ends_as_it_would_without_it_even_at_once(tmp_path: Path, end: str, code: int) -> None:
+    done = run(tmp_path, end)
+    assert done.returncode == code
+    assert "Server" not in done.stderr
+    assert done.stderr == "" or "ValueError: bad" in done.stderr
+
+
+def test_a_fork_has_neither_the_socket_nor_anything_to_wait_for(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        assert sockets() == 1
+        pid = os.fork()
+        if not pid:
+            sys.exit(sockets())  # through the end of the interpreter, where a destructor would wait for ever
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert ring.header[SERVER_WORD] == 1
+        assert "200 OK" in ask()
+        code = "import os; print(sum(os.readlink(f'/proc/self/fd/{n}').startswith('socket:') for n in (3, 4, 5, 6, 7) "
+        code += "if os.path.lexists(f'/proc/self/fd/{n}')))"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, close_fds=False).stdout == b"0\\n"
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_log_level_is_the_users_again(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        from torch._C._distributed_c10d import _WorkerServer
+        other = _WorkerServer(str(folder / "own.sock"))
+        time.sleep(0.2)  # until it listens: torch waits for ever for one that is shut down earlier
+        other.shutdown()
+        """,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("Server listening") == 1
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[RingWriter]:
+    ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+    yield ring
+    ring.close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of servers; they are not, in this process."""
+    import torch
+
+    paths: list[str] = []
+    monkeypatch.setattr(torch._C._distributed_c10d, "_WorkerServer", paths.append)
+    monkeypatch.setattr(ctypes.pythonapi, "Py_IncRef", lambda _: None)
+    monkeypatch.setattr(server.atexit, "register", lambda _: None)
+    monkeypatch.setattr(server, "_room_for", lambda _: True)
+    return paths
+
+
+def test_a_stale_socket_is_in_nobodys_way(ring: RingWriter, started: list[str], tmp_path: Path) -> None:
+    (tmp_path / "1.sock").touch()
+    offer = ServerOffer()
+    offer.open(ring, ranks_here=1)
+    assert started == [str(tmp_path / "1.sock")]
+    assert not (tmp_path / "1.sock").exists()
+    offer.withdraw()
+    assert ring.header[SERVER_WORD] == 0
+
+
+def test_a_child_closes_nothing_that_is_not_the_socket(ring: RingWriter, started: list[str]) -> None:
+    offer = ServerOffer()
+    offer.open(ring, ranks_here=1)
+    offer._fd = other = os.open(os.devnull, os.O_RDONLY)
+    offer.forget()
+    os.close(other)
+    assert ring.header[SERVER_WORD] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("STEPSCOPE_SERVER", "0"), ("TORCH_WORKER_SERVER_SOCKET", "/tmp/theirs.sock")]
+)
+def test_switched_off_or_left_to_the_script(
+    ring: RingWriter, started: list[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    ServerOffer().open(ring, ranks_here=1)
+    assert (started, ring.header[SERVER_WORD]) == ([], 0)
+
+
+def test_none_beside_torchs_own_debug_server(
+    ring: RingWriter, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debug: Any = type(sys)("torch.distributed.debug")
+    debug._WORKER_SERVER = object()
+    monkeypatch.setitem(sys.modules, "torch.distributed.debug", debug)
+    ServerOffer().open(ring, ranks_here=1)
+    assert started == []
+
+
+@pytest.mark.parametrize("missing", ["room", "level", "server"])
+def test_none_without_what_it_needs(
+    ring: RingWriter, started: list[str], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    if missing == "room":
+        monkeypatch.setattr(server, "_room_for", lambda _: False)
+    elif missing == "level":
+        monkeypatch.setattr(server, "LOG_LEVEL", "FLAGS_of_another_build")
+    else:
+        import torch
+
+        monkeypatch.delattr(torch._C._distributed_c10d, "_WorkerServer")
+    ServerOffer().open(ring, ranks_here=1)
+    assert (started, ring.header[SERVER_WORD]) == ([], 0)
+
+
+def test_none_where_the_path_is_too_long_for_a_socket(started: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    ring = RingWriter(folder / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+    ServerOffer().open(ring, ranks_here=1)
+    ring.close()
+    assert started == []
+
+
+def test_room_for_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_cgroup_rooms", lambda: [100])
+    limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert server._room_for(50)
+    assert not server._room_for(51)
+    limits[resource.RLIMIT_NPROC] = 20
+    assert not server._room_for(10)
+    limits[resource.RLIMIT_NPROC] = resource.RLIM_INFINITY
+    limits[resource.RLIMIT_AS] = 1 << 40
+    assert not server._room_for(1)
+
+
+def test_every_control_group_on_the_way_up_counts(tmp_path: Path) -> None:
+    mounted, proc = tmp_path / "cgroup", tmp_path / "proc"
+    job = mounted / "pids" / "slurm" / "job"
+    job.mkdir(parents=True)
+    unified = mounted / "user"
+    unified.mkdir()
+    for folder, most, now in ((job, "max", 5), (job.parent, "500", 100), (unified, "60", 50)):
+        (folder / "pids.max").write_text(f"{most}\n")
+        (folder / "pids.current").write_text(f"{now}\n")
+    proc.write_text("7:pids:/slurm/job\n3:cpu,cpuacct:/other\n0::/user/gone\n")
+    assert server._cgroup_rooms(proc, mounted) == [400, 10]
+    proc.unlink()
+    assert server._cgroup_rooms(proc, mounted) == []

@@ -1,0 +1,73 @@
+"""Hangs in the summary: their rows, documented, and the section of its page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.records.hang import HangRecord
+from stepscope.records.series import RunData
+from stepscope.reports import render_text, summarise
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster
+from stepscope.testing.standstill import Job, worker
+
+
+def hung(*hangs: HangRecord) -> RunData:
+    meta = {"end": {"exit_code": 143, "status": "failed", "wall_ns": ANCHOR_WALL_NS + 90 * 10**9}}
+    return replace(Cluster(ranks=4, steps=60, meta=meta).run(), hangs=hangs)
+
+
+def sleeping(**fields: Any) -> HangRecord:
+    times = {"stopped_wall_ns": ANCHOR_WALL_NS, "declared_wall_ns": ANCHOR_WALL_NS + 12 * 10**9}
+    job = Job(ranks=4, sequence=7).alone(1, workers=(worker(),))
+    return replace(job.hang(), **{**times, "over": "ended", "over_wall_ns": ANCHOR_WALL_NS + 80 * 10**9, **fields})
+
+
+def test_the_page_of_a_run_that_hung(golden: Callable[[Path, str], None]) -> None:
+    golden(Path(__file__).parent / "golden" / "hang.txt", render_text(summarise(hung(sleeping()))))
+
+
+def test_a_rank_that_only_the_watchdog_saw_go() -> None:
+    gone = replace(Job(ranks=4).alone(1, (), alive=False).hang(), over="ended", over_wall_ns=1)
+    text = render_text(summarise(hung(gone)))
+    assert text.startswith("✖ Rank 1 is gone in step 7; ranks 0, 2 and 3 wait for it in all_reduce of")
+
+
+def test_rows_have_all_but_the_long_parts() -> None:
+    row = summarise(hung(sleeping()))["hangs"][0]
+    assert row["file"] == "hangs/node0-1.json"
+    assert {"ranks", "flight", "schema"} & set(row) == set()
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def test_several_are_counted() -> None:
+    many = [sleeping(number=number, over="recovered") for number in range(1, 6)]
+    text = render_text(summarise(hung(*many)))
+    assert "The job stood still 5 times" in text
+    assert "  … and 2 more in hangs/" in text
+
+
+@pytest.mark.parametrize("width", (60, 80, 120))
+def test_it_fits(width: int) -> None:
+    lines = render_text(summarise(hung(sleeping())), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def names_in(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return {*value, *(name for inner in value.values() for name in names_in(inner))}
+    return {name for inner in value for name in names_in(inner)} if isinstance(value, list) else set()
+
+
+def test_every_key_is_in_the_docs(root: Path) -> None:
+    documented = set(re.findall(r"`([a-z0-9_]+)`", (root / "docs/schema.md").read_text()))
+    record = replace(sleeping(), flight={})
+    assert names_in(record.to_dict()) - documented == set()
+    findings = summarise(hung(record))["findings"][:1]
+    assert names_in(findings) - documented == set()
