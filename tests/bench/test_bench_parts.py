@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import comm_overhead
 import harness
 import paced
 import proctree
@@ -104,3 +105,13 @@ def test_one_bare_run(run_python: object, tmp_path: Path, root: Path) -> None:
     assert "losses: bit-identical" in done.stdout
     assert '"threads": 1' in out.read_text()
     assert '"sockets": 0' in out.read_text()
+
+
+def test_the_price_of_a_collective_is_the_slope_over_their_number() -> None:
+    def pairs(*added_us: float) -> list[tuple[harness.Row, harness.Row]]:
+        return [({"cpu_us": 100.0}, {"cpu_us": 100.0 + us}) for us in added_us]
+
+    rows = {"explicit-0": pairs(20, 900, 10), "explicit-8": pairs(44, 45, 43), "explicit-32": pairs(116, 117, 0)}
+    assert comm_overhead.added(rows["explicit-0"], "cpu_us") == 20
+    assert comm_overhead.slope(rows, "cpu_us") == pytest.approx(3.0)
+    assert comm_overhead.slope({"ddp-0": pairs(5)}, "cpu_us") is None

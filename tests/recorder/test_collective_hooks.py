@@ -136,12 +136,13 @@ def test_a_long_step_of_nothing_but_calls_is_announced_on_its_way(recording: Any
 
 
 def test_handles_nobody_waits_for_are_not_kept(recording: Any) -> None:
+    recording.recorder.begin()
     calls = Calls(recording.recorder, torch)
     calls.handles.update({number: number for number in range(512)})
-    calls.forget_many()
+    calls.turn()
     assert len(calls.handles) == 512
     calls.handles[-1] = 513
-    calls.forget_many()
+    calls.turn()
     assert calls.handles == {}
 
 

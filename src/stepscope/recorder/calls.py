@@ -1,13 +1,14 @@
 """What all hooks of collectives share: the count of calls, the handles that may be waited for, and some questions.
 
-A wait knows its collective by the identity of the handle, or of the storage of the tensor that a functional collective
-returned; none of them is kept alive for that.  Of tensors only the size is read, and whether they are on a GPU; past
+A wait knows its collective by the identity of the handle, or by where the tensor that a functional collective returned
+lies in memory; none of them is kept alive for that.  Of tensors only size, place and device are read, and that past
 ``__torch_function__``, which belongs to the script.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -18,12 +19,10 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import BACKWARD, COMM
 from stepscope.ring.words import WAIT_DATA
 
-__all__ = ["CHECK_EVERY", "Calls"]
+__all__ = ["Calls"]
 
 MAX_HANDLES = 512
-"""Handles that nobody waited for; beyond that they are forgotten all at once …"""
-CHECK_EVERY = 256
-"""… which is looked at after so many calls."""
+"""Handles that nobody waited for; beyond that they are forgotten all at once."""
 AUTOGRAD_THREAD = "pt_autograd"
 
 
@@ -41,6 +40,8 @@ class Calls:
         """What may be waited for, by identity: the number of its call."""
         self._torch = torch
         self._straight = torch._C.DisableTorchFunction
+        self.has_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+        """Whether the script wants to hear of everything that is done with tensors."""
         self._engines: dict[int, bool] = {}
         """Other threads that were seen: whether they are autograd's."""
 
@@ -51,8 +52,9 @@ class Calls:
         """A group by what stands for it, to be known by ``key`` for as long as ``owner`` lives."""
         return self.recorder.groups.meet(group, key, owner, self._torch.distributed, self.recorder.ring)
 
-    def forget_many(self) -> None:
-        """Every now and then: what nobody has waited for by now hardly anybody will."""
+    def turn(self) -> None:
+        """Every now and then: announce the words, and forget what nobody has waited for; hardly anybody will."""
+        self.ledger.turn()
         if len(self.handles) > MAX_HANDLES:
             self.handles.clear()
 
@@ -95,10 +97,13 @@ class Calls:
         return not type(option).__name__.endswith("Options") or bool(getattr(option, "asyncOp", True))
 
     @failsafe
-    def storage_of(self, tensor: Any) -> int:
-        """A number for the memory behind it, which its views share; negative, so that it is no handle's identity."""
-        with self._straight():
-            return -int(tensor.untyped_storage()._cdata)
+    def place_of(self, tensor: Any) -> int:
+        """Where its memory begins, as that of its views does; 0: it has none.  Negative, it is no handle's identity."""
+        try:
+            with self._straight():
+                return int(tensor.data_ptr())
+        except RuntimeError:
+            return 0
 
 
 def _thread_name() -> str:

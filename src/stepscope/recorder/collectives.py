@@ -29,7 +29,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from stepscope.recorder.calls import CHECK_EVERY, Calls
+from stepscope.recorder.calls import Calls
 from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.functional import FunctionalCalls
 from stepscope.recorder.imports import ImportWatch
@@ -113,43 +113,39 @@ class MethodCalls:
     def __init__(self, calls: Calls, torch: Any) -> None:
         self._calls = calls
         self._tensor = torch.Tensor
-        self._has_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 
     def collective(self, original: Callable[..., Any], *, op: str, at: int, part: bool) -> Callable[..., Any]:
         """A method whose ``at``-th argument is what is communicated, or one rank's ``part`` of it."""
         calls, ledger, known, handles = self._calls, self._calls.ledger, self._calls.known, self._calls.handles
-        tensor, has_mode, now = self._tensor, self._has_mode, self._calls.ledger.now
+        tensor, has_mode, now = self._tensor, self._calls.has_mode, self._calls.ledger.now
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
 
         @functools.wraps(original)
         def call(group: Any, /, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != ledger.thread and not calls.is_autograd():
                 return original(group, *args, **kwargs)
-            word, ranks, blind, _ = known.get(id(group)) or calls.meet(group)
-            word |= base
+            bits, ranks, blind, _ = known.get(id(group)) or calls.meet(group)
             value: Any = args[at] if len(args) > at else None
             if type(value) is list and len(value) == 1:
                 value = value[0]
             try:
-                size = value.nbytes if type(value) is tensor and not has_mode() else calls.bytes_of(value)
+                size = value.nbytes if type(value) is tensor and not has_mode() else calls.bytes_of(value) or 0
             except RuntimeError:  # a sparse tensor has none
-                size = calls.bytes_of(value)
+                size = calls.bytes_of(value) or 0
+            if part:
+                size = min(size * ranks, SIZE_MASK)
             if blind and not calls.is_async(args):
-                word ^= ASYNC_BIT
-            if size:
-                word |= (size * ranks if part else size) & SIZE_MASK
+                size ^= ASYNC_BIT
             body, position = ledger.body, ledger.at
-            body[position] = word
+            body[position] = (base | bits) ^ size  # whose bits are clear there, and the one of ASYNC set
             body[position + 1] = (now() << TIME_SHIFT) + ledger.phase
             ledger.at = position + 2
             calls.count = number = calls.count + 1
             if position > ledger.limit:
-                ledger.turn()
+                calls.turn()
             work = original(group, *args, **kwargs)
-            if work is not None and not (blind and calls.is_on_device(value)):
+            if not blind or not calls.is_on_device(value):
                 handles[id(work)] = number
-                if number % CHECK_EVERY == 0:
-                    calls.forget_many()
             return work
 
         return call
@@ -174,12 +170,10 @@ class MethodCalls:
             ledger.at = position + 3
             calls.count = number = calls.count + 1
             if position > ledger.limit:
-                ledger.turn()
+                calls.turn()
             work = original(group, *args, **kwargs)
-            if work is not None and not (blind and calls.is_on_device(value)):
+            if not blind or not calls.is_on_device(value):
                 handles[id(work)] = number
-                if number % CHECK_EVERY == 0:
-                    calls.forget_many()
             return work
 
         return call

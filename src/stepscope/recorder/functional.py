@@ -16,6 +16,7 @@ from typing import Any
 
 from stepscope.recorder.calls import Calls
 from stepscope.recorder.dynamo import leave_alone
+from stepscope.recorder.groups import UNKNOWN, KnownGroup
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.records.collectives import OPS
@@ -52,7 +53,8 @@ class FunctionalCalls:
     def install(self, module: Any, patches: Patches) -> None:
         handle = module.AsyncCollectiveTensor
         calls, ledger = self._calls, self._calls.ledger
-        for ours in (self._call, calls.enter_wait, ledger.leave, calls.is_autograd):  # the first one for all failsafe
+        # The first stands for all that are failsafe.
+        for ours in (self._group, calls.enter_wait, calls.turn, calls.is_autograd, ledger.leave):
             leave_alone(self._torch, getattr(ours, "__func__", ours), with_calls=True)
         self._put(patches, module, "wait_tensor", self._waiting(module.wait_tensor))
         for name, earlier, op, part in FUNCTIONS:
@@ -67,12 +69,20 @@ class FunctionalCalls:
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``wait_tensor``, booked for ``comm`` and linked to the call that gave the tensor."""
         this, calls, ledger, is_compiling = self, self._calls, self._calls.ledger, self._is_compiling
+        plain, has_mode, handles = self._torch.Tensor, calls.has_mode, calls.handles
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
             if is_compiling() or get_ident() != ledger.thread or ledger.phase == COMM:
                 return original(tensor)
-            outer = calls.enter_wait(calls.handles.pop(calls.storage_of(tensor) or 0, 0) or this._within)
+            straight = type(tensor) is plain and not has_mode()
+            if not straight and this._is_tracing():
+                return original(tensor)
+            try:
+                place = tensor.data_ptr() if straight else calls.place_of(tensor)
+            except RuntimeError:  # a tensor without memory, as inside of vmap
+                place = 0
+            outer = calls.enter_wait(handles.pop(-(place or 0), 0) or this._within)
             try:
                 return original(tensor)
             finally:
@@ -80,9 +90,10 @@ class FunctionalCalls:
 
         return wait_tensor
 
-    def _function(self, original: Callable[..., Any], op: str, part: bool, handle: type) -> Callable[..., Any]:
+    def _function(self, original: Callable[..., Any], op: str, part: bool, handle: Any) -> Callable[..., Any]:
         """A functional collective, which returns a ``handle`` that is also a tensor (or a list of them)."""
         this, calls, ledger, is_compiling = self, self._calls, self._calls.ledger, self._is_compiling
+        plain, has_mode, known, handles = self._torch.Tensor, calls.has_mode, calls.known, calls.handles
         place = list(inspect.signature(original).parameters).index("group")
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
 
@@ -90,45 +101,49 @@ class FunctionalCalls:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or (get_ident() != ledger.thread and not calls.is_autograd()):
                 return original(*args, **kwargs)
+            value: Any = args[0] if args else None
+            straight = type(value) is plain and not has_mode()
+            if not straight and this._is_tracing():
+                return original(*args, **kwargs)
             group = args[place] if len(args) > place else kwargs.get("group")
-            blind = this._call(base, args[0] if args else None, group, part)
-            this._within = number = 0 if blind is None else calls.count
+            bits, ranks, blind, _ = known.get(id(group)) or this._group(group) or UNKNOWN
+            try:
+                size = value.nbytes if straight else calls.bytes_of(value) or 0
+            except RuntimeError:  # a sparse tensor has none
+                size = 0
+            body, position = ledger.body, ledger.at
+            body[position] = base | bits | min(size * ranks if part else size, SIZE_MASK)
+            body[position + 1] = (ledger.now() << TIME_SHIFT) + ledger.phase
+            ledger.at = position + 2
+            this._within = calls.count = number = calls.count + 1
+            if position > ledger.limit:
+                calls.turn()
             try:
                 result = original(*args, **kwargs)
             finally:
                 this._within = 0
-            if blind is False:
+            if straight and not blind and type(result) is handle:
+                try:
+                    handles[-result.elem.data_ptr()] = number
+                except RuntimeError:  # likewise; suppress() would be a call more
+                    return result
+            elif not blind or not calls.is_on_device(value):
                 this._expect(result, number, handle)
             return result
 
         return call
 
     @failsafe
-    def _call(self, base: int, value: Any, group: Any, part: bool) -> bool | None:
-        """Write the call; None while torch only traces, else whether a wait for it will be blind."""
-        if self._is_tracing():
-            return None
-        calls, ledger = self._calls, self._calls.ledger
+    def _group(self, group: Any) -> KnownGroup:
         key, owner = _key_of(group)
-        about = calls.known.get(key) or calls.meet_as(group, key, owner)
-        size = calls.bytes_of(value) or 0
-        position = ledger.at
-        ledger.body[position] = base | about.bits | (size * about.size if part else size) & SIZE_MASK
-        ledger.body[position + 1] = (ledger.now() << TIME_SHIFT) + ledger.phase
-        ledger.at = position + 2
-        calls.count += 1
-        if position > ledger.limit:
-            ledger.turn()
-        return about.blind and bool(calls.is_on_device(value))
+        return self._calls.known.get(key) or self._calls.meet_as(group, key, owner)
 
     @failsafe
-    def _expect(self, result: Any, number: int, handle: type) -> None:
+    def _expect(self, result: Any, number: int, handle: Any) -> None:
         """What was returned may be waited for; what is no handle was waited for already."""
-        for one in result if isinstance(result, (list, tuple)) else (result,):
-            if isinstance(one, handle):
-                tensor: Any = one
-                self._calls.handles[self._calls.storage_of(tensor.elem) or 0] = number
-        self._calls.forget_many()
+        for one in result if type(result) is list else (result,):
+            if type(one) is handle:
+                self._calls.handles[-(self._calls.place_of(one.elem) or 0)] = number
 
 
 def _key_of(group: Any) -> tuple[Any, Any]:

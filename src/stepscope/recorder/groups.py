@@ -16,7 +16,7 @@ from stepscope.records.collectives import MAX_GROUPS, GroupKind, ProcessGroup
 from stepscope.ring import RingWriter
 from stepscope.ring.words import GROUP_SHIFT
 
-__all__ = ["GroupTable", "KnownGroup", "kind_of"]
+__all__ = ["UNKNOWN", "GroupTable", "KnownGroup", "kind_of"]
 
 SHARED = MAX_GROUPS - 1
 """The slot of those that could not be told, or came too late to get one of their own."""
