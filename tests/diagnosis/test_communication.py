@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis import build_window
 from stepscope.diagnosis.communication import Communication
 from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_WAITED, OPS, ProcessGroup
 from stepscope.records.series import RankSeries, RunData
@@ -234,17 +234,6 @@ def test_what_blocks_in_other_collectives_is_not_ddps() -> None:
 def test_buckets_as_far_as_they_are_known(ddp: Any, expected: Any) -> None:
     (one,) = seen(Cluster(ranks=2, steps=20, ddp_hidden_ms=1.0, facts={"ddp": ddp}).run()).reducers
     assert (one.buckets, one.buckets_bytes, one.bytes) == expected
-
-
-def test_what_the_script_does_before_backward_is_no_computing_of_ddps() -> None:
-    """Its clock starts when forward ends; how much of the exchange showed is then not known."""
-    run = Cluster(ranks=2, steps=40, ddp_hidden_ms=9.0, facts={"ddp": {"gradient_mb": 48.0, "bucket_mb": 99.0}}).run()
-    for series in run.ranks:
-        series.steps["ddp_compute_ns"] += np.uint64(30 * MS)
-    (one,) = seen(run).reducers
-    assert one.bytes == 48 * MIB
-    assert np.isnan(one.exposed_ns).all() and np.isnan(one.exposed_by_row).all()
-    assert "low_overlap" not in [finding.kind for finding in diagnose(run)]
 
 
 def test_figures_that_ddp_gives_now_and_then_are_not_taken_for_every_step() -> None:

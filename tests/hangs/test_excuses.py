@@ -91,6 +91,9 @@ def test_known_work_of_which_nothing_moves_is_given_twelve_times(threads: Stack,
         (COMPUTING, {"io_bytes_s": 3e8}, "reads or writes files at prepare.py:12"),
         (IN_LOADER, {"workers": (worker(cpu_share=0.8),)}, "waits for a batch that is being made at train.py:30"),
         (IN_LOADER, {"io_bytes_s": 3e8}, "waits for a batch that is being made at train.py:30"),
+        (IN_LOADER, {"step": None}, "waits for its first batch at train.py:30"),
+        # On a machine with more to do than cores.
+        (COMPUTING, {"cpu_share": 0.06, "process_state": "R"}, "computes at prepare.py:12"),
     ],
 )
 def test_plain_work_is_given_six_times(threads: Stack, fields: dict[str, Any], what: str) -> None:
@@ -104,6 +107,18 @@ def test_a_stack_that_moves_with_a_processor_in_use_is_work() -> None:
     assert job.hang().kind == "hang_missing_collective"  # asleep, whatever threads of a library do
     excuse = job.at(0, threads_later=later).excuse()
     assert "Its stack moved between two looks." in excuse.evidence
+
+
+def test_ranks_that_are_still_to_come_are_waited_for_before_the_first_step() -> None:
+    job = Job(ranks=2, world_size=4).at(0, step=None).at(1, step=None)
+    assert job.excuse().reason.startswith("Rank 0 waits for ranks that have not been heard of yet")
+    assert Job(ranks=2, world_size=4, silent_s=121.0).at(0, step=None).at(1, step=None).hang().kind == "rank_lost"
+    assert Job(ranks=2, world_size=4).hang().kind == "rank_lost"
+
+
+def test_a_process_that_goes_down_in_order_has_not_crashed() -> None:
+    job = Job(ranks=2).alone(0, (), ended="exited in order").alone(1, (), ended="exited in order", process_state="Z")
+    assert job.excuse().reason == "Every rank of this host has ended."
 
 
 def test_one_at_work_excuses_one_that_waits_for_its_file() -> None:

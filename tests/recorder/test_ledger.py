@@ -19,7 +19,7 @@ from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, INPUT, OPTIM
 from stepscope.records.slot import STEP, STEP_FIELDS
 from stepscope.ring import RingReader, RingWriter
 from stepscope.ring.layout import MIN_CAPACITY
-from stepscope.ring.words import DDP_COMPUTE, DDP_SAMPLED_COMPUTE, data_word
+from stepscope.ring.words import DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
 from stepscope.testing.clock import FakeClock
 from stepscope.testing.rings import START_NS, RingStream
 
@@ -117,15 +117,14 @@ def test_input_of_an_evaluation_is_evaluation(stream: RingStream) -> None:
     assert row["batches"] == 3
 
 
-def test_the_last_backward_of_a_step_stands_beside_what_ddp_says(stream: RingStream) -> None:
-    spend(stream, BACKWARD, 30)
-    spend(stream, BACKWARD, 100)  # the last of two micro-batches: only this one communicated
-    stream.ledger.end_step(OTHER, 0, 0, [data_word(DDP_COMPUTE, 40)])
+def test_what_ddp_says_stands_in_the_record(stream: RingStream) -> None:
+    spend(stream, BACKWARD, 130)
+    stream.ledger.end_step(OTHER, 0, 0, [data_word(DDP_COMPUTE, 40), data_word(DDP_EXPOSED, 60)])
     spend(stream, BACKWARD, 50)
     stream.ledger.end_step(OTHER, 1, 0, [data_word(DDP_SAMPLED_COMPUTE, 45)])
     first, sampled = steps(stream)
-    assert (spent(first), first["ddp_compute_ns"], first["last_backward_ns"]) == ({BACKWARD: 130}, 40, 100)
-    assert (spent(sampled), sampled["ddp_compute_ns"], sampled["last_backward_ns"]) == ({BACKWARD: 50}, 45, 0)
+    assert (spent(first), first["ddp_compute_ns"], first["ddp_exposed_ns"]) == ({BACKWARD: 130}, 40, 60)
+    assert (spent(sampled), sampled["ddp_compute_ns"], sampled["ddp_exposed_ns"]) == ({BACKWARD: 50}, 45, 0)
 
 
 def test_the_header_says_where_the_process_is(stream: RingStream) -> None:

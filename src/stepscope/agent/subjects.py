@@ -23,6 +23,8 @@ from stepscope.ring import RingHeader, RingState
 __all__ = ["Subjects", "departed_of"]
 
 LONGEST_MESSAGE = 300
+ENDED = (RingState.EXITED, RingState.EXCEPTION)
+"""What the ring may say although the process is still there: going down may take seconds."""
 
 
 class Subjects:
@@ -63,7 +65,7 @@ class Subjects:
         evidence = RankEvidence(
             rank=identity.rank,
             pid=header.pid,
-            ended=_how(drain, oom_killed=False) if header.state is RingState.EXCEPTION else "",
+            ended=_how(drain, oom_killed=False) if header.state in ENDED else "",
             step=header.live_step or None,
             phase=header.phase_names[header.live_phase],
             silent_s=round(silent_s, 1),

@@ -24,7 +24,7 @@ from stepscope.diagnosis.communication_arrivals import Arrivals, align
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import LARGEST, number
 from stepscope.records.collectives import OPS, ProcessGroup
-from stepscope.records.phases import BACKWARD, COMM
+from stepscope.records.phases import COMM
 from stepscope.records.series import RankSeries
 
 __all__ = ["DDP_OP", "Communication", "Flow", "Group", "Reducer", "build_communication"]
@@ -34,8 +34,6 @@ Floats = NDArray[np.float64]
 DDP_OP = "all_reduce (DDP)"
 BLOCKING = ("gloo", "mpi")
 """Backends whose waits block the host; others only order streams, and what the host saw of them says nothing."""
-WITHIN = 1.05
-"""Of backward: what was computed in it, give or take how the two are measured."""
 OP_CODES = 32
 MIB = 1 << 20
 
@@ -152,7 +150,7 @@ def build_communication(
         seen = flows.add(row, series)
         if blocked_ns is not None:
             blocked_ns[row] = np.maximum(phase_ns[COMM, row] - seen, 0.0)
-    reducers = () if blocked_ns is None else _reducers(trained, steps, steady, blocked_ns, phase_ns[BACKWARD], peers)
+    reducers = () if blocked_ns is None else _reducers(trained, steps, steady, blocked_ns, peers)
     if not flows.seen and not reducers:
         return None
     groups = numbering.groups()
@@ -299,7 +297,6 @@ def _reducers(
     steps: NDArray[np.int64],
     steady: NDArray[np.bool_],
     blocked_ns: Floats,
-    backward_ns: Floats,
     peers: NDArray[np.intp],
 ) -> tuple[Reducer, ...]:
     found = []
@@ -309,8 +306,7 @@ def _reducers(
         if len(rows) < 2:
             continue
         spans, computes = (np.stack([said[row][which] for row in rows]) for which in (0, 1))
-        # DDP's clock starts when forward ends: what the script does before backward is then taken for computing.
-        spans[(spans == 0) | (computes > WITHIN * backward_ns[rows])] = np.nan
+        spans[spans == 0] = np.nan
         exposed = np.where(np.isnan(spans), np.nan, blocked_ns[rows])
         found.append(
             Reducer(

@@ -46,8 +46,9 @@ class Progress:
 
     @property
     def started(self) -> int | None:
-        sequences, states = self.trace.sequences, self.trace.states
-        return max((number for number, state in zip(sequences, states, strict=True) if state), default=self.completed)
+        """The last one that it is known to have begun."""
+        latest = zip(reversed(self.trace.sequences), reversed(self.trace.states), strict=True)
+        return next((number for number, state in latest if state), self.completed)
 
     def place(self, sequence: int) -> int | None:
         """Where in the columns that sequence number stands."""
@@ -110,13 +111,13 @@ class Group:
 
 
 def world_of(dumps: Sequence[Dump], world: int | None, others: Iterable[int] = ()) -> tuple[int, ...]:
-    """All ranks that exist, as far as anything tells."""
+    """All ranks that exist, as far as anything tells: up to the highest that is mentioned, for they have no gaps."""
     ranks = {dump.rank for dump in dumps} | set(others) | set(range(world or 0))
     for dump in dumps:
         ranks.update(dump.world_hint)
         for members in dump.members.values():
             ranks.update(members)
-    return tuple(sorted(ranks))
+    return tuple(range(max(ranks, default=-1) + 1))
 
 
 def groups_of(

@@ -146,7 +146,7 @@ def _departed(case: Case) -> Verdict | None:
 def _at_the_end(case: Case) -> Verdict | None:
     """Ranks that all others wait for, and that wait for nobody."""
     ends = ends_of(case.edges)
-    certain = [rank for rank in ends if rank in case.dumps]
+    certain = [rank for rank in ends if rank in case.dumps or _seen_elsewhere(case, rank)]
     if not certain:
         return _without_dump(case, ends)
     if _in_flight(case):
@@ -168,6 +168,12 @@ def _at_the_end(case: Case) -> Verdict | None:
         waiting_in=waiting_in(edge.group, edge.waiter, edge.sequence),
         first_divergence=split_at(edge),
     )
+
+
+def _seen_elsewhere(case: Case, rank: int) -> bool:
+    """Whether its stack, where there is one without a dump, shows it anywhere but in a collective."""
+    place = place_of(case.stacks.get(rank, ()))
+    return place is not None and place.doing != "collective"
 
 
 def _without_dump(case: Case, ends: Sequence[int]) -> Verdict | None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from stepscope.errors import DumpError
 
-__all__ = ["MAX_BYTES", "load_plain"]
+__all__ = ["MAX_BYTES", "PlainUnpickler", "load_plain", "memory_bounded"]
 
 MAX_BYTES = 1 << 29
 """A ring of 2,000 entries with deep stacks takes about 10 MB."""
@@ -32,7 +32,9 @@ STACK_AT_MOST = 1 << 36
 PAGE = 4096
 
 
-class _Plain(pickle.Unpickler):
+class PlainUnpickler(pickle.Unpickler):
+    """Refuses every name that a pickle asks for."""
+
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"asks for {module}.{name}")
 
@@ -49,7 +51,7 @@ def load_plain(data: bytes) -> Any:
 
     def load() -> None:
         try:
-            answer.append(_Plain(io.BytesIO(data)).load())
+            answer.append(PlainUnpickler(io.BytesIO(data)).load())
         # Damaged opcodes make the unpickler raise most of what Python has.
         except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, OverflowError) as error:
             failure.append(error)
@@ -57,7 +59,7 @@ def load_plain(data: bytes) -> Any:
             failure.append(error)
 
     stack = min(max(len(data) * STACK_PER_BYTE, STACK_AT_LEAST), STACK_AT_MOST) // PAGE * PAGE
-    with _memory_bounded(len(data) * MEMORY_PER_BYTE + MEMORY_AT_LEAST + stack):
+    with memory_bounded(len(data), stack):
         if len(data) * STACK_PER_BYTE <= STACK_AT_LEAST:
             load()
         else:
@@ -78,8 +80,12 @@ def _in_deep_thread(load: Any, stack: int) -> None:
 
 
 @contextlib.contextmanager
-def _memory_bounded(extra: int) -> Iterator[None]:
-    """The process may grow by that much while this lasts; where the kernel does not tell its size, by anything."""
+def memory_bounded(size: int, stack: int = 0) -> Iterator[None]:
+    """The process may grow by what a dump of that size needs, and no more, while this lasts.
+
+    Where the kernel does not tell how large it is, by anything.
+    """
+    extra = size * MEMORY_PER_BYTE + MEMORY_AT_LEAST + stack
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])

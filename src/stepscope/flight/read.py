@@ -22,6 +22,7 @@ from stepscope.flight.decode import decode_dump
 from stepscope.flight.entries import Dump
 from stepscope.flight.naming import rank_by_groups, ranks_by_name
 from stepscope.flight.pickles import MAX_BYTES, load_plain
+from stepscope.flight.quick import quick_dump
 from stepscope.flight.stacks import is_stacks, parse_threads
 from stepscope.flight.titan import RankLog, is_titan_log, read_titan_log
 from stepscope.records.hang import ThreadStack
@@ -72,6 +73,9 @@ def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump
         raise DumpError("it is empty")
     start = data.lstrip()[:1]
     if data[:1] == b"\x80":
+        quick = quick_dump(data, source=source, rank=rank)
+        if quick is not None:
+            return quick
         raw = load_plain(data)
     elif start in (b"{", b"["):
         raw = _json(data)

@@ -29,7 +29,7 @@ _NOT_USERS = re.compile(
       | (?:^|/)lib(?:64)?/python\d[\d.]*/              # the standard library
       | (?:^|/)python\d+\.zip/
       | (?:^|/)torch/(?:distributed|nn|autograd|utils|optim|multiprocessing|cuda|fx|jit|_\w+)(?:/|\.py)
-      | (?:^|/)stepscope/(?:recorder|agent|cli|flight|hangs|ring|records|testing)/""",
+      | (?:^|/)stepscope/(?:(?:recorder|agent|cli|flight|hangs|ring|records)/|testing/\w+\.py$)""",
     re.VERBOSE,
 )
 

@@ -20,9 +20,10 @@ AT_WORK = 60.0
 BUSY = 6.0
 """… a rank that computes, nobody knows what, or whose workers do."""
 STILL = 12.0
-"""… a checkpoint or an evaluation of which nothing moves: it may wait for a server."""
+"""… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
 LOOK_AGAIN_S = 1.0
 """At least, until the next look."""
+FIRST = "No step was made yet."
 
 KNOWN: dict[Activity, str] = {
     "compile": "compiles",
@@ -51,10 +52,11 @@ class _Excuse:
 def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     """Of the rank that has the best one, if any of them has one that still holds."""
     ranks = {rank.rank: rank for rank in evidence.ranks}
+    alone = len(ranks) < evidence.world_size
     best: tuple[float, Doing, _Excuse] | None = None
     for doing in sorted(doings, key=lambda one: one.rank):
         rank = ranks[doing.rank]
-        excuse = _excuse(rank, doing)
+        excuse = _excuse(rank, doing, alone=alone)
         left_s = excuse.patience * evidence.threshold_s - rank.silent_s if excuse else 0.0
         if excuse is not None and left_s > 0 and (best is None or left_s > best[0]):
             best = left_s, doing, excuse
@@ -71,7 +73,8 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     )
 
 
-def _excuse(rank: RankEvidence, doing: Doing) -> _Excuse | None:
+def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
+    """``alone``: nothing is known here of some ranks of the job."""
     signs = _signs(rank, doing)
     moving = bool(signs)
     if doing.state in KNOWN:
@@ -79,10 +82,12 @@ def _excuse(rank: RankEvidence, doing: Doing) -> _Excuse | None:
         return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else STILL, signs=(where, *signs))
     if doing.state == "input":
         return _slow_input(rank, signs)
+    if doing.state == "collective" and alone and rank.step is None:
+        return _Excuse(what="waits for ranks that have not been heard of yet", patience=STILL, signs=(FIRST,))
     if doing.state != "computing" or not moving:
         return None
     if rank.step is None:
-        return _Excuse(what="prepares its first step", patience=AT_WORK, signs=("No step was made yet.", *signs))
+        return _Excuse(what="prepares its first step", patience=AT_WORK, signs=(FIRST, *signs))
     return _Excuse(what="computes" if doing.busy else "reads or writes files", patience=BUSY, signs=signs)
 
 
@@ -90,7 +95,8 @@ def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
     """Workers that are at work, or the rank itself where it has none, make input slow; only idle ones make a hang."""
     busy = [worker for worker in rank.workers if worker.kind == "dataloader" and is_busy(worker)]
     if not busy and not signs:
-        return None
+        # Opening a dataset may take its time; of the first batch nobody knows how long is long.
+        return _Excuse(what="waits for its first batch", patience=BUSY, signs=(FIRST,)) if rank.step is None else None
     patience = AT_WORK if rank.step is None else BUSY
     told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
     return _Excuse(what="waits for a batch that is being made", patience=patience, signs=(*told, *signs))

@@ -1,7 +1,7 @@
 """Waiting for peers in backward, where DDP's reducer communicates in C++ (all else: ``recorder/collectives.py``).
 
-DDP's own logging tells how long this rank's gradients took to compute.  What the last backward of a step took beyond
-that was waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
+DDP's own logging tells how long the exchange of the gradients went on after this rank had computed its own: that was
+waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
 first ten iterations and every hundredth, and only read: a sample now and then tells a rank whose backward is slow from
 those that wait for it.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_SAMPLED_COMPUTE, data_word
+from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
 
 __all__ = ["DdpFigures", "install"]
 
@@ -58,21 +58,26 @@ class DdpFigures:
 
     def words(self) -> list[int]:
         """As data words for the step that ends; none where there is nothing new."""
-        compute, comm = self._read()
+        compute, comm, exposed = self._read()
         if self.every_step:
-            return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm)]
+            return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm), data_word(DDP_EXPOSED, exposed)]
         if compute == self._sampled:
             return []
         self._sampled = compute
         return [data_word(DDP_SAMPLED_COMPUTE, compute), data_word(DDP_COMM, comm)]
 
-    def _read(self) -> tuple[int, int]:
-        """Nanoseconds of computing gradients and of communicating them; zeros where nothing was measured."""
-        compute = comm = 0
+    def _read(self) -> tuple[int, int, int]:
+        """Nanoseconds of computing gradients, of communicating them, and of the latter what came after the former.
+
+        Zeros where nothing was measured.  DDP counts computing from the end of forward, whatever the script does before
+        backward: only the third says how long this rank waited.
+        """
+        compute = comm = exposed = 0
         for alive, logger in self._watched:
             if alive() is not None:
                 figures = logger._get_ddp_logging_data().ints_map
                 if figures.get("avg_backward_compute_time"):
                     compute += figures["backward_compute_time"]
                     comm += figures["backward_comm_time"]
-        return compute, comm
+                    exposed += max(0, figures["backward_comm_time"] - figures["backward_compute_comm_overlap_time"])
+        return compute, comm, exposed

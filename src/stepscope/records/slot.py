@@ -14,7 +14,7 @@
             ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP last said of itself, 0 = nothing
             batches, zero                                    2 x u32   waits for input: batches, and new iterators
             between_ns                                           u64   of phase_ns[other], before the first phase
-            last_backward_ns                                     u64   the last of its backwards, if DDP times each
+            ddp_exposed_ns                                       u64   of ddp_comm_ns, what came after computing
             16 zero bytes
     DEVICE  step, wall_ns, phase_ns[16]                     18 x u64   device time between the phase's marks
     NOTE    step, u16 length, utf-8 JSON                    at most NOTE_BYTES of it
@@ -122,7 +122,7 @@ STEP_FIELDS: _Fields = [
     ("batches", "<u4"),
     ("zero", "<u4"),
     ("between_ns", "<u8"),
-    ("last_backward_ns", "<u8"),
+    ("ddp_exposed_ns", "<u8"),
     ("spare", "V16"),
 ]
 

@@ -8,7 +8,7 @@ could have known at the moment:
 - forward run again inside backward (activation checkpointing) is ``backward``.
 
 How much of a backward was waiting for peers DDP says one step later: whoever has both steps books that
-(``store/assemble.py``), by the length of the last backward that stands in the record.
+(``store/assemble.py``).
 
 Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
 (``between_ns``): it lies between two iterations.  A step in which no phase is entered has none, since nothing shows
@@ -29,7 +29,15 @@ from stepscope.ring.calls import CallBook
 
 __all__ = ["StreamDecoder"]
 
-_STEP_DATA = (w.DDP_COMPUTE, w.DDP_COMM, w.DDP_SAMPLED_COMPUTE, w.ALLOCATED, w.RESERVED, w.PEAK_ALLOCATED)
+_STEP_DATA = (
+    w.DDP_COMPUTE,
+    w.DDP_COMM,
+    w.DDP_EXPOSED,
+    w.DDP_SAMPLED_COMPUTE,
+    w.ALLOCATED,
+    w.RESERVED,
+    w.PEAK_ALLOCATED,
+)
 _CALL_DATA = (w.COLLECTIVE, w.PEER, w.WAIT)
 _SLOT_MASK = PHASE_SLOTS - 1
 _LOST = -1
@@ -71,8 +79,6 @@ class StreamDecoder:
         self._under_way = True
         self._between = 0
         self._loss = False
-        self._backward_began = 0
-        self._last_backward = 0
 
     def resync(self, *, knowing_step: bool = True) -> None:
         if not knowing_step:
@@ -127,18 +133,17 @@ class StreamDecoder:
             self._ns[self._phase] += spent
             self._ended = (self._begin, at)
         elif code > w.ENTER:
-            self._enter(code - w.ENTER, spent, at)
+            self._enter(code - w.ENTER, spent)
         else:
-            self._leave(code, spent, at)
+            self._leave(code, spent)
 
-    def _enter(self, begun: int, spent: int, at: int) -> None:
+    def _enter(self, begun: int, spent: int) -> None:
         phase = self._phase
         if begun == FORWARD and phase == BACKWARD:
             begun = BACKWARD
         else:
             self._entries[begun] += 1
             if begun == BACKWARD:
-                self._backward_began = at
                 if self._loss:
                     phase = FORWARD
             elif begun == FORWARD:
@@ -153,14 +158,12 @@ class StreamDecoder:
             self._between = self._ns[OTHER]
         self._phase = begun
 
-    def _leave(self, begun: int, spent: int, at: int) -> None:
+    def _leave(self, begun: int, spent: int) -> None:
         phase = self._phase
         self._ns[phase] += spent
         self._loss = phase == FORWARD and begun == OTHER
         if phase == INPUT:
             self._pending_input += spent
-        elif phase == BACKWARD:
-            self._last_backward = at - self._backward_began
         self._phase = begun
 
     def _move(self, source: int, target: int, nanoseconds: int) -> None:
@@ -246,7 +249,7 @@ class StreamDecoder:
                 min(entries[INPUT], 0xFFFFFFFF),
                 0,
                 self._between,
-                self._last_backward if said[w.DDP_COMPUTE] else 0,
+                said[w.DDP_EXPOSED],
             )
             self.records += (record, *self._calls.records(step, position))
         self._clear()

@@ -33,6 +33,7 @@ __all__ = [
     "DATA",
     "DDP_COMM",
     "DDP_COMPUTE",
+    "DDP_EXPOSED",
     "DDP_SAMPLED_COMPUTE",
     "DEVICE_PHASE",
     "DEVICE_STEP",
@@ -95,6 +96,8 @@ PEER = 14
 """Of a send or recv just called: the other rank (in the world), or ANY_PEER."""
 WAIT = 15
 """How many collectives were called since the one that is waited for: 0 for the last one called."""
+DDP_EXPOSED = 32
+"""How long the exchange of gradients went on when they were all computed; of the step before, like DDP_COMPUTE."""
 STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
 DEVICE_PHASE = 16
 """Plus the slot: 16 … 31; the value is nanoseconds."""

@@ -78,24 +78,22 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
 
 
 def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
-    """What the last backward of a step took beyond the computing that DDP measured was waiting for peers: ``comm``.
+    """What of a step's exchange of gradients came after their computing was waiting for peers: ``comm``.
 
     DDP works its figures out when the next iteration begins, so those read at the end of a step are of the step before.
     Of the last step there are none yet: it goes by those before it.
     """
     if not len(steps):
         return steps
-    said = steps["ddp_compute_ns"].astype(np.int64)
-    follows = steps["step"][1:] == steps["step"][:-1] + 1
-    own = said.copy()
-    own[:-1] = np.where(follows & (said[1:] > 0), said[1:], said[:-1])
-    last = steps["last_backward_ns"].astype(np.int64)
-    each = last > 0
-    waited = np.where(each & (own > 0), np.clip(last - own, 0, steps["phase_ns"][:, BACKWARD].astype(np.int64)), 0)
-    steps["phase_ns"][:, BACKWARD] -= waited.astype(np.uint64)
-    steps["phase_ns"][:, COMM] += waited.astype(np.uint64)
-    steps["ddp_compute_ns"] = np.where(each, own, said)
-    steps["last_backward_ns"] = 0
+    if not steps["ddp_exposed_ns"].any():
+        return steps  # on a GPU DDP samples itself, and what is read may be of any earlier step
+    known = np.flatnonzero((steps["step"][1:] == steps["step"][:-1] + 1) & (steps["ddp_compute_ns"][1:] > 0))
+    for name in ("ddp_compute_ns", "ddp_comm_ns", "ddp_exposed_ns"):
+        steps[name][known] = steps[name][known + 1]
+    waited = np.minimum(steps["ddp_exposed_ns"], steps["phase_ns"][:, BACKWARD])
+    steps["phase_ns"][:, BACKWARD] -= waited
+    steps["phase_ns"][:, COMM] += waited
+    steps["ddp_exposed_ns"] = 0
     return steps
 
 

@@ -168,12 +168,13 @@ class FlightJob:
         call, ended = entry.call, entry.ended_ns is not None
         members = len(self.groups[call.group][1])
         sizes = [] if call.op == "barrier" else [[call.size]]
-        wide = [[members, call.size]] if call.op == "all_gather" else sizes
+        wide = [[members, call.size]] if call.op == "all_gather" else [list(size) for size in sizes]
         dtypes = [call.dtype] if sizes else []
         gloo = self.backend == "gloo"
         told: dict[str, Any] = {}
         if frames:
-            told["frames"] = [{"name": n, "filename": f, "line": line} for f, line, n in call.site]
+            # Each string anew: torch does not remember long ones, so neither must what pickles this.
+            told["frames"] = [{"name": n, "filename": f[:1] + f[1:], "line": line} for f, line, n in call.site]
         return told | {
             "record_id": entry.record,
             "pg_id": local[call.group],
@@ -188,7 +189,7 @@ class FlightJob:
             "input_sizes": sizes,
             "input_dtypes": dtypes,
             "output_sizes": wide,
-            "output_dtypes": dtypes,
+            "output_dtypes": list(dtypes),
             "state": "completed" if ended and not gloo else "scheduled",
             "time_discovered_started_ns": None,
             "time_discovered_completed_ns": entry.ended_ns if ended and not gloo else None,

@@ -1,0 +1,63 @@
+"""Real jobs over gloo that hang or die: the kind, exactly the ranks that did it, their lines, and who waits.
+
+The cases that are ``quick``; ``make hangs`` runs all of them and measures how long it takes until they are named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hang_cases import FAULTS, FaultCase, line_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.ranks]
+
+HANGS = [case for case in FAULTS if case.quick and not case.dies]
+DEATHS = [case for case in FAULTS if case.quick and case.dies]
+RunCase = Callable[..., Any]
+
+
+def alone(text: str) -> str:
+    """Without the line breaks of a narrow terminal."""
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("case", HANGS, ids=lambda case: case.id)
+def test_hangs(case: FaultCase, run_case: RunCase) -> None:
+    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort")
+    told = ran.told
+    assert told.kind in case.kinds, told.title
+    assert (told.culprits, told.hangs, ran.code) == (case.culprits, 1, 1), told.title
+    assert told.record.over == "aborted"
+    if len(case.culprits) < case.ranks:
+        assert told.victims == case.victims
+    if case.line:
+        assert set(told.at) == {line_of(case.fault)}
+        assert line_of(case.fault) in alone(ran.stderr)
+        assert line_of(case.fault) in alone((ran.run_dir / "summary.txt").read_text())
+    if "deadlock" in told.kind:
+        assert len(told.record.cycle) == case.ranks
+    # The same everywhere: terminal, event, findings while it ran, summary.
+    assert f"stepscope: {told.title}" in alone(ran.stderr)
+    (event,) = ran.events("hang")
+    assert (event["kind"], tuple(event["culprits"]), event["title"]) == (told.kind, told.culprits, told.title)
+    for findings in (json.loads((ran.run_dir / "findings.json").read_text())["findings"], ran.summary["findings"]):
+        assert (findings[0]["kind"], tuple(findings[0]["ranks"])) == (told.kind, told.culprits)
+        assert findings[0]["severity"] == "critical"
+    assert ran.summary["verdict"]["title"] == told.title
+
+
+@pytest.mark.parametrize("case", DEATHS, ids=lambda case: case.id)
+def test_dies(case: FaultCase, run_case: RunCase) -> None:
+    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort")
+    assert ran.code == 1
+    assert ran.told.kind in case.kinds, ran.told.title
+    assert ran.told.culprits == case.culprits, ran.told.title
+    assert ran.summary["verdict"]["title"] == ran.told.title
+    text = alone((ran.run_dir / "summary.txt").read_text())
+    assert text.startswith(f"✖ {ran.told.title}")
+    if case.line:
+        file, _, number = line_of(case.fault).partition(":")
+        assert f'{file}", line {number}, in' in text
