@@ -244,3 +244,73 @@ def test_failures_of_an_earlier_attempt_are_over() -> None:
     run = Cluster(ranks=0, steps=0).run()
     both = type(run)(**{**vars(second), "ranks": (*first.series(), *second.ranks)})
     assert failures_of(both) == []
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message", "cause"),
+    [
+        ("ValueError", "bad", "exception"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20 MiB", "oom_cuda"),
+        ("RuntimeError", "CUDA error: out of memory", "oom_cuda"),
+        ("MemoryError", "", "oom_host"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "oom_host"),
+        ("OSError", "[Errno 12] Cannot allocate memory", "oom_host"),
+    ],
+)
+def test_causes_of_exceptions(type_name: str, message: str, cause: str) -> None:
+    found = crash_of(Cluster(ranks=2, steps=20, errors=(raised(1, type_name, message),)))
+    assert (found.evidence["cause"], found.ranks) == (cause, (1,))
+    if cause == "oom_host":
+        assert found.advice[0].startswith("The host, or a limit")
+
+
+@pytest.mark.parametrize(("code", "cause"), [(-9, "signal"), (7, "exit_code"), (None, "vanished")])
+def test_causes_of_those_who_said_nothing(code: int | None, cause: str) -> None:
+    errors = () if code is None else (raised(None, "ChildFailedError", "", exit_codes={1: code}),)
+    found = crash_of(Cluster(ranks=2, steps=30, deaths=(Death(rank=1, step=20),), errors=errors))
+    assert (found.evidence["cause"], found.ranks) == (cause, (1,))
+
+
+def test_the_kernels_kill_is_told_by_the_agent() -> None:
+    cluster = Cluster(
+        ranks=2,
+        steps=30,
+        deaths=(Death(rank=1, step=20), Death(rank=0, step=20, state="exception")),
+        errors=(raised(0, "RuntimeError", GLOO, at_s=0.1),),
+    )
+    run = cluster.run()
+    pid = next(series.identity.pid for series in run.ranks if series.rank == 1)
+    end = {"event": "rank_end", "rank": 1, "pid": pid, "state": "vanished", "oom_kill": True}
+    found = diagnose(replace(run, events=(end,)), build_window(run))[0]
+    assert found.title == "Rank 1 was killed by the kernel for want of memory (in step 20, in backward)."
+    assert (found.evidence["cause"], found.confidence) == ("oom_kernel", 0.97)
+    assert "dmesg lists who had how much" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message"),
+    [
+        ("RuntimeError", "[pair.cc:537] Read error [127.0.0.1]:10981: Connection reset by peer."),
+        ("RuntimeError", "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
+        ("RuntimeError", "Application timeout caused pair closure"),
+        ("RuntimeError", "[pair.cc:553] Read timeout [127.0.0.1]:2"),
+        ("DistBackendError", "NCCL error in: x.cpp:1, remote process exited: ncclRemoteError"),
+        ("DistBackendError", "[Rank 0] ProcessGroupNCCL's watchdog got stuck"),
+        ("DistNetworkError", "The client socket has failed"),
+        ("DistStoreError", "wait timeout after 300000ms"),
+    ],
+)
+def test_who_lost_a_peer_does_not_lead_though_it_speaks_first(type_name: str, message: str) -> None:
+    errors = (raised(0, type_name, message, at_s=0.1), raised(1, "ValueError", "bad", at_s=0.9))
+    found = crash_of(Cluster(ranks=2, steps=20, errors=errors))
+    assert (found.ranks, found.evidence["exception"]) == ((1,), "ValueError")
+
+
+def test_where_all_lost_a_peer_those_who_said_so_lead_not_those_who_were_stopped() -> None:
+    errors = (
+        raised(1, "RuntimeError", GLOO, at_s=0.9),
+        raised(None, "ChildFailedError", "", exit_codes={0: -15, 1: 1}),
+    )
+    deaths = (Death(rank=0, step=19), Death(rank=1, step=20, state="exception"))
+    found = crash_of(Cluster(ranks=2, steps=20, errors=errors, deaths=deaths))
+    assert (found.ranks, found.evidence["followers"]) == ((1,), 1)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.store.flights import keep_flights
+import pytest
+
+from stepscope.store import flights
+from stepscope.store.flights import keep_flights, read_flights
+from stepscope.testing.dumps import Call, FlightJob
 
 
 def names(run_dir: Path) -> list[str]:
@@ -29,3 +33,38 @@ def test_what_was_kept_before_goes(tmp_path: Path) -> None:
 def test_nothing_makes_no_folder(tmp_path: Path) -> None:
     keep_flights(tmp_path, {}, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def disagreed(folder: Path) -> None:
+    """Rank 2 of four makes its third call with another size; rank 0, which was aborted, leaves nothing."""
+    job = FlightJob(4)
+    job.run({rank: [Call(), Call(), Call(size=2048 if rank == 2 else 1024)] for rank in range(4)})
+    job.write(folder, name="rank_{}.json", form="json", ranks=(1, 2, 3))
+
+
+def test_the_verdict_on_what_ranks_left(tmp_path: Path) -> None:
+    disagreed(tmp_path / "flight")
+    verdict, notices = read_flights(tmp_path, {1: ""}, since_ns=0)
+    assert notices == []
+    assert (verdict["kind"], verdict["culprits"], verdict["ranks"]) == ("hang_mismatch", [2], [1, 2, 3])
+
+
+def test_only_what_belongs_to_the_attempt_counts(tmp_path: Path) -> None:
+    disagreed(tmp_path / "flight")
+    os.utime(tmp_path / "flight" / "rank_1.json", (1e9, 1e9))
+    os.utime(tmp_path / "flight" / "rank_3.json", (1e9, 1e9))
+    assert read_flights(tmp_path, {}, since_ns=10**18 + 1) == ({}, [])  # one is left: nothing to compare
+
+
+def test_none_of_it_is_none(tmp_path: Path) -> None:
+    assert read_flights(tmp_path, {}, since_ns=0) == ({}, [])
+    keep_flights(tmp_path, {0: b"", 1: b"\x00 no dump"})
+    assert read_flights(tmp_path, {}, since_ns=0) == ({}, [])
+
+
+def test_too_much_is_left_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disagreed(tmp_path / "flight")
+    monkeypatch.setattr(flights, "MAX_BYTES", 100)
+    verdict, notices = read_flights(tmp_path, {}, since_ns=0)
+    assert verdict == {}
+    assert notices == [f"flight/ is large and was not looked at: stepscope flight {tmp_path / 'flight'} does."]

@@ -115,8 +115,10 @@ def _hung(run_dir: Path) -> bool:
             hang = json.loads(path.read_bytes())
         except (OSError, ValueError):
             continue
+        if not isinstance(hang, dict) or hang.get("over") == "recovered":
+            continue
         over_ns = hang.get("over_wall_ns")
-        if hang.get("over") != "recovered" and (over_ns is None or time.time_ns() - over_ns < JUST_OVER_NS):
+        if not isinstance(over_ns, int) or time.time_ns() - over_ns < JUST_OVER_NS:
             return True
     return False
 

@@ -1,0 +1,97 @@
+"""Ranks that died of a collective they did not agree on: the dumps name who, where nobody's words do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.records.finding import Finding
+from stepscope.records.series import RankError, RunData
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death
+
+GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312."
+VERDICT: dict[str, Any] = {
+    "healthy": False,
+    "kind": "hang_mismatch",
+    "title": "Rank 2 left the path of the others at collective 9 of default_pg: another size.",
+    "culprits": [2],
+    "victims": [0, 1],
+    "undecidable": False,
+    "waiting_in": {"group": "0", "description": "default_pg", "sequence": 9, "op": "all_reduce", "sizes": "[1024]"},
+    "reasons": [
+        {
+            "rank": 2,
+            "reason": "called all_reduce [2048] where the others called all_reduce [1024]",
+            "at": {"file": "/job/train.py", "line": 41, "function": "train"},
+        }
+    ],
+    "cycle": [],
+    "evidence": ["There is no dump of rank 0."],
+}
+
+
+def raised(rank: int, type_name: str = "RuntimeError", message: str = GLOO, *, at_s: float = 1.0) -> RankError:
+    wall_ns = ANCHOR_WALL_NS + int(at_s * 1e9)
+    return RankError(rank=rank, pid=1000 + rank, type=type_name, message=message, wall_ns=wall_ns)
+
+
+def a_run(*errors: RankError, verdict: dict[str, Any] = VERDICT, codes: dict[int, int] | None = None) -> RunData:
+    deaths = tuple(Death(rank=rank, step=20, state="exception") for rank in {error.rank for error in errors} if rank)
+    deaths += tuple(Death(rank=rank, step=20) for rank in codes or {})
+    told = (replace(raised(0, "ChildFailedError", ""), rank=None, exit_codes=codes),) if codes else ()
+    run = Cluster(ranks=3, steps=20, deaths=deaths, errors=(*errors, *told)).run()
+    return replace(run, flight=verdict)
+
+
+def found_in(run: RunData) -> list[Finding]:
+    return [finding for finding in diagnose(run, build_window(run)) if finding.kind[:4] in ("hang", "rank")]
+
+
+def test_the_one_that_differed_leads_and_the_deaths_follow() -> None:
+    found, crash = found_in(a_run(raised(1), raised(2, at_s=1.1)))
+    assert (found.kind, found.severity, found.ranks) == ("hang_mismatch", "critical", (2,))
+    assert found.title == VERDICT["title"]
+    assert found.steps == (20, 20)
+    assert found.advice[0] == "Begin at train.py:41 in train."
+    assert (found.evidence["op"], found.evidence["sequence"], found.evidence["victims"]) == ("all_reduce", 9, [0, 1])
+    assert (crash.kind, crash.severity) == ("rank_crashed", "info")
+
+
+def test_one_that_native_code_ended_may_belong_to_it() -> None:
+    found, crash = found_in(a_run(raised(1), raised(2), codes={0: -6}))
+    assert (found.kind, found.ranks) == ("hang_mismatch", (2,))
+    assert crash.ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    ("errors", "codes"),
+    [
+        ((raised(1, "ValueError", "bad"), raised(2)), None),
+        ((raised(1), raised(2)), {0: -9}),
+        ((raised(1), raised(2)), {0: 7}),
+        ((), {0: -6}),
+    ],
+)
+def test_a_cause_of_its_own_goes_before(errors: tuple[RankError, ...], codes: dict[int, int] | None) -> None:
+    (found,) = found_in(a_run(*errors, codes=codes))
+    assert (found.kind, found.severity) == ("rank_crashed", "critical")
+
+
+def test_a_missing_call_is_believed_only_if_nobody_went_without_a_word() -> None:
+    verdict = {**VERDICT, "kind": "hang_missing_collective"}
+    assert [finding.kind for finding in found_in(a_run(raised(1), raised(2), verdict=verdict))] == [
+        "hang_missing_collective",
+        "rank_crashed",
+    ]
+    assert [f.kind for f in found_in(a_run(raised(1), raised(2), verdict=verdict, codes={0: -6}))] == ["rank_crashed"]
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [{}, {**VERDICT, "kind": None, "healthy": True}, {**VERDICT, "kind": "rank_crashed"}, {**VERDICT, "culprits": []}],
+)
+def test_nothing_is_told_that_the_dumps_do_not_say(verdict: dict[str, Any]) -> None:
+    assert [finding.kind for finding in found_in(a_run(raised(1), raised(2), verdict=verdict))] == ["rank_crashed"]
