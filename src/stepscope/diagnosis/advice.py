@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["for_crash", "for_input", "for_straggler", "named_ranks"]
+__all__ = ["for_crash", "for_input", "for_mismatch", "for_straggler", "named_ranks"]
 
 
 FIRST_WORKERS = 4
@@ -115,6 +115,14 @@ def _workers(cores: int) -> int:
 
 def _up_to(cores: int | None) -> str:
     return "" if cores is None else f" (a process has about {cores} core{'' if cores == 1 else 's'} here)"
+
+
+def for_mismatch() -> tuple[str, ...]:
+    """Ranks that gave a collective different sizes, and died of it."""
+    return (
+        "All ranks of a group have to give a collective the same shape and dtype.",
+        "Look at what decides on the size on that rank: its last batch, a parameter that only it has, a cast.",
+    )
 
 
 def for_crash(

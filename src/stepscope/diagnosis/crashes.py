@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_crash, named_ranks
+from stepscope.diagnosis.advice import for_crash, for_mismatch, named_ranks
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
+from stepscope.diagnosis.last_calls import Disagreement, disagreement_in, killed_for_memory
 from stepscope.diagnosis.samples import number, of_kind
 from stepscope.flight.failures import TAKEN_ALONG
 from stepscope.records.finding import Finding
@@ -32,6 +33,7 @@ ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
 SHELL_SIGNAL_BASE = 128
 """A shell reports death by signal n as 128 + n."""
+GAVE_UP = "SIGABRT"
 MEMORY_SECONDS = 30.0
 """How long before a death the host's memory is looked at."""
 MESSAGE_SHOWN = 120
@@ -54,6 +56,8 @@ class Failure:
     """Last completed step."""
     phase: str | None
     victim: bool
+    oom: bool = False
+    """The kernel killed it because there was no memory left."""
 
 
 def find_crashes(run: RunData) -> list[Finding]:
@@ -67,6 +71,9 @@ def find_crashes(run: RunData) -> list[Finding]:
     victims = [failure for failure in failures if failure not in together]
     ranks = tuple(sorted(failure.rank for failure in together))
     steps = [failure.last_step for failure in together if failure.last_step is not None]
+    apart = disagreement_in(run, attempt) if lead.signal == GAVE_UP else None
+    if apart is not None:
+        return [_disagreed(attempt, failures, apart)]
     return [
         Finding(
             kind="rank_crashed",
@@ -83,12 +90,31 @@ def find_crashes(run: RunData) -> list[Finding]:
                 signal=lead.signal,
                 exit_code=lead.exit_code,
                 others=bool(victims),
-                memory_low=_memory_low(run, attempt, lead),
+                memory_low=lead.oom or _memory_low(run, attempt, lead),
                 alone=_alone(attempt, failures),
             ),
             confidence=0.97 if lead.type or lead.signal else 0.7,
         )
     ]
+
+
+def _disagreed(attempt: Attempt, failures: Sequence[Failure], apart: Disagreement) -> Finding:
+    """Who was aborted is not who began it."""
+    lead = failures[0]
+    others = [failure for failure in failures if failure is not lead]
+    steps = [failure.last_step for failure in failures if failure.last_step is not None]
+    return Finding(
+        kind="hang_mismatch",
+        severity="critical",
+        title=f"{apart.text}; the library aborted rank {lead.rank}{_where(lead)}.",
+        ranks=apart.odd,
+        phase=lead.phase,
+        steps=(min(steps), max(steps)) if steps else None,
+        cost=_cost(attempt),
+        evidence={**_evidence(attempt, lead, others), "undecidable": not apart.decided},
+        advice=for_mismatch(),
+        confidence=0.95 if apart.decided else 0.6,
+    )
 
 
 def failures_of(run: RunData) -> list[Failure]:
@@ -98,6 +124,7 @@ def failures_of(run: RunData) -> list[Failure]:
 
 def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
     last = attempt.number == attempts_of(run)[-1].number
+    starved = killed_for_memory(run, attempt)
     errors = _by_rank(attempt)
     codes = _exit_codes(run, attempt) if last else _told_codes(attempt)
     interrupted = last and _interrupted(run, attempt)
@@ -106,7 +133,7 @@ def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
     for rank in sorted({*by_rank, *codes, *errors}):
         failure = _failure(rank, by_rank.get(rank), errors.get(rank), codes.get(rank))
         if failure is not None and not (interrupted and _ended_by_hand(failure)):
-            found.append(failure)
+            found.append(replace(failure, oom=True) if rank in starved else failure)
     if found and all(failure.victim for failure in found):
         found = [_absolved(failure) for failure in found]
     elif any(failure.type or failure.signal for failure in found if not failure.victim):
@@ -130,6 +157,8 @@ def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
         message = " ".join(lead.message.split())
         shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
         what = f"raised {lead.type}" + (f": {shown}" if shown else "")
+    elif lead.oom:
+        what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for want of memory"
     elif lead.signal:
         what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
     elif lead.exit_code:
@@ -238,11 +267,11 @@ def _silent_after(failure: Failure, first_ns: int) -> bool:
 
 
 def _taken_along(failure: Failure) -> Failure:
-    return Failure(**{**vars(failure), "victim": True})
+    return replace(failure, victim=True)
 
 
 def _absolved(failure: Failure) -> Failure:
-    return Failure(**{**vars(failure), "victim": False})
+    return replace(failure, victim=False)
 
 
 def _where(lead: Failure) -> str:
@@ -262,6 +291,7 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
         "exit_code": lead.exit_code,
         "last_step": lead.last_step,
         "died_in_phase": lead.phase,
+        "oom_kill": lead.oom,
         "checkpoint_step": max(saved, default=None),
         "wall_ns": lead.wall_ns or None,
         "followed_by": [
