@@ -326,3 +326,26 @@ def test_the_order_of_dumps_means_nothing(made: Any, order: Any) -> None:
     before = judge(dumps).to_dict()
     order.shuffle(dumps)
     assert judge(dumps).to_dict() == before
+
+
+@given(st.integers(4, 12), st.integers(4, 10), st.data())
+def test_a_difference_that_passed_is_not_why_it_stands(world: int, count: int, data: st.DataObject) -> None:
+    """Once, long ago, one rank asked for less, and it went well; now it sleeps."""
+    job = FlightJob(world)
+    rank = data.draw(st.integers(0, world - 1))
+    job.run({r: steps(count) for r in range(world)}, until={rank: 3 * count - 1})
+    job.entries[rank][0].call = replace(job.entries[rank][0].call, size=7)
+    found = verdict(job)
+    assert (found.kind, culprits(found), found.sequence) == ("hang_missing_collective", [rank], 3 * count)
+
+
+@given(st.integers(3, 12), st.integers(4, 12), st.data())
+def test_a_host_that_runs_ahead(world: int, count: int, data: st.DataObject) -> None:
+    """NCCL: calls do not wait, so the others have many pending when one stops."""
+    job = FlightJob(world, backend="nccl")
+    program = [replace(call, waits=False) for call in steps(count)]
+    rank = data.draw(st.integers(0, world - 1))
+    at = data.draw(st.integers(0, 3 * count - 1))
+    job.run(dict.fromkeys(range(world), program), until={rank: at})
+    found = verdict(job, active_only=data.draw(st.booleans()))
+    assert (found.kind, culprits(found), found.sequence) == ("hang_missing_collective", [rank], at + 1)

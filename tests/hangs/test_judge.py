@@ -332,6 +332,16 @@ def test_a_recv_from_a_rank_that_is_in_a_collective() -> None:
     )
 
 
+def test_an_unmatched_recv_between_two() -> None:
+    job = Job(ranks=2, lines={})
+    hang = job.at(1, collective=job.waits("recv", peer=0)).hang()
+    assert verdict(hang) == ("hang_missing_collective", [1], (0,), False)
+    assert hang.title == (
+        "Rank 1 never called all_reduce of default_pg: it waits in recv from rank 0 at train.py:59, which waits in "
+        "all_reduce of default_pg at train.py:59."
+    )
+
+
 def test_a_recv_from_a_rank_that_sleeps() -> None:
     job = Job(ranks=2)
     hang = job.at(0, collective=job.waits("recv", peer=1)).alone(1).hang()

@@ -38,7 +38,7 @@ def main():
             model(x).mean().backward()
             optimizer.step()
             rings = os.listdir(os.environ["STEPSCOPE_SESSION"])
-            assert sorted(rings) == [f"{os.getpid()}.ring", f"{os.getpid()}.stacks"], rings
+            assert sorted(rings) == [f"{os.getpid()}.{name}" for name in ("ring", "stacks", "threads")], rings
 
 if __name__ == "__main__":
     main()
@@ -90,7 +90,7 @@ def test_spawned_ranks_of_which_one_raises(run_stepscope: Run, script: Callable[
     assert done.code == 1
     summary = json.loads((done.run_dir / "summary.json").read_text())
     rows = [(row["rank"], row["steps"], row["state"], row["backend"]) for row in summary["ranks"]]
-    assert rows == [(0, 6, "exited", "gloo"), (1, 6, "exited", "gloo")]
+    assert rows == [(0, 6, "exited", "gloo"), (1, 6, "exception", "gloo")]
     assert (summary["status"], summary["world_size"]) == ("failed", 2)
     assert summary["verdict"]["title"].startswith("Rank 1 raised ArithmeticError: one is too many")
     assert [(error["rank"], error["type"]) for error in summary["errors"]] == [

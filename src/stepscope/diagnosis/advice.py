@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["for_crash", "for_input", "for_mismatch", "for_straggler", "named_ranks"]
+__all__ = ["for_crash", "for_input", "for_straggler", "named_ranks"]
 
 
+FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
 FIRST_WORKERS = 4
 """DataLoader workers to begin with, where there are cores for them."""
 
@@ -117,43 +118,44 @@ def _up_to(cores: int | None) -> str:
     return "" if cores is None else f" (a process has about {cores} core{'' if cores == 1 else 's'} here)"
 
 
-def for_mismatch() -> tuple[str, ...]:
-    """Ranks that gave a collective different sizes, and died of it."""
-    return (
-        "All ranks of a group have to give a collective the same shape and dtype.",
-        "Look at what decides on the size on that rank: its last batch, a parameter that only it has, a cast.",
-    )
-
-
-def for_crash(
-    *, type_name: str, message: str, signal: str, exit_code: int | None, others: bool, memory_low: bool, alone: bool
-) -> tuple[str, ...]:
+def for_crash(*, cause: str, signal: str, others: bool, memory_low: bool, alone: bool) -> tuple[str, ...]:
     """``alone``: a job of one process."""
     log = "its log" if alone else "the rank's log"
-    if "out of memory" in message.lower() or "OutOfMemory" in type_name:
+    if cause == "oom_cuda":
         return (
             "The device ran out of memory: a smaller batch, gradient accumulation, checkpointing, autocast.",
             "Reserved far above allocated means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
         )
+    if cause == "oom_host":
+        return (
+            "The host, or a limit on the process (ulimit -v, a cgroup), had no more memory to give.",
+            FEWER_COPIES,
+        )
+    if cause == "oom_kernel":
+        return (
+            "The memory of the host, or of the job's cgroup, was used up: dmesg lists who had how much.",
+            FEWER_COPIES,
+        )
     if signal == "SIGKILL" and memory_low:
         return (
             "The host had hardly any memory left: the kernel's out-of-memory killer is the likely sender (see dmesg).",
-            "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data.",
+            FEWER_COPIES,
         )
     by_signal = {
         "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
         "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
-        "SIGABRT": f"Native code gave up (an assertion, NCCL's watchdog): {log} has its last words.",
+        "SIGABRT": "Native code gave up: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
+        "different sizes; the last lines on the error output say which.",
         "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
         "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
     }
     if signal in by_signal:
         return (by_signal[signal],)
-    if type_name and alone:
+    if cause == "exception" and alone:
         return ("The whole traceback is in its log and in summary.json.",)
-    if type_name:
+    if cause == "exception":
         after = "; whatever the other ranks said came after it" if others else ""
         return (f"The traceback is where to look{after}.",)
-    if exit_code:
+    if cause == "exit_code":
         return ("It ended itself, by sys.exit() or in native code: its log has its last words.",)
     return (f"Nothing was left behind: look into {log} and the kernel's messages (dmesg) of its host.",)

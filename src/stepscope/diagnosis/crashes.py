@@ -1,9 +1,9 @@
 """Ranks that died: which one first, of what, where it was, and who was only taken along.
 
-Three witnesses, none of them complete: the exception a process left behind, the launcher's list of exit codes, and the
-state of the ring (``vanished`` when a process went without a word).  When one rank dies the others follow: gloo and
-NCCL raise in them ("connection closed by peer"), the launcher sends them SIGTERM.  Those are victims, and a victim
-leads only when there is nobody else.
+Four witnesses, none of them complete: the exception a process left behind, the launcher's list of exit codes, the state
+of the ring (``vanished`` when a process went without a word), and the agent, which asks the kernel whether it killed
+for want of memory.  When one rank dies the others follow: gloo and NCCL raise in them ("connection closed by peer"),
+the launcher sends them SIGTERM.  Those are victims, and a victim leads only when there is nobody else.
 
 Of a job that was restarted the last attempt counts; the earlier ones are told in a line each.
 """
@@ -13,16 +13,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_crash, for_mismatch, named_ranks
+from stepscope.diagnosis.advice import for_crash, named_ranks
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
-from stepscope.diagnosis.last_calls import Disagreement, disagreement_in, killed_for_memory
 from stepscope.diagnosis.samples import number, of_kind
-from stepscope.flight.failures import TAKEN_ALONG
+from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
 from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
 from stepscope.records.series import RankError, RankSeries, RunData
@@ -33,7 +32,12 @@ ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
 SHELL_SIGNAL_BASE = 128
 """A shell reports death by signal n as 128 + n."""
-GAVE_UP = "SIGABRT"
+Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "oom_host", "vanished"]
+DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
+HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
+"""How running out of memory reads; what the host lacks is looked for first."""
+OF_THE_NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
+"""Exceptions that torch.distributed raises when a peer or the way to it is not there."""
 MEMORY_SECONDS = 30.0
 """How long before a death the host's memory is looked at."""
 MESSAGE_SHOWN = 120
@@ -56,8 +60,24 @@ class Failure:
     """Last completed step."""
     phase: str | None
     victim: bool
-    oom: bool = False
-    """The kernel killed it because there was no memory left."""
+    """Whether somebody else's death is to blame, as far as can be told."""
+    taken: bool = False
+    """Whether its own words say so."""
+    oom_killed: bool = False
+    """By the kernel, for want of memory."""
+
+    @property
+    def cause(self) -> Cause:
+        if self.oom_killed:
+            return "oom_kernel"
+        if self.type:
+            text = f"{self.type} {self.message}".lower()
+            if self.type == "MemoryError" or any(words in text for words in HOST_MEMORY):
+                return "oom_host"
+            return "oom_cuda" if any(words in text for words in DEVICE_MEMORY) else "exception"
+        if self.signal:
+            return "signal"
+        return "exit_code" if self.exit_code else "vanished"
 
 
 def find_crashes(run: RunData) -> list[Finding]:
@@ -71,9 +91,6 @@ def find_crashes(run: RunData) -> list[Finding]:
     victims = [failure for failure in failures if failure not in together]
     ranks = tuple(sorted(failure.rank for failure in together))
     steps = [failure.last_step for failure in together if failure.last_step is not None]
-    apart = disagreement_in(run, attempt) if lead.signal == GAVE_UP else None
-    if apart is not None:
-        return [_disagreed(attempt, failures, apart)]
     return [
         Finding(
             kind="rank_crashed",
@@ -85,36 +102,15 @@ def find_crashes(run: RunData) -> list[Finding]:
             cost=_cost(attempt),
             evidence=_evidence(attempt, lead, victims),
             advice=for_crash(
-                type_name=lead.type,
-                message=lead.message,
+                cause=lead.cause,
                 signal=lead.signal,
-                exit_code=lead.exit_code,
                 others=bool(victims),
-                memory_low=lead.oom or _memory_low(run, attempt, lead),
+                memory_low=_memory_low(run, attempt, lead),
                 alone=_alone(attempt, failures),
             ),
-            confidence=0.97 if lead.type or lead.signal else 0.7,
+            confidence=0.97 if lead.cause not in ("vanished", "exit_code") else 0.7,
         )
     ]
-
-
-def _disagreed(attempt: Attempt, failures: Sequence[Failure], apart: Disagreement) -> Finding:
-    """Who was aborted is not who began it."""
-    lead = failures[0]
-    others = [failure for failure in failures if failure is not lead]
-    steps = [failure.last_step for failure in failures if failure.last_step is not None]
-    return Finding(
-        kind="hang_mismatch",
-        severity="critical",
-        title=f"{apart.text}; the library aborted rank {lead.rank}{_where(lead)}.",
-        ranks=apart.odd,
-        phase=lead.phase,
-        steps=(min(steps), max(steps)) if steps else None,
-        cost=_cost(attempt),
-        evidence={**_evidence(attempt, lead, others), "undecidable": not apart.decided},
-        advice=for_mismatch(),
-        confidence=0.95 if apart.decided else 0.6,
-    )
 
 
 def failures_of(run: RunData) -> list[Failure]:
@@ -124,22 +120,26 @@ def failures_of(run: RunData) -> list[Failure]:
 
 def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
     last = attempt.number == attempts_of(run)[-1].number
-    starved = killed_for_memory(run, attempt)
     errors = _by_rank(attempt)
     codes = _exit_codes(run, attempt) if last else _told_codes(attempt)
     interrupted = last and _interrupted(run, attempt)
     found = []
     by_rank = {series.rank: series for series in attempt.series}
+    starved = {event.get("pid") for event in run.events if event.get("event") == "rank_end" and event.get("oom_kill")}
     for rank in sorted({*by_rank, *codes, *errors}):
-        failure = _failure(rank, by_rank.get(rank), errors.get(rank), codes.get(rank))
+        series = by_rank.get(rank)
+        oom_killed = series is not None and series.identity.pid in starved
+        failure = _failure(rank, series, errors.get(rank), codes.get(rank), oom_killed=oom_killed)
         if failure is not None and not (interrupted and _ended_by_hand(failure)):
-            found.append(replace(failure, oom=True) if rank in starved else failure)
+            found.append(failure)
     if found and all(failure.victim for failure in found):
-        found = [_absolved(failure) for failure in found]
+        # Nobody else is to blame.  Who was asked to stop still only was, if somebody had something to say.
+        spoke = any(failure.type and failure.type not in STOPPED_BY_HAND for failure in found)
+        found = [failure if spoke and not failure.type else replace(failure, victim=False) for failure in found]
     elif any(failure.type or failure.signal for failure in found if not failure.victim):
         # With a cause known, who merely vanished after it was ended by the launcher.
         first_ns = min(failure.wall_ns for failure in found if not failure.victim and (failure.type or failure.signal))
-        found = [_taken_along(failure) if _silent_after(failure, first_ns) else failure for failure in found]
+        found = [replace(failure, victim=True) if _silent_after(failure, first_ns) else failure for failure in found]
     return sorted(found, key=lambda failure: (failure.victim, failure.wall_ns or float("inf"), failure.rank))
 
 
@@ -153,12 +153,12 @@ def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
         who = "The script"
     elif len(ranks) > 1 and len(ranks) == len(attempt.series):
         who = f"All {len(ranks)} ranks"
-    if lead.type:
+    if lead.oom_killed:
+        what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for want of memory"
+    elif lead.type:
         message = " ".join(lead.message.split())
         shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
         what = f"raised {lead.type}" + (f": {shown}" if shown else "")
-    elif lead.oom:
-        what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for want of memory"
     elif lead.signal:
         what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
     elif lead.exit_code:
@@ -171,7 +171,8 @@ def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
 def _together(culprits: Sequence[Failure]) -> list[Failure]:
     """Those that died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all)."""
     lead = culprits[0]
-    return [failure for failure in culprits if (failure.type, failure.signal) == (lead.type, lead.signal)]
+    same = (lead.cause, lead.type, lead.signal)
+    return [failure for failure in culprits if (failure.cause, failure.type, failure.signal) == same]
 
 
 def _alone(attempt: Attempt, failures: Sequence[Failure]) -> bool:
@@ -208,7 +209,9 @@ def _exit_codes(run: RunData, attempt: Attempt) -> dict[int, int]:
     return codes
 
 
-def _failure(rank: int, series: RankSeries | None, error: RankError | None, code: int | None) -> Failure | None:
+def _failure(
+    rank: int, series: RankSeries | None, error: RankError | None, code: int | None, *, oom_killed: bool
+) -> Failure | None:
     state = series.state if series is not None else None
     if error is None and code in (None, 0) and state not in ("vanished", "exception"):
         return None
@@ -219,7 +222,8 @@ def _failure(rank: int, series: RankSeries | None, error: RankError | None, code
     if not type_name and state == "exception":
         type_name = "Exception"  # all that is known of one whose account could not be written
     text = f"{type_name} {message}".lower()
-    lost_peer = error is not None and any(words in text for words in TAKEN_ALONG)
+    lost_peer = type_name in OF_THE_NETWORK or any(words in text for words in (*TAKEN_ALONG, *DISAGREED))
+    taken = lost_peer or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
     wall_ns = error.wall_ns if error is not None else (series.ended_wall_ns or 0) if series is not None else 0
     return Failure(
         rank=rank,
@@ -230,7 +234,9 @@ def _failure(rank: int, series: RankSeries | None, error: RankError | None, code
         wall_ns=wall_ns,
         last_step=_last_step(series),
         phase=_phase(series),
-        victim=lost_peer or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP),
+        victim=taken and not oom_killed,
+        taken=taken,
+        oom_killed=oom_killed,
     )
 
 
@@ -266,14 +272,6 @@ def _silent_after(failure: Failure, first_ns: int) -> bool:
     return not failure.victim and not failure.type and not failure.signal and failure.wall_ns >= first_ns
 
 
-def _taken_along(failure: Failure) -> Failure:
-    return replace(failure, victim=True)
-
-
-def _absolved(failure: Failure) -> Failure:
-    return replace(failure, victim=False)
-
-
 def _where(lead: Failure) -> str:
     if lead.last_step is None:
         return " before the first step was complete"
@@ -285,13 +283,13 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
     saved = [step for series in attempt.series if (step := _checkpoint_step(series)) is not None]
     return {
         "attempt": attempt.number,
+        "cause": lead.cause,
         "exception": lead.type or None,
         "message": lead.message or None,
         "signal": lead.signal or None,
         "exit_code": lead.exit_code,
         "last_step": lead.last_step,
         "died_in_phase": lead.phase,
-        "oom_kill": lead.oom,
         "checkpoint_step": max(saved, default=None),
         "wall_ns": lead.wall_ns or None,
         "followed_by": [

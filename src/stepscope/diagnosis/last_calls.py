@@ -19,7 +19,7 @@ from stepscope.flight.wording import ranks_text
 from stepscope.records.collectives import OPS
 from stepscope.records.series import RankSeries, RunData
 
-__all__ = ["Disagreement", "disagreement_in", "killed_for_memory"]
+__all__ = ["Call", "Unlike", "unlike_calls"]
 
 ANY_SIZE = ("broadcast", "scatter", "gather", "all_to_all", "send", "recv", "unknown")
 """Ranks may give these different sizes."""
@@ -33,40 +33,40 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disagreement:
+class Unlike:
+    """Last calls of the ranks of an attempt that do not go together."""
+
+    sides: dict[Call, tuple[int, ...]]
     odd: tuple[int, ...]
-    """All of them where it cannot be told."""
-    text: str
-    """``Rank 1 called all_reduce with 4.0 KiB where rank 0 called it with 2.0 KiB``."""
-    decided: bool
+    """Empty where it cannot be told which of them."""
+
+    @property
+    def text(self) -> str:
+        """``Rank 1 called all_reduce with 4.0 KiB where rank 0 called it with 2.0 KiB``, the odd ones first."""
+        first, *rest = sorted(self.sides.items(), key=lambda side: (side[1][0] not in self.odd, side[1]))
+        same_op = len({call.op for call in self.sides}) == 1
+        told = f"{ranks_text(first[1], start=True)} called {first[0].op} with {bytes_text(first[0].bytes)}"
+        others = [
+            f"{ranks_text(ranks)} called {'it' if same_op else call.op} with {bytes_text(call.bytes)}"
+            for call, ranks in rest
+        ]
+        return f"{told} {'where' if self.odd else 'and'} {' and '.join(others)}"
 
 
-def disagreement_in(run: RunData, attempt: Attempt) -> Disagreement | None:
-    """Of the last calls of all ranks of the attempt; None when they agree or are not known."""
+def unlike_calls(run: RunData, attempt: Attempt) -> Unlike | None:
+    """None when the last calls agree, or are not known of all."""
     calls = _last_calls(run, attempt)
     if len(calls) < 2 or len(calls) < len(attempt.series) or len({call.group for call in calls.values()}) != 1:
         return None
-    ops = {call.op for call in calls.values()}
-    if ops & set(ANY_SIZE) or len(set(calls.values())) == 1:
+    if {call.op for call in calls.values()} & set(ANY_SIZE) or len(set(calls.values())) == 1:
         return None
-    sides: dict[Call, list[int]] = {}
+    sides: dict[Call, tuple[int, ...]] = {}
     for rank in sorted(calls):
-        sides.setdefault(calls[rank], []).append(rank)
+        sides[calls[rank]] = (*sides.get(calls[rank], ()), rank)
     most = max(sides.values(), key=len)
     tied = sum(len(ranks) == len(most) for ranks in sides.values()) > 1
     odd = _unlike_before(calls, attempt.series) if tied else [rank for rank in sorted(calls) if rank not in most]
-    decided = 0 < len(odd) < len(calls)
-    return Disagreement(
-        odd=tuple(odd) if decided else tuple(sorted(calls)),
-        text=_told(sides, odd, one_op=len(ops) == 1) if decided else _told(sides, (), one_op=len(ops) == 1),
-        decided=decided,
-    )
-
-
-def killed_for_memory(run: RunData, attempt: Attempt) -> frozenset[int]:
-    """Ranks that the kernel killed because there was none left."""
-    ends = _ends(run, attempt)
-    return frozenset(rank for rank, end in ends.items() if end.get("oom_kill") is True)
+    return Unlike(sides=sides, odd=tuple(odd) if len(odd) < len(calls) else ())
 
 
 def _ends(run: RunData, attempt: Attempt) -> dict[int, Mapping[str, object]]:
@@ -102,15 +102,3 @@ def _sizes_before(one: RankSeries, call: Call) -> set[int]:
     rows = one.collectives
     same = np.isin(rows["group"], slots) & (rows["op"] == OPS.index(call.op))
     return {int(size) for size in rows["bytes"][same]}
-
-
-def _told(sides: Mapping[Call, Sequence[int]], odd: Sequence[int], *, one_op: bool) -> str:
-    """The odd ones first, if they are known."""
-    ordered = sorted(sides.items(), key=lambda side: (side[1][0] not in odd, side[1]))
-    first, *rest = ordered
-    word = "where" if odd else "and"
-    parts = [f"{ranks_text(first[1], start=True)} called {first[0].op} with {bytes_text(first[0].bytes)}"]
-    for call, ranks in rest:
-        what = "it" if one_op else call.op
-        parts.append(f"{ranks_text(ranks)} called {what} with {bytes_text(call.bytes)}")
-    return f" {word} ".join((parts[0], " and ".join(parts[1:])))

@@ -15,6 +15,7 @@ from stepscope.diagnosis.bounds import find_bounds, find_compute_bound
 from stepscope.diagnosis.claims import Claim, unexplained
 from stepscope.diagnosis.communication_rules import find_communication
 from stepscope.diagnosis.crashes import find_crashes
+from stepscope.diagnosis.disagreement import find_disagreement
 from stepscope.diagnosis.hangs import find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.healthy import find_healthy, find_insufficient
 from stepscope.diagnosis.machine import find_machine
@@ -57,7 +58,7 @@ def diagnose(run: RunData, window: Window | None = None, *, reached: bool = Fals
     """
     window = build_window(run) if window is None else window
     view = view_of(window)
-    stopped = led_by_hangs(find_hangs(run), find_crashes(run))
+    stopped = led_by_hangs(find_hangs(run) or find_disagreement(run), find_crashes(run))
     slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
     # A death is never a matter of its price, and after one nobody asks for more steps.
     findings = [*stopped, *slow, *([] if stopped else find_insufficient(run, window, view, reached=reached))]

@@ -88,6 +88,8 @@ def departure(group: Group, until: int) -> Departure | None:
     if tie:
         left = lines.unexpected(sides, first)
     differs = lines.difference(sides, first)
+    if differs != "call site" and lines.agreed_since(last):
+        return None  # unlike a call too many, that does not throw them out of step
     return Departure(sequence=first, ranks=tuple(sorted(left)), sides=sides, differs=differs)
 
 
@@ -119,11 +121,14 @@ class _Lines:
         whole = [tuple(sorted(rank for one in side for rank in self._ranks[one])) for side in alike]
         return tuple(sorted(whole, key=lambda side: (-len(side), side)))
 
+    def agreed_since(self, last: int) -> bool:
+        return any(n > last for n in self._common())
+
     def first(self, left: frozenset[int], last: int) -> int:
         """The first number from which on those ranks mostly differ from all others."""
         marked = self._strong | self._weak
         apart = [n for n in self._numbers if n <= last and n in marked and self._apart(left, n)]
-        common = [n for n in self._numbers if n <= last and all(n in row for row in self._rows.values())]
+        common = [n for n in self._common() if n <= last]
         for place, number in enumerate(apart):
             if len(apart) - place >= MOSTLY * (len(common) - bisect_left(common, number)):
                 return number
@@ -173,6 +178,9 @@ class _Lines:
                 if where >= 0:
                     theirs[rank].setdefault(usual, where)
                     usuals[rank].setdefault(where, usual)
+
+    def _common(self) -> list[int]:
+        return [n for n in self._numbers if all(n in row for row in self._rows.values())]
 
     def _apart(self, left: frozenset[int], number: int) -> bool:
         """Whether none of those that left agrees with anybody of the rest there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["TAKEN_ALONG", "FailureText", "failure_in"]
+__all__ = ["DISAGREED", "TAKEN_ALONG", "FailureText", "failure_in"]
 
 TAKEN_ALONG = (
     "closed by peer",
@@ -24,6 +24,10 @@ TAKEN_ALONG = (
     "wait timeout",
     "failed to recv",
     "failed to connect",
+    "read timeout",
+    "read error",
+    "write timeout",
+    "nccl watchdog",
     "peer process",
     "application timeout caused pair closure",
 )

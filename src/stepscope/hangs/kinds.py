@@ -219,7 +219,7 @@ def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
         peer = waiting.peer if waiting is not None else None
         there = peer is not None and peer in situation.doings and peer not in guilty
         other = f", which {account(situation, peer)[0]}" if there and peer is not None else ""
-        told.append(f"rank {rank} {account(situation, rank)[0]}{other}")
+        told.append(f"{'it' if len(guilty) == 1 else f'rank {rank}'} {account(situation, rank)[0]}{other}")
     shared = situation.shared([rank for rank in situation.waiting if rank not in guilty])
     called = collective_text(shared)
     title = f"{situation.who(guilty)} never called {called}: {'; '.join(told)}."

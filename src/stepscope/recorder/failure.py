@@ -1,18 +1,21 @@
 """How a process ended: an uncaught exception is written down before the interpreter goes, an orderly exit is marked.
 
-A process that did neither was killed; the agent sees that from outside.  Processes of ``torch.multiprocessing.spawn``
-catch their exceptions themselves and hand them to their parent, which raises: it writes down the child's, not its own.
+A process that did neither was killed; the agent sees that from outside.  Processes of multiprocessing, and of
+``torch.multiprocessing.spawn``, catch their exceptions themselves and put them into words: that is where we hear of
+them.  The parent of the latter raises too: of a child that was not recorded it writes down the exception for it.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,13 +23,15 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.identity import is_launcher, rank_from
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.places import error_path
+from stepscope.records.places import error_path, flight_path, hangs_folder
 from stepscope.ring import RingState
 
 __all__ = ["watch_end"]
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 4096
+ENDS_OF_PROCESSES = (("multiprocessing.process", "_bootstrap"), ("torch.multiprocessing.spawn", "_wrap"))
+JUST_OVER_NS = 60 * 10**9
 
 
 def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
@@ -39,12 +44,14 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
         nonlocal failed
         failed = True
         if os.getpid() == pid and (not helper or recorder.ring is not None):
-            # A launcher that was interrupted soon interrupts again: not within these milliseconds.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-            _write_down(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
-            recorder.set_state(RingState.EXCEPTION)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            _tell(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
         earlier(kind, error, trace)
+
+    def kept_inside(error: BaseException, text: str) -> None:
+        nonlocal failed
+        if recorder.ring is not None and recorder.identity.pid == os.getpid():
+            failed = True
+            _tell(recorder, run_dir, error, text)
 
     def at_exit() -> None:
         if not failed and os.getpid() == pid:
@@ -53,6 +60,65 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
     sys.excepthook = excepthook
     atexit.register(at_exit)
     _mark_quick_exits(recorder)
+    _watch_multiprocessing(kept_inside)
+
+
+def _watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None:
+    """``failed`` is told of an exception that ends a process of multiprocessing, where no hook hears of it.
+
+    Both kinds of process put the exception into words just before: that is where we listen.  A function of ours around
+    theirs would stand in the traceback that they show.
+    """
+    for name in ("print_exc", "format_exc"):
+        original = getattr(traceback, name)
+
+        def listening(*args: Any, original: Callable[..., Any] = original, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)
+            if (caller.f_globals.get("__name__"), caller.f_code.co_name) in ENDS_OF_PROCESSES:
+                error = sys.exc_info()[1]
+                if error is not None:
+                    failed(error, "".join(traceback.format_exception(error)))
+            return original(*args, **kwargs)
+
+        setattr(traceback, name, functools.wraps(original)(listening))
+
+
+def _tell(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
+    # A launcher that was interrupted soon interrupts again: not within these milliseconds.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    _write_down(recorder, run_dir, error, text)
+    recorder.set_state(RingState.EXCEPTION)
+    _keep_flight(recorder, run_dir)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@failsafe
+def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
+    """What the Flight Recorder knows: who disagreed may show only when the dumps of several ranks are compared.
+
+    At most two thousand calls, fifty milliseconds.  Of a job that hung the agent has what it said then, which tells
+    more than what it says now.
+    """
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    if dump is None or recorder.ring is None or recorder.identity.world_size < 2 or _hung(run_dir):
+        return
+    path = flight_path(run_dir, recorder.identity.rank)
+    path.parent.mkdir(exist_ok=True)
+    _replace(path, dump(True, False))
+
+
+def _hung(run_dir: Path) -> bool:
+    """Whether the job was found to hang, up to a moment ago."""
+    for path in hangs_folder(run_dir).glob("*.json"):
+        try:
+            hang = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        over_ns = hang.get("over_wall_ns")
+        if hang.get("over") != "recovered" and (over_ns is None or time.time_ns() - over_ns < JUST_OVER_NS):
+            return True
+    return False
 
 
 def _mark_quick_exits(recorder: Recorder) -> None:
@@ -83,7 +149,7 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
     child, index = getattr(error, "error_pid", None), getattr(error, "error_index", None)
     if isinstance(child, int) and isinstance(index, int):
         account.update(rank=None)  # whatever this process was: now it speaks of another
-        if type(error).__name__ == "ProcessRaisedException":
+        if type(error).__name__ == "ProcessRaisedException" and not error_path(run_dir, child).exists():
             _save(run_dir, {**account, **_of_child(str(error)), "pid": child, "rank": index})
     _save(run_dir, account)
 
@@ -91,8 +157,12 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
 def _save(run_dir: Path, account: dict[str, Any]) -> None:
     path = error_path(run_dir, account["pid"])
     path.parent.mkdir(exist_ok=True)
+    _replace(path, json.dumps(account).encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
     partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(account))
+    partial.write_bytes(data)
     partial.replace(path)
 
 

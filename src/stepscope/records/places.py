@@ -9,6 +9,7 @@ as the run.  The *run directory* is where the run stays.
     <session>/<pid>.sock              where torch's worker server listens, in jobs of several ranks
     <run>/rings/<pid>.ring            the same, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
+    <run>/flight/rank_<rank>.json     what its Flight Recorder knew then
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
 """
 
@@ -29,12 +30,16 @@ __all__ = [
     "ENV_SESSION",
     "ENV_STACKS",
     "ENV_SWITCH",
+    "FLIGHT",
+    "HANGS",
     "RING_SUFFIX",
     "SERVER_SUFFIX",
     "SESSION_LOCK",
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
     "error_path",
+    "flight_path",
+    "hangs_folder",
     "helper_environment",
     "log_path",
     "ring_paths",
@@ -59,6 +64,8 @@ THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
 BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
 """What goes when the ring goes."""
+FLIGHT = "flight"
+HANGS = "hangs"
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
 
@@ -76,6 +83,14 @@ def ring_paths(session: Path, run_dir: Path, pid: int) -> tuple[Path, Path]:
 
 def error_path(run_dir: Path, pid: int) -> Path:
     return run_dir / "errors" / f"{pid}.json"
+
+
+def flight_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / FLIGHT / f"rank_{rank}.json"
+
+
+def hangs_folder(run_dir: Path) -> Path:
+    return run_dir / HANGS
 
 
 def log_path(run_dir: Path, *, rank: int | None, attempt: int) -> Path:

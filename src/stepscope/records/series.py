@@ -88,5 +88,7 @@ class RunData:
     """Where ranks were seen in long stretches that no phase claims (docs/schema.md)."""
     hangs: tuple[HangRecord, ...] = ()
     """What the watchdog found when the job stood still."""
+    flight: dict[str, Any] = field(default_factory=dict)
+    """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from stepscope.records.places import FLIGHT
 from stepscope.store import atomic
-from stepscope.store.paths import FLIGHT
 
-__all__ = ["keep_flights"]
+__all__ = ["keep_flights", "read_flights"]
 
 OURS = re.compile(r"rank_\d+\.json|stacks_\d+\.txt")
+SAME_MOMENT_S = 30.0
+MAX_BYTES = 64 << 20
+"""Of all dumps: a second or two.  Who has more asks ``stepscope flight`` itself."""
 
 
 def keep_flights(run_dir: Path, answers: Mapping[int, bytes], stacks: Mapping[int, str] | None = None) -> None:
     """The answers (JSON) and the stacks (as faulthandler wrote them) by rank; OSError when there is no room.
 
-    They take the place of all that was kept before: what ranks said at different times must not be compared.
+    They take the place of what was kept before: what ranks said at different times must not be compared.  What a rank
+    wrote itself when it died a moment ago stays.
     """
     files = {f"rank_{rank}.json": answer for rank, answer in answers.items()}
     files |= {f"stacks_{rank}.txt": text.encode() for rank, text in (stacks or {}).items()}
@@ -26,7 +32,46 @@ def keep_flights(run_dir: Path, answers: Mapping[int, bytes], stacks: Mapping[in
     folder = run_dir / FLIGHT
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
-        if OURS.fullmatch(path.name) and path.name not in files:
+        if OURS.fullmatch(path.name) and path.name not in files and _age_s(path) > SAME_MOMENT_S:
             path.unlink(missing_ok=True)
     for name, data in files.items():
         atomic.write_bytes(folder / name, data)
+
+
+def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> tuple[dict[str, Any], list[str]]:
+    """The verdict on what was kept since then, as the document of ``stepscope flight --json``, and notices.
+
+    ``errors``: the tracebacks that ranks left, which belong to it.  Empty where fewer than two ranks said anything:
+    there is nothing to compare.
+    """
+    from stepscope.flight.judge import judge
+    from stepscope.flight.read import read_paths
+
+    folder = run_dir / FLIGHT
+    files = [path for path in sorted(folder.glob("*")) if OURS.fullmatch(path.name) and _written_ns(path) >= since_ns]
+    if sum(path.suffix == ".json" for path in files) < 2:
+        return {}, []
+    if sum(path.stat().st_size for path in files) > MAX_BYTES:
+        return {}, [f"{FLIGHT}/ is large and was not looked at: stepscope flight {folder} does."]
+    reading = read_paths(files, jobs=1)
+    if not reading.dumps:
+        return {}, []
+    verdict = judge(
+        reading.dumps,
+        stacks=reading.stacks,
+        errors=errors,
+        unreadable=reading.unreadable,
+        problems=reading.problems,
+    )
+    return verdict.to_dict(), []
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _age_s(path: Path) -> float:
+    return (time.time_ns() - _written_ns(path)) / 1e9

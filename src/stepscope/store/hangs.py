@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from stepscope.records.hang import HangRecord
+from stepscope.records.places import HANGS
 from stepscope.store import atomic
-from stepscope.store.paths import HANGS, hang_path
+from stepscope.store.paths import hang_path
 
 __all__ = ["read_hangs", "write_hang"]
 

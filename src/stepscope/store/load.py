@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.errors import NotARun
 from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.store.flights import read_flights
 from stepscope.store.hangs import read_hangs
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
@@ -42,6 +43,7 @@ def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
     events, _ = read_jsonl(path / EVENTS)
     numbers = _numbers(ranks)
     errors, _ = _read_errors(path, numbers)
+    flight, large = _read_flight(path, ranks, errors)
     return RunData(
         name=meta["name"],
         path=str(path),
@@ -52,7 +54,8 @@ def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
         errors=errors,
         stacks=read_stacks(path, numbers)[0],
         hangs=read_hangs(path)[0],
-        notices=tuple(notices),
+        flight=flight,
+        notices=(*notices, *large),
     )
 
 
@@ -71,6 +74,8 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
     errors, bad_errors = _read_errors(path, numbers)
     stacks, bad_stacks = read_stacks(path, numbers)
     hangs, bad_hangs = read_hangs(path)
+    flight, large = ({}, []) if live else _read_flight(path, ranks, errors)
+    notices += large
     if not live:
         notices += _deaths(meta, events)
         for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples), (STACKS, bad_stacks)):
@@ -87,6 +92,7 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
         errors=errors,
         stacks=stacks,
         hangs=hangs,
+        flight=flight,
         notices=tuple(notices),
     )
 
@@ -137,6 +143,16 @@ def _read_errors(path: Path, numbers: dict[int, int | None]) -> tuple[tuple[Rank
         except (OSError, ValueError, RecursionError):
             notices.append(f"errors/{file.name} could not be read.")
     return tuple(sorted(errors, key=lambda error: error.wall_ns)), notices
+
+
+def _read_flight(
+    path: Path, ranks: Sequence[RankSeries], errors: Sequence[RankError]
+) -> tuple[dict[str, Any], list[str]]:
+    """Only of the last attempt, and only if a rank failed: a healthy run has nothing that could be compared."""
+    last = max((series.identity.attempt for series in ranks), default=0)
+    since_ns = min((series.anchor_wall_ns for series in ranks if series.identity.attempt == last), default=0)
+    texts = {error.rank: error.traceback for error in errors if error.rank is not None and error.wall_ns >= since_ns}
+    return read_flights(path, texts, since_ns=since_ns) if texts else ({}, [])
 
 
 def _error_of(raw: object, numbers: dict[int, int | None]) -> RankError:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.records.naming import hang_name, host_in_name
+from stepscope.records.places import HANGS
 
 __all__ = [
     "COLLECTIVES_PARQUET",
     "COMM_PARQUET",
     "EVENTS",
     "FINDINGS",
-    "FLIGHT",
-    "HANGS",
     "META",
     "RANKS",
     "SAMPLES",
@@ -34,7 +33,6 @@ META = "run.json"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
 STACKS = "stacks.jsonl"
-HANGS = "hangs"
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"
@@ -46,7 +44,6 @@ RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 FINDINGS = "findings.json"
-FLIGHT = "flight"
 
 
 def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:

@@ -1,0 +1,151 @@
+"""``stepscope flight``: what people and programs see."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.main import run_command
+from stepscope.errors import DumpError, UsageError
+from stepscope.testing.dumps import Call, FlightJob, frames_at, stack_text, steps
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    """Rank 2 of 4 sleeps after its fourth call."""
+    job = FlightJob(4)
+    job.run({rank: steps(3) for rank in range(4)}, until={2: 4})
+    job.write(tmp_path / "dumps")
+    for rank in range(4):
+        inside = ("/job/data.py", 7, "load") if rank == 2 else ("/job/train.py", 42, "step")
+        (tmp_path / "dumps" / f"stacks_{rank}.txt").write_text(stack_text(inside))
+    return tmp_path / "dumps"
+
+
+def test_text(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["flight", str(dumps)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == (
+        "✖ Rank 2 has not called all_gather 5 of default_pg; ranks 0, 1 and 3 wait in it.\n"
+        "  kind       hang_missing_collective\n"
+        "  culprit    rank 2 has not called all_gather 5 of default_pg: it is elsewhere\n"
+        "             in its own code\n"
+        "             at /job/data.py:7 in load\n"
+        "  victims    ranks 0, 1 and 3\n"
+        "  wait in    all_gather 5 [256] of default_pg\n"
+        "\n"
+        "  parted     at collective 5 of default_pg: not all came\n"
+        "             ranks 0, 1 and 3: all_gather [256] Float\n"
+        "               at /job/train.py:42 in step\n"
+        "             rank 2: called nothing\n"
+        "             rank 2 is in data.py:7 in load\n"
+        "\n"
+        "  grid       collectives 1 to 5 of default_pg\n"
+        "             0, 1 and 3  ████████▒▒\n"
+        "             2           ████████··\n"
+        "             █ ended  ▓ started  ▒ waiting  ≠ another one  · not called  ? no dump\n"
+        "\n"
+        "  waits      ranks 0, 1 and 3 → rank 2  in all_gather 5 of default_pg\n"
+        "\n"
+        "  groups     default_pg: ranks 0–3; called 4–5, started 4, ended 4\n"
+        "\n"
+        "  stack      rank 2\n"
+        "             /job/data.py:7 in load\n"
+        "             /job/train.py:300 in <module>\n"
+        "  stack      ranks 0, 1 and 3\n"
+        "             /job/train.py:42 in step\n"
+        "             /job/train.py:300 in <module>\n"
+        "\n"
+        "  dumps      of 4 ranks\n"
+    )
+    assert shown.err == "", "no progress where nobody looks"
+
+
+def test_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = FlightJob(4)
+    job.run({rank: steps(3) for rank in range(4)})
+    job.write(tmp_path)
+    assert run_command(["flight", *map(str, sorted(tmp_path.iterdir()))]) == 0
+    assert capsys.readouterr().out == (
+        "✔ Nothing stands: all that ranks 0–3 called has ended.\n"
+        "\n"
+        "  groups     default_pg: ranks 0–3; called 9, started 9, ended 9\n"
+        "\n"
+        "  dumps      of 4 ranks\n"
+    )
+
+
+def test_json(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["flight", str(dumps), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    told = {key: document[key] for key in ("schema", "healthy", "kind", "culprits", "victims", "undecidable", "group")}
+    assert told == {
+        "schema": 1, "healthy": False, "kind": "hang_missing_collective", "culprits": [2], "victims": [0, 1, 3],
+        "undecidable": False, "group": "0",
+    }  # fmt: skip
+    assert document["sequence"] == document["first_divergence"]["sequence"] == 5
+    assert document["wait_for"] == [
+        {
+            "waiters": [0, 1, 3],
+            "waited": [2],
+            "group": "0",
+            "description": "default_pg",
+            "sequence": 5,
+            "op": "all_gather",
+        }
+    ]
+    assert document["groups"][0]["ranks"]["2"] == {"enqueued": 4, "started": 4, "completed": 4}
+    assert document["missing"][0]["at"] == {"file": "/job/data.py", "line": 7, "function": "load"}
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole, without script or anything fetched, and a name from a dump stays a name."""
+    evil = "<script>alert(1)</script>\x1b[31m"
+    job = FlightJob(3, backend="nccl")
+    job.add_group("9", evil, [0, 1, 2])
+    call = Call(group="9", site=frames_at(3, file=f"/job/{evil}.py", function=evil))
+    job.run({rank: [call] * 3 for rank in range(3)}, until={1: 2})
+    job.write(tmp_path / "dumps")
+    page = tmp_path / "page.html"
+    assert run_command(["flight", str(tmp_path / "dumps"), "--html", str(page)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    text = page.read_text(encoding="utf-8")
+    reader = Page()
+    reader.feed(text)
+    assert (reader.open, reader.links) == ([], [])
+    assert "script" not in reader.seen
+    assert {"table", "h1", "h2", "dl"} <= reader.seen
+    assert "prefers-color-scheme: dark" in text
+    assert "&lt;script&gt;" in text
+    assert 'class="mark mark-m" title="not called"' in text
+
+
+def test_no_dump_at_all(tmp_path: Path) -> None:
+    (tmp_path / "rank_0").write_bytes(b"")
+    with pytest.raises(DumpError, match="there is no dump in there: rank_0: it is empty"):
+        run_command(["flight", str(tmp_path)])
+    with pytest.raises(UsageError, match="cannot write"):
+        job = FlightJob(1)
+        job.run({0: steps(1)})
+        job.write(tmp_path)
+        run_command(["flight", str(tmp_path), "--html", str(tmp_path / "no" / "page.html")])

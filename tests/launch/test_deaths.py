@@ -1,0 +1,127 @@
+"""Ranks that die, on real jobs: the finding names what happened and to whom, whatever the others say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+JOB = """
+import os, resource, signal, sys
+import torch
+import torch.distributed as dist
+
+def train(fault, faulty):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        if step == 3 and rank == faulty:
+            if fault == "exception":
+                raise ValueError("not a number")
+            elif fault == "exit":
+                os._exit(7)
+            elif fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif fault == "memory":
+                resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+                bytearray(64 << 30)
+        if step == 3 and fault in ("shape", "dtype"):
+            other = rank == faulty
+            size = 2048 if fault == "shape" and other else 1024
+            dist.all_reduce(torch.ones(size, dtype=torch.float64 if fault == "dtype" and other else torch.float32))
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+UNDER_TORCHRUN = JOB + "\ntrain(sys.argv[1], int(sys.argv[2]))\n"
+
+
+def summary_of(done: Any) -> dict[str, Any]:
+    assert done.run_dir is not None, done.stderr
+    summary: dict[str, Any] = json.loads((done.run_dir / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("fault", "cause", "said"),
+    [
+        ("exception", "exception", "raised ValueError: not a number"),
+        ("exit", "exit_code", "exited with code 7"),
+        ("kill", "signal", "was killed by SIGKILL"),
+        ("memory", "oom_host", "raised MemoryError"),
+    ],
+)
+def test_the_rank_that_began_it_leads(
+    run_stepscope: Run, script: Callable[..., Path], fault: str, cause: str, said: str
+) -> None:
+    script(UNDER_TORCHRUN)
+    done = run_stepscope("run", "--quiet", "--nproc-per-node", "2", "script.py", fault, "1")
+    assert done.code == 1
+    summary = summary_of(done)
+    found = summary["findings"][0]
+    assert (found["kind"], found["severity"], found["ranks"]) == ("rank_crashed", "critical", [1])
+    assert found["title"].startswith(f"Rank 1 {said} (in step 3")
+    assert found["evidence"]["cause"] == cause
+    assert "rank_0.json" in {path.name for path in (done.run_dir / "flight").iterdir()}
+    assert "Server" not in done.stderr
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("fault", "differs"), [("shape", "size"), ("dtype", "dtype")])
+def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
+    run_stepscope: Run, script: Callable[..., Path], fault: str, differs: str
+) -> None:
+    """gloo aborts a rank that is sent more than it expects; the others lose a connection."""
+    script(UNDER_TORCHRUN)
+    done = run_stepscope("run", "--quiet", "--nproc-per-node", "4", "script.py", fault, "1")
+    assert done.code == 1
+    found, crash = summary_of(done)["findings"][:2]
+    assert (found["kind"], found["severity"], found["ranks"]) == ("hang_mismatch", "critical", [1])
+    assert f"another {differs}" in found["title"]
+    assert (crash["kind"], crash["severity"]) == ("rank_crashed", "info")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_keep_their_exceptions_to_themselves(
+    run_stepscope: Run, script: Callable[..., Path], method: str
+) -> None:
+    """multiprocessing prints the exception of a process and nobody hears of it; every rank's is kept here."""
+    script(
+        JOB
+        + f"""
+import torch.multiprocessing as mp
+
+def begin(rank, port):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    train("exception", 1)
+
+if __name__ == "__main__":
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = str(store.port)
+    del store
+    context = mp.get_context("{method}")
+    ranks = [context.Process(target=begin, args=(rank, port)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    sys.exit(max(one.exitcode for one in ranks))
+"""
+    )
+    done = run_stepscope("run", "--quiet", "script.py")
+    assert done.code == 1
+    assert "stepscope" not in done.stderr.partition("ValueError")[0].rpartition("Traceback")[2]
+    summary = summary_of(done)
+    assert summary["findings"][0]["title"].startswith("Rank 1 raised ValueError: not a number (in step 3")
+    assert {(error["rank"], error["type"]) for error in summary["errors"]} >= {(0, "RuntimeError"), (1, "ValueError")}
+    assert [(row["rank"], row["state"]) for row in summary["ranks"]] == [(0, "exception"), (1, "exception")]
