@@ -35,8 +35,10 @@ Activity = Literal[
 
 WAITING: tuple[Activity, ...] = ("collective", "device")
 """States in which a rank may be a victim."""
-BUSY_SHARE = 0.2
-"""Of a core: more than a process uses that only waits, less than one gets that shares a core with others."""
+BUSY_SHARE = 0.1
+"""Of a core: more than a process uses that only waits, less than one gets that shares a core with several others …"""
+RUNNING_SHARE = 0.02
+"""… and where the main thread wants a processor at this very moment, on a machine that has far too few."""
 MOVING_BYTES_S = 100_000.0
 BUSY_GPU_PERCENT = 90.0
 BUILT_IN = frozenset({"input", "h2d", "forward", "backward", "comm", "optimizer"})
@@ -88,7 +90,8 @@ def doing_of(
 
 
 def is_busy(one: RankEvidence | WorkerEvidence) -> bool:
-    return one.cpu_share is not None and one.cpu_share >= BUSY_SHARE
+    least = RUNNING_SHARE if one.process_state == "R" else BUSY_SHARE
+    return one.cpu_share is not None and one.cpu_share >= least
 
 
 def moves_data(rank: RankEvidence) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["NotAHang", "excuse_of"]
 AT_WORK = 60.0
 """Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
 BUSY = 6.0
-"""… a rank that computes, nobody knows what, or whose workers do."""
+"""… a rank that computes, nobody knows what, or whose workers do; the first batch, of which nothing moves."""
 STILL = 12.0
 """… a checkpoint or an evaluation of which nothing moves: it may wait for a server."""
 LOOK_AGAIN_S = 1.0
@@ -51,10 +51,12 @@ class _Excuse:
 def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     """Of the rank that has the best one, if any of them has one that still holds."""
     ranks = {rank.rank: rank for rank in evidence.ranks}
+    doings = sorted(doings, key=lambda one: one.rank)
+    ahead = any(doing.state == "collective" for doing in doings)
     best: tuple[float, Doing, _Excuse] | None = None
-    for doing in sorted(doings, key=lambda one: one.rank):
+    for doing in doings:
         rank = ranks[doing.rank]
-        excuse = _excuse(rank, doing)
+        excuse = _excuse(rank, doing, ahead=ahead)
         left_s = excuse.patience * evidence.threshold_s - rank.silent_s if excuse else 0.0
         if excuse is not None and left_s > 0 and (best is None or left_s > best[0]):
             best = left_s, doing, excuse
@@ -71,14 +73,15 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     )
 
 
-def _excuse(rank: RankEvidence, doing: Doing) -> _Excuse | None:
+def _excuse(rank: RankEvidence, doing: Doing, *, ahead: bool) -> _Excuse | None:
+    """``ahead``: whether another rank has come to a collective already."""
     signs = _signs(rank, doing)
     moving = bool(signs)
     if doing.state in KNOWN:
         where = f"It {KNOWN[doing.state]}: {_told_by(rank, doing)}."
         return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else STILL, signs=(where, *signs))
     if doing.state == "input":
-        return _slow_input(rank, signs)
+        return _slow_input(rank, signs, ahead=ahead)
     if doing.state != "computing" or not moving:
         return None
     if rank.step is None:
@@ -86,11 +89,13 @@ def _excuse(rank: RankEvidence, doing: Doing) -> _Excuse | None:
     return _Excuse(what="computes" if doing.busy else "reads or writes files", patience=BUSY, signs=signs)
 
 
-def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
+def _slow_input(rank: RankEvidence, signs: tuple[str, ...], *, ahead: bool) -> _Excuse | None:
     """Workers that are at work, or the rank itself where it has none, make input slow; only idle ones make a hang."""
     busy = [worker for worker in rank.workers if worker.kind == "dataloader" and is_busy(worker)]
     if not busy and not signs:
-        return None
+        first = rank.step is None and not ahead
+        told = ("No step was made yet, and no rank is ahead of the others.",)
+        return _Excuse(what="waits for its first batch", patience=BUSY, signs=told) if first else None
     patience = AT_WORK if rank.step is None else BUSY
     told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
     return _Excuse(what="waits for a batch that is being made", patience=patience, signs=(*told, *signs))
