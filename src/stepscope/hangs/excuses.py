@@ -94,8 +94,8 @@ def _slow_input(rank: RankEvidence, signs: tuple[str, ...], *, ahead: bool) -> _
     busy = [worker for worker in rank.workers if worker.kind == "dataloader" and is_busy(worker)]
     if not busy and not signs:
         first = rank.step is None and not ahead
-        told = ("No step was made yet, and no rank is ahead of the others.",)
-        return _Excuse(what="waits for its first batch", patience=BUSY, signs=told) if first else None
+        why = "No step was made yet, and no rank is ahead of the others."
+        return _Excuse(what="waits for its first batch", patience=BUSY, signs=(why,)) if first else None
     patience = AT_WORK if rank.step is None else BUSY
     told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
     return _Excuse(what="waits for a batch that is being made", patience=patience, signs=(*told, *signs))
