@@ -94,7 +94,7 @@ def test_damage_is_never_read_as_something_else(data: st.DataObject) -> None:
     else:
         del damaged[at : at + data.draw(st.integers(1, 30))]
     told = quick.quick_dump(bytes(damaged), source="", rank=3)
-    assert told is None or told in (slow(bytes(damaged)), slow(WHOLE))
+    assert told is None or told == slow(WHOLE) or told == slow(bytes(damaged))
 
 
 def test_real_dumps(shared_data: Path) -> None:

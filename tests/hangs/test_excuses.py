@@ -192,3 +192,22 @@ def test_the_reason_is_the_same_at_every_look() -> None:
         for seconds in (11.0, 21.0, 31.0)
     }
     assert reasons == {"Rank 0 writes a checkpoint at train.py:70 (torch.save(model, path))."}
+
+
+def test_the_first_batch_may_take_its_time() -> None:
+    everybody = Job(ranks=2, silent_s=59.0)
+    for rank in range(2):
+        everybody.alone(rank, IN_LOADER, step=None, workers=(worker(),))
+    assert everybody.excuse().reason == "Rank 0 waits for its first batch at train.py:30."
+    everybody.silent_s = 61.0
+    assert everybody.hang().kind == "hang_input"
+
+
+def test_a_process_that_wants_a_processor_and_hardly_gets_one_is_at_work() -> None:
+    """As at the end of a script, when the interpreter clears up and gives no stacks any more."""
+    job = Job(ranks=2)
+    for rank in range(2):
+        job.alone(rank, (), process_state="R", cpu_share=0.05)
+    assert job.excuse().reason == "Rank 0 computes."
+    job.at(0, process_state="S").at(1, process_state="S")
+    assert job.hang().kind == "hang_unknown"

@@ -20,6 +20,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from stepscope.errors import DumpError
 from stepscope.flight.build import Builder, Common, state_of
 from stepscope.flight.decode import builder_for, finish_dump
 from stepscope.flight.entries import Dump
@@ -64,7 +65,7 @@ def quick_dump(data: bytes, *, source: str, rank: int | None) -> Dump | None:
     try:
         with memory_bounded(len(data)):
             return _Scan(data).dump(source, rank)
-    except (_Unlike, pickle.UnpicklingError, EOFError, MemoryError, OverflowError):
+    except (_Unlike, DumpError, pickle.UnpicklingError, EOFError, MemoryError, OverflowError):
         return None
     except (AttributeError, ImportError, LookupError, TypeError, ValueError):
         return None

@@ -35,10 +35,10 @@ Activity = Literal[
 
 WAITING: tuple[Activity, ...] = ("collective", "device")
 """States in which a rank may be a victim."""
-BUSY_SHARE = 0.2
-"""Of a core: more than a process uses that only waits, less than one gets that shares a core with others."""
-RUNNING_SHARE = 0.05
-"""… of one that would run if it could: on a machine with more to do than cores it gets little."""
+BUSY_SHARE = 0.1
+"""Of a core: more than a process uses that only waits, less than one gets that shares a core with several others …"""
+RUNNING_SHARE = 0.02
+"""… and where the main thread wants a processor at this very moment, on a machine that has far too few."""
 MOVING_BYTES_S = 100_000.0
 BUSY_GPU_PERCENT = 90.0
 BUILT_IN = frozenset({"input", "h2d", "forward", "backward", "comm", "optimizer"})

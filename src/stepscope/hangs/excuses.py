@@ -18,7 +18,7 @@ __all__ = ["NotAHang", "excuse_of"]
 AT_WORK = 60.0
 """Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
 BUSY = 6.0
-"""… a rank that computes, nobody knows what, or whose workers do."""
+"""… a rank that computes, nobody knows what, or whose workers do; the first batch, of which nothing moves."""
 STILL = 12.0
 """… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
 LOOK_AGAIN_S = 1.0
@@ -52,9 +52,10 @@ class _Excuse:
 def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     """Of the rank that has the best one, if any of them has one that still holds."""
     ranks = {rank.rank: rank for rank in evidence.ranks}
+    doings = sorted(doings, key=lambda one: one.rank)
     alone = len(ranks) < evidence.world_size
     best: tuple[float, Doing, _Excuse] | None = None
-    for doing in sorted(doings, key=lambda one: one.rank):
+    for doing in doings:
         rank = ranks[doing.rank]
         excuse = _excuse(rank, doing, alone=alone)
         left_s = excuse.patience * evidence.threshold_s - rank.silent_s if excuse else 0.0
