@@ -29,7 +29,9 @@ def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wal
     situation = situation_of(evidence, recorders)
     if all(doing.state == "gone" for doing in situation.doings.values()):
         return NotAHang(
-            reason="Every rank of this host has ended.", evidence=(), look_again_s=max(LOOK_AGAIN_S, evidence.threshold_s)
+            reason="Every rank of this host has ended.",
+            evidence=(),
+            look_again_s=max(LOOK_AGAIN_S, evidence.threshold_s),
         )
     ruling = rule_certain(situation)
     if ruling is None:
