@@ -79,24 +79,25 @@ def test_nor_one_whose_torch_has_no_flight_recorder(
 
 
 @pytest.mark.parametrize(
-    ("hang", "leaves"),
-    [
-        ({"over": None, "over_wall_ns": None}, False),
-        ({"over": "ended", "over_wall_ns": time.time_ns()}, False),
-        ({"over": "recovered", "over_wall_ns": time.time_ns()}, True),
-        ({"over": "ended", "over_wall_ns": time.time_ns() - 10**12}, True),
-        ([], True),
-    ],
+    ("over", "ago_s", "leaves"),
+    [(None, None, False), ("ended", 0, False), ("recovered", 0, True), ("ended", 1000, True)],
 )
 def test_what_the_agent_kept_of_a_hang_stays(
-    make_recorder: Callable[..., Recorder], asked: list[tuple[bool, bool]], tmp_path: Path, hang: Any, leaves: bool
+    make_recorder: Callable[..., Recorder],
+    asked: list[tuple[bool, bool]],
+    tmp_path: Path,
+    over: str | None,
+    ago_s: int | None,
+    leaves: bool,
 ) -> None:
     recorder = make_recorder()
     recorder.appear(WHO, serve=False)
     hangs = tmp_path / "run" / "hangs"
     hangs.mkdir()
-    (hangs / "node-1.json").write_text(json.dumps(hang))
+    over_ns = None if ago_s is None else time.time_ns() - ago_s * 10**9
+    (hangs / "node-1.json").write_text(json.dumps({"over": over, "over_wall_ns": over_ns}))
     (hangs / "node-2.json").write_text("{")
+    (hangs / "node-3.json").write_text("[]")
     die(recorder, tmp_path / "run")
     assert bool(asked) is leaves
 
