@@ -28,7 +28,7 @@ def test_one_that_sleeps_among_a_thousand() -> None:
           waiting   ranks 0 and 2–999 in all_reduce number 7 of default_pg, [512] Float
           told by   Rank 1 has been silent for 11 s and uses 0% of a core.
           since     nothing happened for 12 s in step 7 when this was written; a step
-                    usually takes 0.25 s
+                    usually takes 250 ms
           stacks    rank 1
                       job/train.py:41 in next_batch
                       job/train.py:80 in <module>
@@ -67,7 +67,7 @@ def test_how_it_ended_and_what_was_done() -> None:
     hang = replace(Job(ranks=2).alone(1).hang(), over="aborted", over_wall_ns=130 * 10**9, action="asked the launcher")
     lines = hang_lines(hang, 120)
     assert (
-        "  since     it stood still for 30 s in step 7, until the job was ended for it; a step usually takes 0.25 s"
+        "  since     it stood still for 30 s in step 7, until the job was ended for it; a step usually takes 250 ms"
         in lines
     )
     assert "  done      asked the launcher" in lines

@@ -404,6 +404,18 @@ def test_devices_that_never_finish() -> None:
     assert hang.title == "All 4 ranks: each waits for its device at train.py:33, and the device does not finish."
 
 
+def test_a_collective_that_all_called_and_whose_device_does_not_get_there() -> None:
+    """gloo waits for the devices, too: the host thread of the one that is behind spins."""
+    job = Job(ranks=2, sequence=26).at(0, device="cuda", cpu_share=0.01).at(1, device="cuda", cpu_share=1.0)
+    hang = job.hang()
+    assert verdict(hang) == ("hang_device", [1], (0,), False)
+    assert hang.title == (
+        "Rank 1: its device has not finished what comes before all_reduce number 26 of default_pg, "
+        "which all ranks called."
+    )
+    assert verdict(job.at(1, cpu_share=0.5).hang()) == ("hang_device", [], (0, 1), True)
+
+
 def test_a_value_read_from_a_busy_device() -> None:
     job = Job(ranks=1, lines={(SCRIPT, 34): "    print(loss.item())"})
     busy = {"device": "cuda:0", "gpu_util_percent": 100.0, "cpu_share": 1.0, "process_state": "R"}

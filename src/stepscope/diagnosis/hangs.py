@@ -36,6 +36,8 @@ def led_by_hangs(hangs: Sequence[Finding], crashes: Sequence[Finding]) -> list[F
     if not told:
         return [*crashes]
     before = [crash for crash in crashes if _before(crash, told)]
+    if any(hang.evidence.get("over") == "aborted" for hang in told):
+        return [*before, *told]  # that the ranks are gone is what was asked for
     after = [replace(crash, severity="info") for crash in crashes if crash not in before]
     return [*before, *told, *after]
 

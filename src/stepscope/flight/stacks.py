@@ -11,7 +11,16 @@ from pathlib import PurePosixPath
 
 from stepscope.records.hang import Frame, StackGroup, ThreadStack
 
-__all__ = ["group_stacks", "is_stacks", "is_users", "main_thread", "parse_frame", "parse_threads", "user_frame"]
+__all__ = [
+    "group_stacks",
+    "is_ours",
+    "is_stacks",
+    "is_users",
+    "main_thread",
+    "parse_frame",
+    "parse_threads",
+    "user_frame",
+]
 
 MAX_THREADS = 1024
 MAX_FRAMES = 256
@@ -32,6 +41,12 @@ _NOT_USERS = re.compile(
       | (?:^|/)stepscope/(?:(?:recorder|agent|cli|flight|hangs|ring|records)/|testing/\w+\.py$)""",
     re.VERBOSE,
 )
+_OURS = re.compile(r"(?:^|/)stepscope/recorder/\w+\.py$")
+
+
+def is_ours(file: str) -> bool:
+    """Whether it is a hook of ours, through which a call of the script went."""
+    return _OURS.search(file) is not None
 
 
 def is_stacks(text: str) -> bool:

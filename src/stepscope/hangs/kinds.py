@@ -25,6 +25,8 @@ HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "eval
 """What a rank does that waits for no other."""
 ENDED_WELL = ("in order", "code 0", "normally")
 SIDES_SHOWN = 3
+SPINNING_SHARE = 0.8
+SLEEPING_SHARE = 0.2
 MANY = 8
 FEW = 4
 """In a circle of that many ranks, less than one in so many are the odd ones."""
@@ -328,8 +330,8 @@ def _lost(situation: Situation) -> Ruling | None:
 def _on_device(situation: Situation) -> Ruling | None:
     waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
     found = situation.recorders.verdict
-    if not waiting and found is not None and found.kind == "hang_device":
-        return _with(situation, "hang_device", (), found.title, undecidable=True, collective=found.waiting_in)
+    if not waiting and found is not None and (found.kind == "hang_device" or _joined_on_gpus(situation, found)):
+        return _unfinished(situation, found)
     if not waiting:
         return None
     several = len(situation.ranks) > 1
@@ -344,6 +346,35 @@ def _on_device(situation: Situation) -> Ruling | None:
     ]
     guilty = [] if several else waiting
     return _with(situation, "hang_device", guilty, title, undecidable=several, evidence=tuple(used))
+
+
+def _joined_on_gpus(situation: Situation, found: Verdict) -> bool:
+    """Whether all ranks, on GPUs, wait in a collective that all of them called: gloo, too, waits for their devices."""
+    together = found.kind == "hang_unknown" and found.waiting_in is not None and not found.wait_for
+    return together and all(
+        doing.state == "collective" and situation.ranks[rank].device.startswith("cuda")
+        for rank, doing in situation.doings.items()
+    )
+
+
+def _unfinished(situation: Situation, found: Verdict) -> Ruling:
+    """A host thread that waits for its device may spin; one that waits for peers sleeps.  That tells whose it is."""
+    shares = {rank: situation.ranks[rank].cpu_share or 0.0 for rank in situation.waiting}
+    spinning = [rank for rank, share in shares.items() if share >= SPINNING_SHARE]
+    if (
+        not spinning
+        or len(spinning) == len(shares)
+        or any(SLEEPING_SHARE < s < SPINNING_SHARE for s in shares.values())
+    ):
+        return _with(situation, "hang_device", (), found.title, undecidable=True, collective=found.waiting_in)
+    what = collective_text(found.waiting_in) if found.waiting_in is not None else "a collective"
+    owner = "its device has" if len(spinning) == 1 else "their devices have"
+    title = f"{situation.who(spinning)}: {owner} not finished what comes before {what}, which all ranks called."
+    evidence = tuple(
+        f"Rank {rank} uses {shares[rank]:.0%} of a core waiting; its peers sleep." for rank in spinning[:3]
+    )
+    more = {"collective": found.waiting_in, "evidence": evidence}
+    return _with(situation, "hang_device", spinning, title, **more)
 
 
 def _unknown(situation: Situation) -> Ruling:

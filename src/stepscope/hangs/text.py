@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from stepscope.flight.stacks import is_users, main_thread
+from stepscope.flight.stacks import is_ours, is_users, main_thread
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.finding import stood_s
 from stepscope.hangs.words import collective_text, one_line, seconds_text
@@ -98,10 +98,14 @@ def _cycle(record: HangRecord) -> list[str]:
 def _since(record: HangRecord) -> str:
     steps = sorted({rank.step for rank in record.ranks if rank.step is not None})
     where = f" in step {steps[0]}" if steps else ""
-    usual = f"; a step usually takes {record.step_s:.3g} s" if record.step_s else ""
+    usual = f"; a step usually takes {_step_text(record.step_s)}" if record.step_s else ""
     if record.over is None:
         return f"nothing happened for {seconds_text(stood_s(record))}{where} when this was written{usual}"
     return f"it stood still for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
+
+
+def _step_text(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _whose(group: StackGroup) -> str:
@@ -113,7 +117,7 @@ def _whose(group: StackGroup) -> str:
 def _frames(group: StackGroup) -> list[str]:
     """Of the main thread: what it is in, then the user's own lines; what lies between says little."""
     main = main_thread(group.threads)
-    frames: Sequence[Frame] = main.frames if main is not None else ()
+    frames: Sequence[Frame] = [frame for frame in main.frames if not is_ours(frame.file)] if main is not None else ()
     own = [frame for frame in frames if is_users(frame.file)]
     shown = [*([frames[0]] if frames and frames[0] not in own else []), *own] or list(frames)
     lines = [f"{_short(frame)}:{frame.line or '?'} in {frame.function}" for frame in shown[:FRAMES_SHOWN]]
