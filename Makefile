@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 TEST_ARGS ?=
 LEAGUE_ARGS ?=
+HANGS_ARGS ?=
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
 
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
@@ -14,7 +15,7 @@ RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types contracts bench league clean
+.PHONY: help setup demo test lint format types contracts bench league hangs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +49,9 @@ bench: $(RUN_READY) ## Measure overhead and throughput here, in short; docs/benc
 
 league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
 	PYTHONPATH=bench $(BIN)/python -m league $(LEAGUE_ARGS)
+
+hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and when (45 minutes; HANGS_ARGS="--only skip": one)
+	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
