@@ -169,7 +169,7 @@ class Told:
     """What a run says about how it went."""
 
     kind: str = ""
-    """Of the first hang, or else of the finding that leads; empty: healthy."""
+    """Of the first hang, or else of the finding that says what ended it; empty: nothing did."""
     culprits: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     at: tuple[str, ...] = ()
@@ -201,13 +201,13 @@ def told(run_dir: Path) -> Told:
         )
     path = run_dir / "summary.json"
     found = json.loads(path.read_text())["findings"] if path.exists() else []
-    critical = [finding for finding in found if finding["severity"] == "critical"]
-    if not critical:
+    stopped = [finding for finding in found if finding["kind"].startswith(("hang_", "rank_"))]
+    if not stopped:
         return Told(not_hangs=quiet)
     return Told(
-        kind=critical[0]["kind"],
-        culprits=tuple(critical[0]["ranks"]),
-        title=critical[0]["title"],
+        kind=stopped[0]["kind"],
+        culprits=tuple(stopped[0]["ranks"]),
+        title=stopped[0]["title"],
         wall_ns=path.stat().st_mtime_ns,
         not_hangs=quiet,
     )

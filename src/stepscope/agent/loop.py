@@ -25,7 +25,7 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.stacks import StackAsker
-from stepscope.agent.subjects import Subjects
+from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
@@ -202,7 +202,9 @@ class Agent:
             oom_killed = self._oom.killed(drain.header.pid) and drain.state() == "vanished"
             self._watchdog.buried(drain, oom_killed=oom_killed)
             who = {"rank": drain.header.identity.rank, "pid": drain.header.pid, "host": drain.header.identity.host}
-            how = {"state": drain.state(), **({"oom_kill": True} if oom_killed else {})}
+            how: dict[str, Any] = {"state": drain.state(), **({"oom_kill": True} if oom_killed else {})}
+            if drain.state() != "exited" and (call := last_call(drain)) is not None:
+                how["collective"] = call
             self._journal.event("rank_end", **who, **how)
         # When the disk refuses, the ring stays known, and dead, and is tried again on the next tick.
         if self._try(drain.drain_to_end, drain) and self._try(drain.save_last_sidecar, drain):

@@ -20,7 +20,7 @@ from stepscope.records.collectives import OPS
 from stepscope.records.places import SERVER_SUFFIX, error_path
 from stepscope.ring import RingHeader, RingState
 
-__all__ = ["Subjects", "departed_of"]
+__all__ = ["Subjects", "departed_of", "last_call"]
 
 LONGEST_MESSAGE = 300
 ENDED = (RingState.EXITED, RingState.EXCEPTION)
@@ -103,6 +103,14 @@ def departed_of(drain: RingDrain, *, at_s: float, oom_killed: bool) -> Departed:
         step=header.live_step or None,
         phase=header.phase_names[header.live_phase],
     )
+
+
+def last_call(drain: RingDrain) -> dict[str, Any] | None:
+    """The collective that a rank called last, for its ``rank_end``; None: it called none that we saw."""
+    last = _collective(drain, drain.header)
+    if last is None or last.group is None:
+        return None
+    return {"op": last.op, "group": last.group.name, "bytes": last.bytes}
 
 
 def _evidence_of(departed: Departed, now_s: float) -> RankEvidence:

@@ -2,17 +2,22 @@
 
 gloo raises when the sizes of a collective differ, NCCL's watchdog when somebody does not come; then everybody has an
 error of the network, and none says whose fault it is.  What the Flight Recorders of those ranks knew when they died
-says it (``flight/``), if it can be said: it is told like a hang, because that is what it is on other backends.
+says it (``flight/``), or what they called last (``last_calls.py``), if it can be said: it is told like a hang, because
+that is what it is on other backends.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from stepscope.diagnosis.attempts import attempts_of
 from stepscope.diagnosis.crashes import Failure, failures_of
+from stepscope.diagnosis.last_calls import unlike_calls
+from stepscope.flight.wording import ranks_text
 from stepscope.hangs.finding import finding_of
 from stepscope.records.finding import Finding
-from stepscope.records.hang import Culprit, Frame, HangRecord, RankThere, WaitingIn
+from stepscope.records.hang import Culprit, Frame, HangKind, HangRecord, RankThere, WaitingIn
 from stepscope.records.series import RunData
 
 __all__ = ["find_disagreement"]
@@ -24,21 +29,18 @@ GAVE_UP = ("SIGABRT",)
 
 
 def find_disagreement(run: RunData) -> list[Finding]:
+    failures = failures_of(run)
+    record = _by_recorders(run, failures) or _by_last_calls(run, failures)
+    return [finding_of(record)] if record is not None else []
+
+
+def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
     verdict = run.flight
     kind = str(verdict.get("kind") or "")
-    failures = failures_of(run)
     if not kind.startswith("hang_") or not verdict["culprits"] or not _nobody_else(failures, kind):
-        return []
-    died_ns = min((failure.wall_ns for failure in failures if failure.wall_ns), default=1)
-    steps = {failure.rank: failure.last_step for failure in failures}
-    record = HangRecord(
-        number=0,
-        host="",
-        kind=verdict["kind"],
-        title=verdict["title"],
-        declared_wall_ns=died_ns,
-        stopped_wall_ns=died_ns - 1,  # before the deaths, which follow from it
-        threshold_s=0.0,
+        return None
+    return replace(
+        _record(failures, kind=verdict["kind"], title=verdict["title"]),
         culprits=tuple(
             Culprit(rank=one["rank"], reason=one["reason"], at=_frame(one["at"])) for one in verdict["reasons"]
         ),
@@ -47,6 +49,42 @@ def find_disagreement(run: RunData) -> list[Finding]:
         collective=WaitingIn(**verdict["waiting_in"]) if verdict["waiting_in"] else None,
         cycle=tuple(verdict["cycle"]),
         evidence=tuple(verdict["evidence"]),
+    )
+
+
+def _by_last_calls(run: RunData, failures: list[Failure]) -> HangRecord | None:
+    """Of a rank that was aborted no recorder answers any more; its ring has the size it called with."""
+    aborted = [failure for failure in failures if failure.signal in GAVE_UP]
+    calls = unlike_calls(run, attempts_of(run)[-1]) if aborted and _nobody_else(failures, "hang_mismatch") else None
+    if calls is None:
+        return None
+    lead = aborted[0]
+    at = f" in step {lead.last_step + 1}" if lead.last_step is not None else ""
+    ranks = {rank: call for call, side in calls.sides.items() for rank in side}
+    guilty = calls.odd or tuple(sorted(ranks))
+    return replace(
+        _record(failures, kind="hang_mismatch", title=f"{calls.text}; the library aborted rank {lead.rank}{at}."),
+        culprits=tuple(
+            Culprit(rank=rank, reason=f"called {ranks[rank].op} with {ranks[rank].bytes:,} bytes") for rank in guilty
+        ),
+        victims=tuple(sorted(set(ranks) - set(guilty))),
+        undecidable=not calls.odd,
+        collective=WaitingIn(group=ranks[guilty[0]].group, op=ranks[guilty[0]].op),
+        evidence=(f"By the last calls in the rings of {ranks_text(sorted(ranks))}.",),
+    )
+
+
+def _record(failures: list[Failure], *, kind: HangKind, title: str) -> HangRecord:
+    died_ns = min((failure.wall_ns for failure in failures if failure.wall_ns), default=1)
+    steps = {failure.rank: failure.last_step for failure in failures}
+    return HangRecord(
+        number=0,
+        host="",
+        kind=kind,
+        title=title,
+        declared_wall_ns=died_ns,
+        stopped_wall_ns=died_ns - 1,  # before the deaths, which follow from it
+        threshold_s=0.0,
         ranks=tuple(
             RankThere(rank=rank, pid=0, alive=False, step=None if step is None else step + 1)
             for rank, step in sorted(steps.items())
@@ -54,7 +92,6 @@ def find_disagreement(run: RunData) -> list[Finding]:
         over="ended",
         over_wall_ns=died_ns,
     )
-    return [finding_of(record)]
 
 
 def _nobody_else(failures: list[Failure], kind: str) -> bool:
