@@ -54,6 +54,14 @@ def test_no_steps_at_all_is_no_reason_to_ask_for_more() -> None:
     assert [finding.kind for finding in told(Cluster(ranks=4, steps=0).run(), hang(0))] == ["hang_missing_collective"]
 
 
+def test_how_an_aborted_job_died_is_no_finding() -> None:
+    run = Cluster(ranks=4, steps=60, deaths=tuple(Death(rank=rank, step=60) for rank in range(4))).run()
+    assert "rank_crashed" in [finding.kind for finding in told(run, hang(over="ended", stopped_wall_ns=at(0)))]
+    assert [finding.kind for finding in told(run, hang(over="aborted", stopped_wall_ns=at(0)))] == [
+        "hang_missing_collective"
+    ]
+
+
 def test_a_hang_is_shown_at_once() -> None:
     run = replace(Cluster(ranks=4, steps=60).run(), hangs=(hang(),))
     assert [(change.what, change.finding.kind) for change in look(run)[1]] == [("shown", "hang_missing_collective")]

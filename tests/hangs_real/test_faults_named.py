@@ -47,6 +47,8 @@ def test_hangs(case: FaultCase, run_case: RunCase) -> None:
         assert (findings[0]["kind"], tuple(findings[0]["ranks"])) == (told.kind, told.culprits)
         assert findings[0]["severity"] == "critical"
     assert ran.summary["verdict"]["title"] == told.title
+    # That we ended its ranks is no finding.
+    assert [finding for finding in ran.summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
 
 @pytest.mark.parametrize("case", DEATHS, ids=lambda case: case.id)
