@@ -21,7 +21,6 @@ QUICK = (
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
     CalmCase(do="compiled"),
     CalmCase(do="mesh", ranks=4),
-    CalmCase(do="pipeline", ranks=4),
     CalmCase(do="ends_apart"),
 )
 
