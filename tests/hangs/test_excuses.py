@@ -109,6 +109,15 @@ def test_a_stack_that_moves_with_a_processor_in_use_is_work() -> None:
     assert "Its stack moved between two looks." in excuse.evidence
 
 
+def test_a_program_that_it_started_is_at_work() -> None:
+    waiting = stack(("/usr/lib/python3.11/subprocess.py", 1209, "communicate"), ("train.py", 33, "tokenise"), LOOP)
+    job = Job().alone(0, waiting, workers=(worker(kind="other", name="tokenise --all", cpu_share=0.9),))
+    assert job.excuse().reason == "Rank 0 waits for a process that it started at train.py:33."
+    assert job.excuse().evidence[0] == "Process 5001 (tokenise --all) uses 90% of a core."
+    idle = Job().alone(0, waiting, workers=(worker(kind="other", cpu_share=0.0),))
+    assert idle.hang().kind == "hang_missing_collective"
+
+
 def test_ranks_that_are_still_to_come_are_waited_for_before_the_first_step() -> None:
     job = Job(ranks=2, world_size=4).at(0, step=None).at(1, step=None)
     assert job.excuse().reason.startswith("Rank 0 waits for ranks that have not been heard of yet")

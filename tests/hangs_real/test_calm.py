@@ -17,11 +17,10 @@ RunCase = Callable[..., Any]
 LONG_S = 5.0
 QUICK = (
     # One after the other in one job: starting it takes longer than what is looked at.
-    CalmCase(do="evaluate,evaluate_quietly,evaluate_in_process,checkpoint,save_checkpoint,evaluate_everywhere"),
+    CalmCase(do="evaluate,figures,run_program,checkpoint,save_checkpoint,evaluate_everywhere"),
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
     CalmCase(do="compiled"),
     CalmCase(do="mesh", ranks=4),
-    CalmCase(do="pipeline", ranks=4),
     CalmCase(do="ends_apart"),
 )
 

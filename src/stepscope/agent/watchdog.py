@@ -250,7 +250,7 @@ class Watchdog:
             culprits=[culprit.rank for culprit in record.culprits],
             victims=list(record.victims),
         )
-        _say("\n".join(hang_lines(record, WIDTH)))
+        _say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]))
         self._journal.flush()  # the evidence comes first: the job may be ended next
         action = self._on_hang.act(record, hang_path(self._run_dir, record.host, record.number))
         if action:

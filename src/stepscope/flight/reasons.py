@@ -74,7 +74,7 @@ def departed(case: Case, group: Group, left: Departure, rank: int, *, past: bool
     )
     reason = f"{did} where {ranks_text(others)} {they}"
     if past:
-        reason = f"went past what {ranks_text(others)} {they}, and {did}"
+        reason = f"left out the call that {ranks_text(others)} made ({they.removeprefix('called ')}), and {did}"
     return Accused(rank=rank, reason=reason, at=at)
 
 

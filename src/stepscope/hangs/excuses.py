@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from stepscope.hangs.activity import Activity, Doing, is_busy, moves_data
 from stepscope.hangs.evidence import Evidence, RankEvidence
+from stepscope.hangs.places import FOR_PROCESS
 from stepscope.hangs.words import one_line, place_text, seconds_text
 
 __all__ = ["NotAHang", "excuse_of"]
@@ -85,11 +86,22 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
         return _slow_input(rank, signs)
     if doing.state == "collective" and alone and rank.step is None:
         return _Excuse(what="waits for ranks that have not been heard of yet", patience=STILL, signs=(FIRST,))
+    if doing.state == "blocked":
+        return _program(rank, doing)
     if doing.state != "computing" or not moving:
         return None
     if rank.step is None:
         return _Excuse(what="prepares its first step", patience=AT_WORK, signs=(FIRST, *signs))
     return _Excuse(what="computes" if doing.busy else "reads or writes files", patience=BUSY, signs=signs)
+
+
+def _program(rank: RankEvidence, doing: Doing) -> _Excuse | None:
+    """One that waits for a process it started is at work as long as that is."""
+    busy = [worker for worker in rank.workers if worker.kind != "dataloader" and is_busy(worker)]
+    if not busy or doing.words != FOR_PROCESS:
+        return None
+    told = f"Process {busy[0].pid} ({one_line(busy[0].name, 60)}) uses {busy[0].cpu_share:.0%} of a core."
+    return _Excuse(what=FOR_PROCESS, patience=AT_WORK if rank.step is None else BUSY, signs=(told,))
 
 
 def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:

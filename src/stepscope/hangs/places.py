@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from stepscope.records.hang import Frame, ThreadStack
 
 __all__ = [
+    "FOR_PROCESS",
     "collective_call",
     "compiles",
     "evaluates",
@@ -67,15 +68,16 @@ SAVES = re.compile(r"checkpoint|ckpt|(^|_)(save|snapshot)", re.IGNORECASE)
 EVALUATES = re.compile(r"(^|_)(eval|validat|valid(_|$)|test_(epoch|loop|step|model))", re.IGNORECASE)
 WHOLE_TRAINING = re.compile(r"train|(^|_)(fit|main|run|worker|loop)(_|$)", re.IGNORECASE)
 """``train_and_evaluate`` does not say that it evaluates just now."""
+FOR_PROCESS = "waits for a process that it started"
 WAITS = (
     ("socket.py", "waits for a socket"),
     ("ssl.py", "waits for a socket"),
     ("http/client.py", "waits for a server"),
     ("selectors.py", "waits for a socket or pipe"),
-    ("subprocess.py", "waits for a process that it started"),
+    ("subprocess.py", FOR_PROCESS),
     ("multiprocessing/queues.py", "waits in a queue between processes"),
     ("multiprocessing/connection.py", "waits for another process"),
-    ("multiprocessing/popen_fork.py", "waits for a process that it started"),
+    ("multiprocessing/popen_fork.py", FOR_PROCESS),
     ("multiprocessing/synchronize.py", "waits for a lock between processes"),
     ("queue.py", "waits in a queue"),
     ("threading.py", "waits for a thread or a lock"),

@@ -64,17 +64,18 @@ class CalmJob(Job):
         return total
 
     def evaluate_quietly(self):
-        """Figures in plain Python, which nothing of torch sees."""
+        """In plain Python, which nothing of torch sees."""
+        return self.figures()
+
+    def figures(self):
+        """The same under a name that says nothing."""
         best = 0
         for turn in self.until():
-            best = max(best, self.score(turn))
+            best = max(best, sum((turn * number) % 7 for number in range(20_000)))
         return best
 
-    def score(self, turn):
-        return sum((turn * number) % 7 for number in range(20_000))
-
-    def evaluate_in_process(self):
-        """A program of its own, as for a tokenizer's or a game's score."""
+    def run_program(self):
+        """A program of its own, as for a tokenizer or a game."""
         code = f"import time\nend = time.monotonic() + {self.long_s}\nwhile time.monotonic() < end: sum(range(10_000))"
         subprocess.run([sys.executable, "-S", "-c", code], check=True)
 
@@ -128,7 +129,7 @@ class CalmJob(Job):
     def prepare(self):
         """Rank 0 makes the data, the others wait."""
         if self.rank == 0:
-            self.evaluate_quietly()
+            self.figures()
         self.meet()
 
     def compiled(self):
@@ -175,7 +176,8 @@ class CalmJob(Job):
 ALONE = {
     "evaluate": CalmJob.evaluate,
     "evaluate_quietly": CalmJob.evaluate_quietly,
-    "evaluate_in_process": CalmJob.evaluate_in_process,
+    "figures": CalmJob.figures,
+    "run_program": CalmJob.run_program,
     "checkpoint": CalmJob.checkpoint,
     "save_checkpoint": CalmJob.save_checkpoint,
     "compute": CalmJob.compute,
