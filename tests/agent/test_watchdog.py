@@ -362,14 +362,11 @@ def test_a_death_that_nobody_minds_is_forgotten(job: Job) -> None:
 
 def test_a_death_during_an_inquiry_begins_another(job: Job) -> None:
     two(job)
-
-    def dies(evidence: Evidence, number: int) -> HangRecord:
-        if len(job.judged) == 1:
-            job.die(1)
-        return hang(evidence, number)
-
-    job.verdict = dies
-    job.wait(14)
+    job.verdict = hang
+    while not job.judged:
+        job.wait(0.2)
+    job.die(1)  # before the verdict is told
+    job.wait(4)
     assert [len(evidence.ranks) for evidence in job.judged] == [2, 2]
     assert [rank.alive for rank in job.judged[1].ranks] == [True, False]
     assert [event["number"] for event in job.events("hang")] == [1]

@@ -113,9 +113,11 @@ class Watchdog:
         now_s = self._now()
         worlds = self._progress.look(drains, now_s)
         self._stops = {key: stop for key, stop in self._stops.items() if any(w.key == key for w in worlds)}
+        earlier = self._inquiry
         for world in worlds:
             self._watch(world, now_s)
-        self._hear(now_s)
+        if self._inquiry is earlier:  # of one that has just begun, it is not known yet whether the job goes on
+            self._hear(now_s)
         self._on_hang.poll()
         self._save()
 
