@@ -50,7 +50,7 @@ bench: $(RUN_READY) ## Measure overhead and throughput here, in short; docs/benc
 league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
 	PYTHONPATH=bench $(BIN)/python -m league $(LEAGUE_ARGS)
 
-hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and when (45 minutes; HANGS_ARGS="--only skip": one)
+hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)

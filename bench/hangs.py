@@ -1,6 +1,6 @@
 """Every fault that stops a job, injected into real ones, and healthy jobs that look like it: who is named, and when.
 
-    python bench/hangs.py                        # all, with the threshold that users have: three quarters of an hour
+    python bench/hangs.py                        # all, with the threshold that users have: half an hour
     python bench/hangs.py --only skip,stop,evaluate --hang-after 2
 
 The time is that from the fault, as the job itself wrote it down, to the verdict; of a rank that dies, to the summary.
