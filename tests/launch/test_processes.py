@@ -93,10 +93,10 @@ def test_spawned_ranks_of_which_one_raises(run_stepscope: Run, script: Callable[
     assert rows == [(0, 6, "exited", "gloo"), (1, 6, "exception", "gloo")]
     assert (summary["status"], summary["world_size"]) == ("failed", 2)
     assert summary["verdict"]["title"].startswith("Rank 1 raised ArithmeticError: one is too many")
-    assert [(error["rank"], error["type"]) for error in summary["errors"]] == [
-        (1, "ArithmeticError"),
-        (None, "ProcessRaisedException"),
-    ]
+    first, launcher = [(error["rank"], error["type"]) for error in summary["errors"]]
+    assert first == (1, "ArithmeticError")
+    # Which of the two torch raises depends on which of the ranks it sees to be gone first.
+    assert launcher in [(None, "ProcessRaisedException"), (None, "ProcessExitedException")]
     text = (done.run_dir / "summary.txt").read_text()
     assert "Traceback of rank 1" in text
     assert "in train" in text
