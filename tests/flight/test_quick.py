@@ -85,16 +85,16 @@ WHOLE = pickle.dumps(document(count=6), protocol=2)
 
 @settings(max_examples=300)
 @given(st.data())
-def test_damage_does_no_harm(data: st.DataObject) -> None:
-    """It may pass unnoticed where unpickling would see it (a number of the memo): a dump comes out, or nothing."""
+def test_damage_is_never_read_as_something_else(data: st.DataObject) -> None:
     damaged = bytearray(WHOLE)
-    at = data.draw(st.integers(0, len(damaged) - 1))
-    if data.draw(st.booleans()):
-        damaged[at] = data.draw(st.integers(0, 255))
-    else:
-        del damaged[at : at + data.draw(st.integers(1, 30))]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        if data.draw(st.booleans()):
+            damaged[at] = data.draw(st.integers(0, 255))
+        else:
+            del damaged[at : at + data.draw(st.integers(1, 30))]
     told = quick.quick_dump(bytes(damaged), source="", rank=3)
-    assert told is None or (isinstance(told, Dump) and told.rank == 3)
+    assert told is None or told == slow(bytes(damaged))
 
 
 def test_real_dumps(shared_data: Path) -> None:

@@ -153,8 +153,8 @@ class Builder:
         numbers = [row for _, row in rows]
         sequences = [row[1] for row in numbers]
         latest = max(max(row[4], row[-1]) for row in numbers)
-        unlike = len(set(sequences)) < len(sequences) or min(sequences) < 0 or into.sequences or latest >= LARGEST
-        if unlike or any(common.shape.p2p for common, _ in rows):
+        odd = min(map(min, numbers)) < 0 or max(map(max, numbers)) >= LARGEST or any(0 in row[5:] for row in numbers)
+        if odd or len(set(sequences)) < len(sequences) or into.sequences or any(one.shape.p2p for one, _ in rows):
             return False
         self.ids += [row[0] for row in numbers]
         self.newest_ns = max(self.newest_ns, latest)

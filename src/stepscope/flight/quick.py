@@ -5,7 +5,10 @@ per entry, of a few different stacks in all.  torch writes every entry the same 
 in a few bytes only, always at the same places: their numbers, and the numbers that the pickle gives to new objects (its
 memo).  The first of them is unpickled and becomes a ``_Mould``; of what fits it only the numbers are taken.
 Whatever does not look exactly as torch writes it makes ``quick_dump`` answer None, and the whole file is unpickled.
-(Numbers of the memo are not looked at: damage to one of them passes, and does no harm.)
+
+Numbers of the memo count up, by one with each object.  So they are all known from the first one of an entry, and taking
+that one off each of them leaves the same for all entries that fit: a damaged one, which would make later entries mean
+something else, is noticed.
 
 A string that was written before is a number in the bytes, so one unpickler, which keeps its memo from one part to the
 next, is given all parts that are unpickled, in the order of the file.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
 import struct
 from collections.abc import Callable
@@ -35,8 +39,7 @@ LARGEST_ENTRY = 1 << 15
 
 _ENTRIES = b"X\x07\x00\x00\x00entries"
 _PUT = rb"(?:q.|r....)"
-_PUTS = re.compile(rb"r...\x00", re.DOTALL)
-"""A number for the memo, up to 16 million: differs from entry to entry, and means nothing to what is told."""
+_PUT_OPS = ("BINPUT", "LONG_BINPUT")
 _INT = rb"(K.|M..|J....|\x8a\x08.{8})"
 _TIME = rb"(N|K.|M..|J....|\x8a\x08.{8})"
 _FLAG = rb"([\x88\x89])"
@@ -52,7 +55,11 @@ class _Mould(NamedTuple):
     mask: int
     """The bits that must not differ, as a number …"""
     bits: int
-    """… and what they are."""
+    """… and what they are, when the number that the memo gets next is taken off at …"""
+    puts: int
+    """… each place where it gets one (there is a one there)."""
+    objects: int
+    """How many numbers the memo gets."""
     numbers: Callable[[bytes], tuple[int, ...]]
     """Of an entry: the five that each has, then when it started and ended, if it tells."""
     common: Common
@@ -86,7 +93,10 @@ class _Scan:
         if begun is None:
             raise _Unlike
         self._first = begun.end()
+        self._next = 0
+        """The number that the memo gets next."""
         self._around: dict[str, Any] = self._unpickled(data[:opening] + b"]u.")
+        self._counted(data[: self._first] + b".")
         self._builder: Builder = builder_for(self._around)
         self._with_frames = data[self._first + 1 :].startswith(_literal("frames"))
         self._entry = re.compile(self._pattern(), re.DOTALL)
@@ -102,7 +112,8 @@ class _Scan:
             entry = data[at:following]
             bits = int.from_bytes(entry, "little")
             for mould in moulds.get(len(entry), ()):
-                if bits & mould.mask == mould.bits:
+                if (bits - self._next * mould.puts) & mould.mask == mould.bits:
+                    self._next += mould.objects
                     break
             else:
                 mould = self._learned(entry, bits)
@@ -113,6 +124,7 @@ class _Scan:
                 raise _Unlike
         last = self._matched(data[at : at + LARGEST_ENTRY], whole=False)
         self._builder.add_row(self._unpickled(b"}" + last.group() + b"."))
+        self._counted(data[at:])
         rest = data[at + last.end() :]
         if rest[:1] != b"e":
             raise _Unlike
@@ -135,16 +147,34 @@ class _Scan:
                 at = end
         lasted, until = found.span(8)
         mask[lasted:until] = bytes(until - lasted)
-        for put in _PUTS.finditer(entry):
-            mask[put.start() + 1 : put.end()] = bytes(4)
         same = int.from_bytes(mask, "little")
+        begun = self._next
+        places = self._counted(entry + b".")
+        puts = sum(1 << 8 * place for place in places)
         shape = self._builder.known_shape(row)
         told = {"retired": found[13] == b"\x88", "started": found[11] != b"N", "ended": found[12] != b"N"}
         state = state_of(shape, row["state"], **told)
         common = Common(shape=shape, site=self._builder.site(row.get("frames")), state=state)
-        mould = _Mould(mask=same, bits=bits & same, numbers=struct.Struct(layout).unpack_from, common=common)
+        mould = _Mould(
+            mask=same,
+            bits=bits - begun * puts & same,
+            puts=puts,
+            objects=len(places),
+            numbers=struct.Struct(layout).unpack_from,
+            common=common,
+        )
         self._moulds.setdefault(len(entry), []).append(mould)
         return mould
+
+    def _counted(self, part: bytes) -> list[int]:
+        """Where in it the memo gets its numbers, which must be the next ones."""
+        found = [
+            (number, at + 1) for op, number, at in pickletools.genops(part) if op.name in _PUT_OPS and at is not None
+        ]
+        if [number for number, _ in found] != list(range(self._next, self._next + len(found))):
+            raise _Unlike
+        self._next += len(found)
+        return [at for _, at in found]
 
     def _matched(self, entry: bytes, *, whole: bool) -> re.Match[bytes]:
         """``whole``: up to where the next one begins."""
