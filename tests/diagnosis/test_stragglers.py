@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from stepscope.diagnosis import diagnose
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.view import replay_without, view_of
 from stepscope.records.finding import Finding
 from stepscope.testing.cluster import Cluster, Death, slow_at
 
@@ -190,3 +192,23 @@ def test_a_slow_backward_that_hides_behind_the_peers_wait_is_known_from_ddp() ->
     (found,) = (finding for finding in diagnose(run) if finding.kind == "compute_straggler")
     assert (found.ranks, found.phase, found.evidence["compared"]) == ((2,), "backward", "ddp")
     assert found.cost["share"] == pytest.approx(8 / 47, abs=0.01)
+
+
+def test_a_culprit_that_dies_saves_nothing_once_it_is_gone() -> None:
+    """Not minus infinity either: other rules go on with what a claim has saved."""
+    run = Cluster(
+        ranks=2,
+        steps=40,
+        phases_ms={"forward": 4.0},
+        comm_ms=1.0,
+        faults=(slow_at(0, "forward", 20.0),),
+        deaths=(Death(rank=0, step=30, state="vanished"),),
+    ).run()
+    view = view_of(build_window(run))
+    gone = np.isnan(view.work_ns[0])
+    assert gone.any()
+    typical_ns = np.where(gone, np.inf, 4e6)[None]  # infinite: outside of the steps that are accused
+    saved_ns = replay_without(view.work_ns, np.array([0]), typical_ns)
+    assert np.isfinite(saved_ns).all()
+    assert (saved_ns[gone] == 0).all()
+    assert (saved_ns[~gone] > 15e6).all()

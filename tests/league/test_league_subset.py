@@ -39,7 +39,7 @@ SYNTHETIC = (
     "effect10/4/*",
 )
 SEEDS = 3
-BUSY = ("cpu_saturated", "jitter", "stall")
+BUSY = ("cpu_saturated", "jitter", "stall", "change_point", "throughput_drop")
 """True of a machine that runs other tests meanwhile, although nobody put it there."""
 CASES_BY_ID = {case.id: case for case in CASES}
 

@@ -39,9 +39,7 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
     """``left_ns`` [S]: the steps without what ``claims`` explain."""
     if not view.enough or not left_ns.any():
         return []
-    left_ns = left_ns - stopped(view, claims)
-    # A replay without the only rank that is left leaves nothing, and nothing is no slow step.
-    series = spike_series(np.where(np.isinf(left_ns), 0.0, left_ns))
+    series = spike_series(left_ns - stopped(view, claims))
     spikes = spikes_of(view, series)
     stalls = _one_off(view, series, spikes)
     known = {spike.first for spike in stalls}

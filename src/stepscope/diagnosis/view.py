@@ -135,7 +135,8 @@ def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns:
     A step lasts as long as its slowest rank works, plus what is common to all; the common part does not change.
     """
     replaced = durations_ns.copy()
-    replaced[culprits] = np.fmin(replaced[culprits], typical_ns)
+    # Who is gone takes no time: in its place nothing comes, not even what is typical.
+    replaced[culprits] = np.where(np.isnan(replaced[culprits]), np.nan, np.fmin(replaced[culprits], typical_ns))
     return longest(durations_ns) - longest(replaced)
 
 
