@@ -1,0 +1,88 @@
+"""Sets of instants as sorted, disjoint, half-open intervals of integer nanoseconds; exact, nothing is ever rounded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EMPTY", "Spans", "covered", "cut", "difference", "intersection", "merge", "total", "union"]
+
+Ints = NDArray[np.int64]
+
+
+class Spans(NamedTuple):
+    """Sorted, disjoint, none empty, none touching the next."""
+
+    start_ns: Ints
+    end_ns: Ints
+
+
+EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def merge(start_ns: Ints, end_ns: Ints) -> Spans:
+    """The union of any intervals, in any order; empty ones add nothing."""
+    there = end_ns > start_ns
+    start_ns, end_ns = start_ns[there], end_ns[there]
+    if not len(start_ns):
+        return EMPTY
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, end_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
+    first = np.empty(len(start_ns), bool)
+    first[0] = True
+    np.greater(start_ns[1:], end_ns[:-1], out=first[1:])
+    at = np.flatnonzero(first)
+    return Spans(start_ns[at], end_ns[np.append(at[1:], len(start_ns)) - 1])
+
+
+def total(spans: Spans) -> int:
+    """Its length."""
+    return int((spans.end_ns - spans.start_ns).sum())
+
+
+def union(*many: Spans) -> Spans:
+    return merge(np.concatenate([each.start_ns for each in many]), np.concatenate([each.end_ns for each in many]))
+
+
+def intersection(one: Spans, other: Spans) -> Spans:
+    return _where(one, other, weight=1, at_least=2)
+
+
+def difference(one: Spans, other: Spans) -> Spans:
+    """What is in ``one`` but not in ``other``."""
+    return _where(one, other, weight=-1, at_least=1)
+
+
+def _where(one: Spans, other: Spans, *, weight: int, at_least: int) -> Spans:
+    """Where ``one`` counts 1 and ``other`` ``weight``: the instants that come to ``at_least`` so much."""
+    if not len(one.start_ns):
+        return EMPTY
+    times = np.concatenate([one.start_ns, one.end_ns, other.start_ns, other.end_ns])
+    steps = np.repeat(
+        np.array([1, -1, weight, -weight], np.int64),
+        [len(one.start_ns), len(one.end_ns), len(other.start_ns), len(other.end_ns)],
+    )
+    order = np.argsort(times, kind="stable")
+    times, level = times[order], np.cumsum(steps[order])
+    inside = (level >= at_least)[:-1]
+    return merge(times[:-1][inside], times[1:][inside])
+
+
+def cut(spans: Spans, start_ns: int, end_ns: int) -> Spans:
+    """What lies between two instants."""
+    return intersection(spans, Spans(np.array([start_ns]), np.array([end_ns]))) if end_ns > start_ns else EMPTY
+
+
+def covered(start_ns: Ints, end_ns: Ints, spans: Spans) -> Ints:
+    """[n]; how much of each of any intervals lies in ``spans``."""
+    return _before(end_ns, spans) - _before(np.minimum(start_ns, end_ns), spans)
+
+
+def _before(times: Ints, spans: Spans) -> Ints:
+    """[n]; how much of ``spans`` lies before each instant."""
+    lengths = np.concatenate([[0], np.cumsum(spans.end_ns - spans.start_ns)])
+    index = np.searchsorted(spans.start_ns, times, side="right")
+    inside = np.minimum(times, spans.end_ns[index - 1]) - spans.start_ns[index - 1] if len(spans.start_ns) else 0
+    return np.where(index > 0, lengths[np.maximum(index - 1, 0)] + inside, 0)
