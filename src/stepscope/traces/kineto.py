@@ -258,11 +258,11 @@ def _device(event: Any) -> int:
 
 
 def _stream(event: Any) -> int:
-    stream = event.args.stream if event.args.stream >= 0 else event.tid
+    stream: int | str = event.args.stream if event.args.stream >= 0 else event.tid
     if isinstance(stream, str):
         digits = re.search(r"\d+", stream)
         stream = int(digits.group()) if digits else 0
-    return int(stream) if 0 <= stream < NO_STREAM else -1
+    return stream if 0 <= stream < NO_STREAM else -1
 
 
 def _meta(text: EventText[Any], path: str, reader: _Reader) -> TraceMeta:
