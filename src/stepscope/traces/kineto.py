@@ -241,7 +241,8 @@ def _exact_ns(text: bytes) -> int:
         return round(float(text) * 1000)
     whole, _, decimals = text.strip(b'"').partition(b".")
     sign = -1 if whole.startswith(b"-") else 1
-    return int(whole) * 1000 + sign * round(int(decimals or b"0") * 1000 / 10 ** len(decimals))
+    scale: int = 10 ** len(decimals)
+    return int(whole) * 1000 + sign * ((int(decimals or b"0") * 2000 + scale) // (2 * scale))
 
 
 def _text(strings: dict[str, int], raw: msgspec.Raw) -> int:
