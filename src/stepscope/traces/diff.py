@@ -132,14 +132,23 @@ def _summary(one: Side, other: Side, parts: list[tuple[str, int, int]], step_cha
         "What a step is made of, before and after",
         ("figure", "before_ns", "after_ns", "change_ns", "change_share", "step_share"),
         (
-            (name, before, after, after - before)
-            + ((after - before) / before if before else None,)
-            + ((after - before) / step_change_ns if step_change_ns else None,)
+            (
+                name,
+                before,
+                after,
+                after - before,
+                _ratio(after - before, before),
+                _ratio(after - before, step_change_ns),
+            )
             for name, before, after in rows
         ),
-        note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the step; "
-        "outside is negative where the device still works after the host's step.",
+        note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
+        "step; outside is negative where the device still works after the host's step.",
     )
+
+
+def _ratio(value: int, whole: int) -> float | None:
+    return value / whole if whole else None
 
 
 def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Change]) -> Table:
@@ -205,7 +214,8 @@ def _verdict(
     change_ns = after_ns - before_ns
     what = "Steps take" if stepped else "The trace takes"
     if not clear:
-        return f"{what} as long as before: {ms_text(after_ns / 1e6)} against {ms_text(before_ns / 1e6)}, within their spread."
+        after, before = ms_text(after_ns / 1e6), ms_text(before_ns / 1e6)
+        return f"{what} as long as before: {after} against {before}, within their spread."
     longer = f"{ms_text(abs(change_ns) / 1e6)} {'longer' if change_ns > 0 else 'less'}"
     percent = f" ({change_ns / before_ns:+.0%})" if before_ns else ""
     return f"{what} {longer}{percent}; {_because(parts, change_ns, kernels, operators)}."

@@ -106,12 +106,32 @@ def kernels_diff(before: Side, after: Side, step_change_ns: int) -> tuple[Table,
     table = table_of(
         "diff_kernels",
         "Kernels that changed, per step",
-        ("name", "class", "status", "before_count", "after_count", "before_ns", "after_ns", "change_ns")
-        + ("by_count_ns", "by_length_ns", "step_share"),
         (
-            (*each.label, each.status, each.before_count, each.after_count, each.before_ns[0], each.after_ns[0])
-            + (each.change_ns[0], each.by_count_ns[0], each.change_ns[0] - each.by_count_ns[0])
-            + (_share(each.change_ns[0], step_change_ns),)
+            "name",
+            "class",
+            "status",
+            "before_count",
+            "after_count",
+            "before_ns",
+            "after_ns",
+            "change_ns",
+            "by_count_ns",
+            "by_length_ns",
+            "step_share",
+        ),
+        (
+            (
+                *each.label,
+                each.status,
+                each.before_count,
+                each.after_count,
+                each.before_ns[0],
+                each.after_ns[0],
+                each.change_ns[0],
+                each.by_count_ns[0],
+                each.change_ns[0] - each.by_count_ns[0],
+                _share(each.change_ns[0], step_change_ns),
+            )
             for each in found
         ),
         note="step_share: of the change of the step time.",
@@ -139,13 +159,35 @@ def _of_operators(name: str, title: str, labels: tuple[str, ...], found: list[Ch
     return table_of(
         name,
         title,
-        (*labels, "status", "before_calls", "after_calls")
-        + ("before_host_ns", "after_host_ns", "host_change_ns", "host_step_share")
-        + ("before_device_ns", "after_device_ns", "device_change_ns", "device_step_share"),
         (
-            (*each.label, each.status, each.before_count, each.after_count)
-            + (each.before_ns[0], each.after_ns[0], each.change_ns[0], _share(each.change_ns[0], step_change_ns))
-            + (each.before_ns[1], each.after_ns[1], each.change_ns[1], _share(each.change_ns[1], step_change_ns))
+            *labels,
+            "status",
+            "before_calls",
+            "after_calls",
+            "before_host_ns",
+            "after_host_ns",
+            "host_change_ns",
+            "host_step_share",
+            "before_device_ns",
+            "after_device_ns",
+            "device_change_ns",
+            "device_step_share",
+        ),
+        (
+            (
+                *each.label,
+                each.status,
+                each.before_count,
+                each.after_count,
+                each.before_ns[0],
+                each.after_ns[0],
+                each.change_ns[0],
+                _share(each.change_ns[0], step_change_ns),
+                each.before_ns[1],
+                each.after_ns[1],
+                each.change_ns[1],
+                _share(each.change_ns[1], step_change_ns),
+            )
             for each in found
         ),
         note="Self times, which add up: of the host over all threads, of the device over all streams.",

@@ -1,4 +1,4 @@
-"""How well the device is used while it has work: gaps between kernels, tiny kernels, copies, Tensor Cores, occupancy."""
+"""How well the device is used while it has work: gaps, tiny kernels, copies, Tensor Cores, occupancy."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ def _gaps(view: View) -> list[Claim]:
         return []
     short, long = (view.typical(view.per_step(each), where) for each in (view.idle.kernel_ns, view.idle.other_ns))
     each_ns = view.typical(view.per_step(gaps_ns), where)
-    mostly = (
-        "long gaps: they wait for another stream, or somebody else uses the device" if long > short else "short gaps"
-    )
+    mostly = "long gaps, in which they wait for another stream or process" if long > short else "short gaps"
     return [
         claim_of(
             view,
             "gpu_idle_gaps",
-            f"The device idles between kernels that are queued already{view.of_whom(where)}: {view.each_step(each_ns)}, "
-            f"{share_text(view.typical(view.share(gaps_ns), where))} of the time, mostly in {mostly}.",
+            f"The device idles between kernels that are queued already{view.of_whom(where)}: "
+            f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(gaps_ns), where))} of the time, mostly in {mostly}.",
             where=where,
             saved_ns=gaps_ns,
             evidence={
@@ -74,7 +72,7 @@ def _tiny(view: View) -> list[Claim]:
         claim_of(
             view,
             "tiny_kernels",
-            f"{count_text(each, 'kernel')} {'a step' if view.stepped else 'in all'}{view.of_whom(where)}, "
+            f"{count_text(each, 'kernel')} {view.in_what}{view.of_whom(where)}, "
             f"{share_text(of_all)} of them all, are shorter than 10 µs; with the gaps between them they take "
             f"{share_text(view.typical(view.share(taken_ns), where))} of the time.",
             where=where,
@@ -126,9 +124,11 @@ def _pageable(view: View) -> list[Claim]:
                 "copies_per_step": round(count, 1),
             },
             advice=(
-                "DataLoader(pin_memory=True) and .to(device, non_blocking=True): the batch travels behind the computation.",
-                "Find the aten::copy_ and aten::_to_copy calls under operators; make tensors where they are used "
-                "(device=…), and allocate those that stay on the host with pin_memory=True.",
+                "DataLoader(pin_memory=True) and .to(device, non_blocking=True) send it behind the computation.",
+                (
+                    "Find the aten::copy_ and aten::_to_copy calls under operators; make tensors where they are used "
+                    "(device=…), and allocate those that stay on the host with pin_memory=True."
+                ),
             ),
             confidence=0.85,
         )

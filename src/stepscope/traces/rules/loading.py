@@ -80,7 +80,7 @@ def find_garbage(view: View, idle_ns: Ints) -> list[Claim]:
                 "paused_ms_per_step": round(view.typical(view.per_step(paused_ns), where) / 1e6, 3),
             },
             advice=(
-                "gc.freeze() after setting up, gc.disable(), and gc.collect() on all ranks at the same step now and then.",
+                "gc.freeze() after setting up; gc.disable(), and gc.collect() at the same step of all ranks.",
                 "Find what makes so many objects: lists of tensors that are kept, reference cycles in callbacks.",
             ),
         )
@@ -112,7 +112,7 @@ def _recompiles(view: View, idle_ns: Ints) -> list[Claim]:
             explains=True,
             evidence={"recompiles": recompiles, "compile_ms": round(total_ns / 1e6, 3)},
             advice=(
-                "TORCH_LOGS=recompiles names the guard that failed; mark_dynamic() or dynamic=True for sizes that vary.",
+                "TORCH_LOGS=recompiles names the guard that failed; mark_dynamic() where sizes vary.",
                 "If these are the first steps of the job, it is the warm-up: trace later ones.",
             ),
         )

@@ -34,8 +34,9 @@ def _near_limit(view: View) -> list[Finding]:
             kind="memory_near_limit",
             severity="critical" if most >= thresholds.LIMIT_CRITICAL_SHARE else "warning",
             title=(
-                f"Device memory is nearly full at the peak{view.of_whom(where)}: {bytes_text(host.peak_allocated_bytes)}, "
-                f"{share_text(most)} of {bytes_text(host.device_memory_bytes)}, in use."
+                f"Device memory is nearly full at the peak{view.of_whom(where)}: "
+                f"{bytes_text(host.peak_allocated_bytes)} of {bytes_text(host.device_memory_bytes)} "
+                f"({share_text(most)}) in use."
             ),
             ranks=view.culprits(where),
             steps=view.span,
@@ -92,7 +93,7 @@ def _fragmentation(view: View) -> list[Finding]:
             },
             advice=(
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator join what it holds.",
-                "Tensors of many different sizes cut it into pieces: pad batches to a few sizes, warm up with the largest.",
+                "Tensors of many sizes cut it into pieces: pad batches to a few sizes, warm up with the largest.",
             ),
             confidence=0.9,
         )

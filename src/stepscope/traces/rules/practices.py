@@ -24,15 +24,15 @@ def _data_parallel(view: View) -> list[Finding]:
             kind="data_parallel",
             severity="warning",
             title=(
-                f"The model runs in torch.nn.DataParallel{view.of_whom(where)}: one process copies it to every device in "
-                "each step."
+                f"The model runs in torch.nn.DataParallel{view.of_whom(where)}: one process copies it to every device "
+                "in each step."
             ),
             ranks=view.culprits(where),
             steps=view.span,
             cost=cost_of(view, np.zeros(len(view.ranks), np.int64), where),
             evidence={"ranks": int(where.sum())},
             advice=(
-                "DistributedDataParallel, one process per device (torchrun), neither copies the model nor shares the GIL.",
+                "DistributedDataParallel (torchrun, one process per device) neither copies the model nor shares a GIL.",
             ),
             confidence=0.9,
         )
@@ -55,7 +55,7 @@ def _without_nccl(view: View) -> list[Finding]:
         Finding(
             kind="ddp_without_nccl",
             severity="warning",
-            title=f"The ranks compute on GPUs but exchange gradients with {backends[row]}, by way of the host's memory.",
+            title=f"The ranks compute on GPUs but exchange by {backends[row]}, by way of the host's memory.",
             ranks=view.culprits(where),
             phase="comm",
             steps=view.span,

@@ -83,7 +83,8 @@ def _attendance(view: View) -> tuple[Ints, Floats, Ints]:
     waits = np.bincount(pairs.whole, split.wait_ns, minlength=len(pairs.first))
     each = waits / np.maximum(pairs.counts - 1, 1)
     late_ns = np.bincount(split.last[split.counts], each[split.counts], minlength=ranks)
-    rows = [pairs.ranks.index(rank) for rank in view.ranks]
+    place = {rank: at for at, rank in enumerate(pairs.ranks)}
+    rows = [place[rank] for rank in view.ranks]
     return took_part[rows], (chances / np.maximum(took_part, 1))[rows], late_ns[rows].astype(np.int64)
 
 

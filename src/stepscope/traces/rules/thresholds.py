@@ -104,6 +104,8 @@ EXPLAINS_SHARE: Final = 0.5
 """Of the lateness: what a rank does longer than its peers is named when it explains half of it."""
 COLLECTIVES_AT_LEAST: Final = 5
 """Matched over all ranks; of three anybody may be last in two."""
+PEERS_AT_LEAST: Final = 3
+"""Ranks: of two nobody can say which is the odd one."""
 SLOW_RANK_SHARE: Final = 0.10
 """By how much a rank's steps, or its computation, are longer than the median rank's: clocks of healthy devices differ
 by up to five per cent."""

@@ -131,6 +131,10 @@ class View:
         ranks = self.culprits(where)
         return f" on {named_ranks(ranks).lower()}" if ranks else ""
 
+    @property
+    def in_what(self) -> str:
+        return "a step" if self.stepped else "in all"
+
     def each_step(self, time_ns: float) -> str:
         """``12.3 ms of every step``."""
         return f"{ms_text(time_ns / 1e6)} of {'every step' if self.stepped else 'the trace'}"
@@ -172,7 +176,7 @@ def claim_of(
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
 ) -> Claim:
-    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: what it costs there; ``explains``: that much idle time."""
+    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there, all of it idle if it ``explains``."""
     cost = cost_of(view, saved_ns, where)
     severity = min(severity_of(view, cost, warning=warning), at_most, key=SEVERITIES.index)
     finding = Finding(
