@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepscope.records.units import ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of
+from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
 __all__ = ["find_communication", "find_slow_rank"]
 
@@ -91,7 +91,7 @@ def _exposed(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, wher
         f"Communication that nothing hides takes {view.each_step(each_ns)}{view.of_whom(where)}, "
         f"{share_text(share)} of the time{told}.",
         where=where,
-        saved_ns=exposed_ns,
+        saved_ns=halved(exposed_ns),
         phase="comm",
         evidence=_evidence(view, exposed_ns, waited_ns, hidden, where),
         advice=advice,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.units import bytes_text, count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of
+from stepscope.traces.rules.view import Claim, View, claim_of, halved
+
+if TYPE_CHECKING:
+    from stepscope.traces.rank import RankAnalysis
 
 __all__ = ["find_device", "find_underused"]
 
@@ -41,9 +45,10 @@ def _gaps(view: View) -> list[Claim]:
             view,
             "gpu_idle_gaps",
             f"The device idles between kernels that are queued already{view.of_whom(where)}: "
-            f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(gaps_ns), where))} of the time, mostly in {mostly}.",
+            f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(gaps_ns), where))} of the time, "
+            f"mostly in {mostly}.",
             where=where,
-            saved_ns=gaps_ns,
+            saved_ns=halved(gaps_ns),
             evidence={
                 "short_gaps_ms_per_step": round(short / 1e6, 3),
                 "long_gaps_ms_per_step": round(long / 1e6, 3),
@@ -125,10 +130,7 @@ def _pageable(view: View) -> list[Claim]:
             },
             advice=(
                 "DataLoader(pin_memory=True) and .to(device, non_blocking=True) send it behind the computation.",
-                (
-                    "Find the aten::copy_ and aten::_to_copy calls under operators; make tensors where they are used "
-                    "(device=…), and allocate those that stay on the host with pin_memory=True."
-                ),
+                "Look for aten::copy_ among the operators: make tensors where they are used (device=…), or pin them.",
             ),
             confidence=0.85,
         )
@@ -154,7 +156,7 @@ def _without_tensor_cores(view: View) -> list[Claim]:
             f"Matrix products and convolutions run in float32 without Tensor Cores{view.of_whom(where)}: "
             f"{view.each_step(each_ns)}, {share_text(share)} of the time.",
             where=where,
-            saved_ns=(eligible_ns * thresholds.TENSOR_CORE_GAIN).astype(np.int64),
+            saved_ns=halved(eligible_ns),
             evidence={
                 "eligible_ms_per_step": round(each_ns / 1e6, 3),
                 "eligible_share": round(share, 4),
@@ -173,37 +175,37 @@ def _without_tensor_cores(view: View) -> list[Claim]:
     ]
 
 
-def _capability_of(one: object) -> int:
+def _capability_of(one: RankAnalysis) -> int:
     """The least of the devices seen; 0 where it is not said, or where it is no CUDA device's."""
-    majors = [device.get("computeMajor") for device in one.meta.devices]  # type: ignore[attr-defined]
+    majors = [device.get("computeMajor") for device in one.meta.devices]
     return min((major for major in majors if isinstance(major, int)), default=0)
 
 
 def _attention(view: View) -> list[Claim]:
     low_ns = view.each(
-        lambda one: sum(ns for _, percent, ns in one.device.low_occupancy if percent < thresholds.ATTENTION_OCCUPANCY)
+        lambda one: sum(ns for _, share, ns in one.device.low_occupancy if share < thresholds.ATTENTION_OCCUPANCY)
     )
     where = (view.share(low_ns) >= thresholds.ATTENTION_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
     row = int(np.where(where, view.share(low_ns), -1.0).argmax())
     kernels = [each for each in view.analyses[row].device.low_occupancy if each[1] < thresholds.ATTENTION_OCCUPANCY]
-    name, percent, _ = max(kernels, key=lambda each: each[2])
+    name, occupancy, _ = max(kernels, key=lambda each: each[2])
     each_ns = view.typical(view.per_step(low_ns), where)
     return [
         claim_of(
             view,
             "low_occupancy_attention",
             f"Attention keeps few of the device's threads busy{view.of_whom(where)}: {_short(name)} runs at "
-            f"{percent:.0f}% occupancy; such kernels take {view.each_step(each_ns)}, "
+            f"{share_text(occupancy)} occupancy; such kernels take {view.each_step(each_ns)}, "
             f"{share_text(view.typical(view.share(low_ns), where))} of the time.",
             where=where,
-            saved_ns=(low_ns * thresholds.ATTENTION_GAIN).astype(np.int64),
+            saved_ns=halved(low_ns),
             evidence={
                 "attention_ms_per_step": round(each_ns / 1e6, 3),
                 "kernels": [
-                    {"name": name, "occupancy_percent": round(percent, 1), "total_ms": round(ns / 1e6, 3)}
-                    for name, percent, ns in kernels[:KERNELS_SHOWN]
+                    {"name": name, "occupancy_share": round(share, 4), "total_ms": round(ns / 1e6, 3)}
+                    for name, share, ns in kernels[:KERNELS_SHOWN]
                 ],
             },
             advice=(
@@ -237,7 +239,7 @@ def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
             f"The device works only {share_text(share)} of the time{view.of_whom(where)}; "
             f"{ms_text(view.typical(view.per_step(idle_ns), where) / 1e6)} of each step it has nothing to do.",
             where=where,
-            saved_ns=idle_ns,
+            saved_ns=halved(idle_ns),
             evidence={"utilisation": round(share, 4)},
             advice=(
                 "Larger batches, or several workers on one device (MPS), use what idles.",

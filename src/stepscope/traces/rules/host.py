@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from stepscope.records.units import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of
+from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
 if TYPE_CHECKING:
     from stepscope.traces.host_figures import SyncPlace
+    from stepscope.traces.rank import RankAnalysis
 
 __all__ = ["find_host"]
 
@@ -60,7 +61,7 @@ def _syncs(view: View, idle_ns: Ints) -> list[Claim]:
             f"{share_text(view.typical(view.share(saved_ns), where))} of the time.",
             where=where,
             saved_ns=saved_ns,
-            explains=True,
+            explained_ns=saved_ns,
             evidence={
                 "waits_per_step": round(count, 1),
                 "wait_ms_per_step": round(view.typical(view.per_step(wait_ns), where) / 1e6, 3),
@@ -88,7 +89,7 @@ def _idle_in_syncs(view: View, idle_ns: Ints) -> list[Claim]:
             f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(saved_ns), where))} of the time.",
             where=where,
             saved_ns=saved_ns,
-            explains=True,
+            explained_ns=saved_ns,
             evidence={"sync_idle_ms_per_step": round(each_ns / 1e6, 3)},
             advice=(
                 "Wait on the stream (Stream.wait_event, record_stream) and not on the host (synchronize()).",
@@ -100,9 +101,9 @@ def _idle_in_syncs(view: View, idle_ns: Ints) -> list[Claim]:
 
 
 def _launches(view: View, idle_ns: Ints) -> list[Claim]:
-    busy_ns = view.each(lambda one: one.temporal.span_ns - one.temporal.idle_ns)
     kernels = view.each(lambda one: one.device.kernel_count)
-    mean_ns = busy_ns / np.maximum(kernels, 1)
+    # Without communication: its kernels are as long as ranks wait for each other.
+    mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
     where &= (kernels > 0) & (mean_ns < thresholds.SMALL_KERNEL_NS) & _queues_empty(view)
     if not where.any():
@@ -119,17 +120,15 @@ def _launches(view: View, idle_ns: Ints) -> list[Claim]:
             f"{count_text(count, 'kernel')} {view.in_what} of {ms_text(mean / 1e6)} on average "
             "are over before the host has launched the next.",
             where=where,
-            saved_ns=idle_ns,
-            explains=True,
+            saved_ns=halved(idle_ns),
+            explained_ns=idle_ns,
             evidence={
                 "idle_ms_per_step": round(view.typical(view.per_step(idle_ns), where) / 1e6, 3),
                 "kernels_per_step": count,
                 "kernel_us": round(mean / 1e3, 3),
                 "short_kernel_share": round(device.short_kernel_count / max(device.kernel_count, 1), 4),
                 "mean_queue": None if device.mean_queue is None else round(device.mean_queue, 2),
-                "launch_delay_us": None
-                if device.launch_delay_ns_median is None
-                else device.launch_delay_ns_median / 1e3,
+                "launch_delay_ns": device.launch_delay_ns_median,
                 "graph_launches": device.graph_launches,
             },
             advice=_for_launches(compiled=host.compiled_regions > 0, breaks=host.graph_breaks),
@@ -154,16 +153,26 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
     if not where.any():
         return []
     each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
+    row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
+    late = _launched_late(view.analyses[row])
+    whole_ns = sum(wait_ns for _, wait_ns in late)
+    mostly = f", mostly before {late[0][0]}" if late and late[0][1] >= thresholds.EXPLAINS_SHARE * whole_ns else ""
     return [
         claim_of(
             view,
             "gpu_idle_host",
             f"The device waits for the host{view.of_whom(where)}: {view.each_step(each_ns)}, "
-            f"{share_text(share)} of the time.",
+            f"{share_text(share)} of the time{mostly}.",
             where=where,
-            saved_ns=idle_ns,
-            explains=True,
-            evidence={"idle_ms_per_step": round(each_ns / 1e6, 3), "idle_share": round(share, 4)},
+            saved_ns=halved(idle_ns),
+            explained_ns=idle_ns,
+            evidence={
+                "idle_ms_per_step": round(each_ns / 1e6, 3),
+                "idle_share": round(share, 4),
+                "before": [
+                    {"operator": name, "wait_ms": round(wait_ns / 1e6, 3)} for name, wait_ns in late[:PLACES_SHOWN]
+                ],
+            },
             advice=(
                 "See under operators and modules what the host does meanwhile: Python loops, preprocessing, logging.",
                 "torch.compile, or larger batches, give the device more to do for each thing the host does.",
@@ -171,6 +180,15 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
             confidence=0.8,
         )
     ]
+
+
+def _launched_late(one: RankAnalysis) -> list[tuple[str, int]]:
+    """Whose launches ended the waits of all streams, the longest first."""
+    table = one.tables.get("idle_by_operator")
+    waits: dict[str, int] = {}
+    for row in table.to_rows() if table else ():
+        waits[row["operator"]] = waits.get(row["operator"], 0) + row["host_wait_ns"]
+    return sorted(waits.items(), key=lambda each: -each[1])
 
 
 def _times(count: float) -> str:

@@ -37,7 +37,7 @@ def find_loading(view: View, idle_ns: Ints) -> list[Claim]:
             f"{share_text(share)} of the time.",
             where=where,
             saved_ns=saved_ns,
-            explains=True,
+            explained_ns=saved_ns,
             phase="input",
             evidence={
                 "loading_share": round(share, 4),
@@ -73,7 +73,7 @@ def find_garbage(view: View, idle_ns: Ints) -> list[Claim]:
             "the time.",
             where=where,
             saved_ns=saved_ns,
-            explains=True,
+            explained_ns=saved_ns,
             evidence={
                 "collections": count,
                 "longest_ms": round(max(lengths) / 1e6, 3),
@@ -109,7 +109,7 @@ def _recompiles(view: View, idle_ns: Ints) -> list[Claim]:
             f"{share_text(view.typical(view.share(compiling_ns), where))} of the time.",
             where=where,
             saved_ns=saved_ns,
-            explains=True,
+            explained_ns=saved_ns,
             evidence={"recompiles": recompiles, "compile_ms": round(total_ns / 1e6, 3)},
             advice=(
                 "TORCH_LOGS=recompiles names the guard that failed; mark_dynamic() where sizes vary.",

@@ -28,6 +28,10 @@ ONE_STEP: Final = 0.6
 NO_STEPS: Final = 0.5
 """Confidence by what was seen; without profiler steps setting up and training cannot be told apart."""
 
+REMEDY_GAIN: Final = 0.5
+"""Of a time that has no single cause (a slow host, a busy network), no remedy saves all: half is what compiling, larger
+batches and smaller data types bring, so half is its price."""
+
 # -- the host -------------------------------------------------------------------------------------------------------
 
 LOADER_SHARE: Final = 0.05
@@ -67,20 +71,17 @@ PAGEABLE_SHARE: Final = 0.05
 PAGEABLE_BYTES: Final = 1 << 20
 """Per step: below it, it is a scalar or a batch of labels."""
 FP32_SHARE: Final = 0.10
-"""Of the step in matrix products and convolutions that could use Tensor Cores."""
-TENSOR_CORE_GAIN: Final = 0.5
-"""Of their time that Tensor Cores save: peak rates promise 4 to 16 times, real layers at least double."""
+"""Of the step in matrix products and convolutions that could use Tensor Cores: peak rates promise 4 to 16 times, real
+layers at least double."""
 TENSOR_CORES_FROM: Final = 7
 """Compute capability (Volta)."""
 TF32_FROM: Final = 8
 """Compute capability (Ampere)."""
-ATTENTION_OCCUPANCY: Final = 10.0
-"""Per cent.  Flash attention runs at 12 to 25 by design (registers and shared memory); below, there are too few blocks
+ATTENTION_OCCUPANCY: Final = 0.10
+"""Of the warps that fit.  Flash attention runs at 0.12 to 0.25 by design (registers and shared memory); below, there are too few blocks
 for the device."""
 ATTENTION_SHARE: Final = 0.10
 """Of the step in such kernels."""
-ATTENTION_GAIN: Final = 0.5
-"""Of their time, at the most, that a full device would save: half, since nobody knows what bounds them then."""
 UNDERUSED_SHARE: Final = 0.50
 """Of the time that the device does anything: the TensorBoard plugin's threshold."""
 

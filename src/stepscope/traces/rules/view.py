@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["Claim", "Idle", "Times", "View", "claim_of", "cost_of", "severity_of", "view_of"]
+__all__ = ["Claim", "Idle", "Times", "View", "claim_of", "cost_of", "halved", "severity_of", "view_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -170,13 +170,13 @@ def claim_of(
     saved_ns: Ints,
     evidence: dict[str, Any],
     advice: tuple[str, ...],
-    explains: bool = False,
+    explained_ns: Ints | None = None,
     phase: str | None = None,
     warning: float = thresholds.WARNING_SHARE,
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
 ) -> Claim:
-    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there, all of it idle if it ``explains``."""
+    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time."""
     cost = cost_of(view, saved_ns, where)
     severity = min(severity_of(view, cost, warning=warning), at_most, key=SEVERITIES.index)
     finding = Finding(
@@ -195,7 +195,7 @@ def claim_of(
         advice=advice,
         confidence=view.confidence(confidence),
     )
-    return Claim(finding=finding, idle_ns=np.where(where & explains, saved_ns, 0))
+    return Claim(finding=finding, idle_ns=np.where(where, 0 if explained_ns is None else explained_ns, 0))
 
 
 def view_of(job: JobAnalysis) -> View:
@@ -220,6 +220,11 @@ def cost_of(view: View, saved_ns: Ints, where: Bools) -> dict[str, Any]:
             "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
         },
     }
+
+
+def halved(time_ns: Ints) -> Ints:
+    """[R]; what a remedy saves of a time that has no single cause."""
+    return (time_ns * thresholds.REMEDY_GAIN).astype(np.int64)
 
 
 def severity_of(view: View, cost: dict[str, Any], *, warning: float = thresholds.WARNING_SHARE) -> Severity:
