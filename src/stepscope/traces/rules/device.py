@@ -223,8 +223,8 @@ def _short(name: str) -> str:
 
 
 def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
-    """``gpu_underused``, where nothing that is warned of says why."""
-    if any(claim.finding.severity != "info" for claim in claims):
+    """``gpu_underused``, where nothing says why."""
+    if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
         return []
     used = np.array([one.device.utilisation if one.device.utilisation is not None else 1.0 for one in view.analyses])
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)

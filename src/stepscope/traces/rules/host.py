@@ -18,7 +18,6 @@ from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
 if TYPE_CHECKING:
     from stepscope.traces.host_figures import SyncPlace
-    from stepscope.traces.rank import RankAnalysis
 
 __all__ = ["find_host"]
 
@@ -145,7 +144,9 @@ def _queues_empty(view: View) -> Bools:
             return queue < thresholds.QUEUED_FEW
         return delay_ns is None or delay_ns < thresholds.DELAY_SMALL_NS
 
-    return np.array([empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], bool)
+    return np.array(
+        [empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], np.bool_
+    )
 
 
 def _rest(view: View, idle_ns: Ints) -> list[Claim]:
@@ -154,8 +155,7 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
         return []
     each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
-    late = _launched_late(view.analyses[row])
-    whole_ns = sum(wait_ns for _, wait_ns in late)
+    late, whole_ns = view.analyses[row].device.idle_before, int(view.idle.host_ns[row])
     mostly = f", mostly before {late[0][0]}" if late and late[0][1] >= thresholds.EXPLAINS_SHARE * whole_ns else ""
     return [
         claim_of(
@@ -180,15 +180,6 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
             confidence=0.8,
         )
     ]
-
-
-def _launched_late(one: RankAnalysis) -> list[tuple[str, int]]:
-    """Whose launches ended the waits of all streams, the longest first."""
-    table = one.tables.get("idle_by_operator")
-    waits: dict[str, int] = {}
-    for row in table.to_rows() if table else ():
-        waits[row["operator"]] = waits.get(row["operator"], 0) + row["host_wait_ns"]
-    return sorted(waits.items(), key=lambda each: -each[1])
 
 
 def _times(count: float) -> str:
