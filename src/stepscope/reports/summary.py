@@ -11,10 +11,10 @@ from typing import Any, Literal
 from stepscope.diagnosis import Window, build_window, diagnose
 from stepscope.diagnosis.attempts import attempts_of, from_launcher
 from stepscope.diagnosis.crashes import STOPPED_BY_HAND, failures_in, failures_of
-from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
+from stepscope.records.units import duration_text, ms_text, share_text
 from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
 from stepscope.reports.hangs import hangs_table

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
+from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 from stepscope.reports.hangs import hang_section
 from stepscope.reports.text_communication import communication_lines
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "duration_text", "ms_text", "number_text", "rate_text", "share_text"]
+from collections.abc import Sequence
+
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "duration_text",
+    "ms_text",
+    "named_ranks",
+    "number_text",
+    "rate_text",
+    "share_text",
+]
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -76,3 +87,12 @@ def share_text(share: float | None) -> str:
 def count_text(count: int, thing: str) -> str:
     """``1 rank``, ``1,024 ranks``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"Ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
