@@ -10,6 +10,7 @@ __all__ = [
     "duration_text",
     "ms_text",
     "named_ranks",
+    "ns_text",
     "number_text",
     "rate_text",
     "share_text",
@@ -34,6 +35,16 @@ def ms_text(ms: float | None) -> str:
     if ms < 9999.5:
         return f"{ms:,.0f} ms"
     return f"{ms / 1000:,.1f} s"
+
+
+def ns_text(ns: float | None) -> str:
+    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from a millisecond on as ``ms_text``."""
+    if ns is None or abs(ns) >= 999_500:
+        return ms_text(None if ns is None else ns / 1e6)
+    if abs(ns) < 999.5:
+        return f"{ns:.0f} ns" if ns else "0"
+    digits = 2 if abs(ns) < 9_995 else 1 if abs(ns) < 99_950 else 0
+    return f"{ns / 1000:.{digits}f} µs"
 
 
 def duration_text(seconds: float | None) -> str:
