@@ -39,11 +39,15 @@ def ms_text(ms: float | None) -> str:
 
 def ns_text(ns: float | None) -> str:
     """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from a millisecond on as ``ms_text``."""
-    if ns is None or abs(ns) >= 999_500:
-        return ms_text(None if ns is None else ns / 1e6)
-    if abs(ns) < 999.5:
+    if ns is None:
+        return ms_text(None)
+    if ns < 0:
+        return f"-{ns_text(-ns)}"
+    if ns >= 999_500:
+        return ms_text(ns / 1e6)
+    if ns < 999.5:
         return f"{ns:.0f} ns" if ns else "0"
-    digits = 2 if abs(ns) < 9_995 else 1 if abs(ns) < 99_950 else 0
+    digits = 2 if ns < 9_995 else 1 if ns < 99_950 else 0
     return f"{ns / 1000:.{digits}f} µs"
 
 
