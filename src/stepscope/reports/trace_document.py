@@ -1,8 +1,8 @@
 """The document of ``stepscope trace --json``: what a job's traces say, as plain values.
 
 The form is part of the interface and described in docs/traces.md; a test holds the two together.  Text and page are
-drawn from this document and nothing else, so a number that two screens show comes from one place.  Ranks are strings, as
-JSON has it; what is not known is None; what is no number (NaN, infinity) is None, too.
+drawn from this document and nothing else, so a number that two screens show comes from one place.  Ranks are strings,
+as JSON has it; what is not known is None; what is no number (NaN, infinity) is None, too.
 """
 
 from __future__ import annotations
