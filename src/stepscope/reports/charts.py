@@ -112,12 +112,12 @@ def stacked_bars(bars: Sequence[Bar]) -> str:
     return _svg(len(bars) * ROW, lines)
 
 
-def stacked_columns(bars: Sequence[Bar], first: str, last: str) -> str:
-    """One thin column each, for many; ``first`` and ``last`` name the ends of the axis."""
+def stacked_columns(bars: Sequence[Bar], words: Callable[[float], str]) -> str:
+    """One thin column each, for many; ``words`` tells a value.  The axis names the first and the last."""
     per_column = -(-len(bars) // MOST_COLUMNS) or 1
     groups = [bars[at : at + per_column] for at in range(0, len(bars), per_column)]
     longest = max((bar.total for bar in bars), default=0.0) or 1.0
-    wide = WIDTH / max(len(groups), 1)
+    wide = (WIDTH - GUTTER) / max(len(groups), 1)
     paths: dict[str, list[str]] = {}
     for at, group in enumerate(groups):
         tops: dict[str, float] = {}
@@ -126,15 +126,15 @@ def stacked_columns(bars: Sequence[Bar], first: str, last: str) -> str:
                 tops[part.look] = tops.get(part.look, 0.0) + part.value / len(group)
         bottom = float(TALL)
         for look, value in tops.items():
-            height = value / longest * TALL
+            height = value / longest * (TALL - HEAD)
             if height > 0:
                 x, gap = at * wide, 1.0 if wide > 4 else 0.0
                 paths.setdefault(look, []).append(
                     f"M{x:.1f} {bottom:.1f}h{wide - gap:.1f}v{-height:.1f}h{gap - wide:.1f}z"
                 )
             bottom -= height
-    lines = [f'<path class="{look}" d="{"".join(pieces)}"/>' for look, pieces in paths.items()]
-    return _svg(TALL + AXIS, [*lines, *_ends(first, last)])
+    lines = [*_scale(longest, words), *(f'<path class="{look}" d="{"".join(d)}"/>' for look, d in paths.items())]
+    return _svg(TALL + AXIS, [*lines, *_ends(bars[0].label, bars[-1].label)])
 
 
 def curves(series: Sequence[Curve], words: Callable[[float], str], first: str, last: str) -> str:
@@ -144,16 +144,11 @@ def curves(series: Sequence[Curve], words: Callable[[float], str], first: str, l
         return ""
     begin, end = min(at for at, _ in points), max(at for at, _ in points)
     highest = max((value for _, value in points), default=0.0) or 1.0
-    lines = []
-    for share in (0.0, 0.5, 1.0):
-        y = HEAD + (1 - share) * (TALL - HEAD)
-        lines.append(f'<path class="axis" d="M{GUTTER} {y:.1f}H{WIDTH}"/>')
-        value = escaped(words(highest * share)) if share else "0"
-        lines.append(f'<text class="soft" x="{GUTTER - 6}" y="{y + 4:.1f}" text-anchor="end">{value}</text>')
+    lines = list(_scale(highest, words))
     for curve in series:
         path = "".join(_steps(curve.points, begin, max(end - begin, 1e-12), highest))
         lines.append(f'<path class="line {curve.look}" d="{path}"><title>{escaped(curve.name)}</title></path>')
-    return _svg(TALL + AXIS, [*lines, *_ends(first, last, GUTTER)])
+    return _svg(TALL + AXIS, [*lines, *_ends(first, last)])
 
 
 def _steps(points: Sequence[tuple[float, float]], begin: float, length: float, highest: float) -> Iterator[str]:
@@ -166,10 +161,18 @@ def _steps(points: Sequence[tuple[float, float]], begin: float, length: float, h
         yield f"M{x:.1f} {y:.1f}" if group == 0 else f"H{x:.1f}V{y:.1f}"
 
 
-def _ends(first: str, last: str, left: int = 0) -> list[str]:
+def _scale(highest: float, words: Callable[[float], str]) -> Iterator[str]:
+    for share in (0.0, 0.5, 1.0):
+        y = HEAD + (1 - share) * (TALL - HEAD)
+        yield f'<path class="axis" d="M{GUTTER} {y:.1f}H{WIDTH}"/>'
+        value = escaped(words(highest * share)) if share else "0"
+        yield f'<text class="soft" x="{GUTTER - 6}" y="{y + 4:.1f}" text-anchor="end">{value}</text>'
+
+
+def _ends(first: str, last: str) -> list[str]:
     y = TALL + AXIS - 5
     return [
-        f'<text class="soft" x="{left}" y="{y}">{escaped(first)}</text>',
+        f'<text class="soft" x="{GUTTER}" y="{y}">{escaped(first)}</text>',
         f'<text class="soft" x="{WIDTH}" y="{y}" text-anchor="end">{escaped(last)}</text>',
     ]
 

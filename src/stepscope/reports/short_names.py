@@ -92,6 +92,9 @@ def _parted(text: str) -> tuple[str, list[str]]:
             since = place + 1
         if depth == 0:
             break
+    else:
+        # Cut off: the last argument has no end.
+        arguments.append(text[since:].strip())
     return base, arguments
 
 

@@ -19,6 +19,7 @@ from stepscope.traces.table import Table
 from stepscope.traces.window import Step
 
 if TYPE_CHECKING:
+    from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.job import JobAnalysis
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
@@ -34,8 +35,8 @@ def document_of(job: JobAnalysis) -> dict[str, Any]:
         "files": [_file(analysis) for analysis in job.ranks],
         "steps": _steps(job.ranks),
         "ranks": {str(analysis.rank): _rank(analysis) for analysis in job.ranks},
-        "collectives": plain(job.collectives),
-        "clocks": plain(job.clocks),
+        "collectives": _collectives(job.collectives),
+        "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
         "distributed": table_document(job.distributed),
         "path": plain(job.path),
         "what_if": [],
@@ -147,6 +148,15 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
         "path": plain(analysis.path),
         "tables": {name: table_document(table) for name, table in analysis.tables.items()},
     }
+
+
+def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
+    """Sums and tables; single collectives are in ``tables.collective_list``, as far as that goes."""
+    figures = (
+        *("count", "last_counts", "wait_ns", "own_transfer_ns", "cost_by_rank_ns", "alone_by_rank_ns"),
+        *("transfer_ns", "least_ns", "cost_ns", "tables"),
+    )
+    return {name: plain(getattr(found, name)) for name in figures}
 
 
 def _step(step: Step) -> dict[str, Any]:

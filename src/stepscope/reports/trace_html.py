@@ -127,7 +127,7 @@ def _temporal_bar(label: str, temporal: Mapping[str, int]) -> Bar:
 
 
 def _bars(bars: Sequence[Bar]) -> str:
-    return stacked_bars(bars) if len(bars) <= BARS_SHOWN else stacked_columns(bars, bars[0].label, bars[-1].label)
+    return stacked_bars(bars) if len(bars) <= BARS_SHOWN else stacked_columns(bars, ns_text)
 
 
 def _steps(document: Document) -> Iterator[str]:
@@ -149,13 +149,11 @@ def _steps(document: Document) -> Iterator[str]:
 
 def _collectives(document: Document) -> Iterator[str]:
     collectives = document["collectives"]
-    waits = collectives.get("wait_ns") or {}
-    if len(document["ranks"]) < 2 or not any(waits.values()):
+    if not collectives["count"]:
         return
-    transfer_ns = collectives["transfer_ns"]
     bars = []
-    for rank, wait_ns in waits.items():
-        last = collectives["last_counts"].get(rank, 0)
+    for rank, wait_ns in collectives["wait_ns"].items():
+        last, transfer_ns = collectives["last_counts"][rank], collectives["own_transfer_ns"][rank]
         parts = (
             Part(look="c3", value=wait_ns, title=f"waiting for the last to arrive: {ns_text(wait_ns)}"),
             Part(look="c1", value=transfer_ns, title=f"transfer: {ns_text(transfer_ns)}"),

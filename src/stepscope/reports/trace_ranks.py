@@ -14,8 +14,8 @@ RANKS_SHOWN = 16
 
 def rank_rows(document: Document) -> list[dict[str, Any]]:
     """By rank; times over all steps that count, ``last`` is how often the others waited for this one."""
-    collectives = document["collectives"] or {}
-    last, waits = collectives.get("last_counts") or {}, collectives.get("wait_ns") or {}
+    collectives = document["collectives"]
+    compared = collectives["count"] > 0
     rows = []
     for rank, analysis in document["ranks"].items():
         temporal = analysis["temporal"]
@@ -29,8 +29,8 @@ def rank_rows(document: Document) -> list[dict[str, Any]]:
                 "hidden_share": temporal["overlap_ns"] / comm_ns if comm_ns else None,
                 "copies_ns": temporal["exposed_memory_ns"],
                 "idle_ns": temporal["idle_ns"],
-                "waits_ns": waits.get(rank),
-                "last": last.get(rank),
+                "waits_ns": collectives["wait_ns"].get(rank) if compared else None,
+                "last": collectives["last_counts"].get(rank) if compared else None,
             }
         )
     return rows

@@ -27,8 +27,16 @@ ROWS = 6
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
 LOW_CONFIDENCE = 0.75
-CHARTED = ("memory_curve", "queue", "steps")
-"""Tables that are drawn on the page and mean nothing as a few rows of text."""
+SHOWN: Mapping[str, Sequence[str]] = {
+    "temporal_steps": ("step", "wall_ns", "utilisation_share", "compute_ns", "comm_ns", "overlap_ns", "idle_ns"),
+    "kernel_classes": ("class", "count", "total_ns", "time_share", "tensor_core_ns", "fp32_matmul_ns"),
+    "kernels": ("name", "count", "total_ns", "time_share", "mean_ns", "max_ns", "overlapped_ns", "occupancy_share"),
+    "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
+    "launches": (),
+    "copies": (),
+    "operators": (),
+}
+"""Tables that few rows of mean something, with the columns that matter first (none: all, as far as they fit)."""
 
 
 def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int = ROWS) -> str:
@@ -155,16 +163,23 @@ def _ranks(page: Page, document: Document) -> None:
 
 def _collectives(page: Page, document: Document) -> None:
     collectives = document["collectives"]
-    if not collectives.get("matched"):
+    if not collectives["count"]:
         return
     waits_ns = sum(collectives["wait_ns"].values())
     parts = [
-        f"{count_text(collectives['matched'], 'collective')} matched",
-        f"waiting for the last {ns_text(waits_ns)} over all ranks",
+        f"{count_text(collectives['count'], 'collective')} on several ranks",
+        f"waiting for the last {ns_text(waits_ns)}, all ranks together",
         f"transfer {ns_text(collectives['transfer_ns'])}",
     ]
     page.items("comm", parts)
+    shifted = [(rank, clock["shift_ns"]) for rank, clock in document["clocks"].items() if clock["shift_ns"]]
+    if shifted:
+        rank, shift_ns = max(shifted, key=lambda pair: abs(pair[1]))
+        most = f"rank {rank}'s by {ns_text(shift_ns)}"
+        page.labelled("clocks", [f"of {count_text(len(shifted), 'rank')} shifted to fit the others, {most}"])
     page.blank()
+    for name in ("collectives",):
+        _table(page, collectives["tables"].get(name), ROWS)
 
 
 def _tables(page: Page, document: Document, top: int) -> None:
@@ -174,11 +189,17 @@ def _tables(page: Page, document: Document, top: int) -> None:
         return
     whose = f" (rank {rank})" if len(document["ranks"]) > 1 else ""
     for name, table in document["ranks"][rank]["tables"].items():
-        rows = table["rows"]
-        if name in CHARTED or not rows:
-            continue
-        lines = table_lines(table["columns"], rows[:top], page.width - 2, of=len(rows) + table["left_out"])
-        _section(page, f"{table['title']}{whose}", lines)
+        if name in SHOWN:
+            _table(page, table, top, SHOWN[name], whose)
+
+
+def _table(page: Page, table: Mapping[str, Any] | None, top: int, columns: Sequence[str] = (), whose: str = "") -> None:
+    if not table or not table["rows"]:
+        return
+    shown = [column for column in columns or table["columns"] if column in table["columns"]]
+    rows = table["rows"]
+    lines = table_lines(shown, rows[:top], page.width - 2, of=len(rows) + table["left_out"])
+    _section(page, f"{table['title']}{whose}", lines)
 
 
 def _section(page: Page, title: str, lines: Sequence[str]) -> None:
