@@ -10,6 +10,7 @@ __all__ = [
     "duration_text",
     "ms_text",
     "named_ranks",
+    "ns_text",
     "number_text",
     "rate_text",
     "share_text",
@@ -34,6 +35,20 @@ def ms_text(ms: float | None) -> str:
     if ms < 9999.5:
         return f"{ms:,.0f} ms"
     return f"{ms / 1000:,.1f} s"
+
+
+def ns_text(ns: float | None) -> str:
+    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from a millisecond on as ``ms_text``."""
+    if ns is None:
+        return ms_text(None)
+    if ns < 0:
+        return f"-{ns_text(-ns)}"
+    if ns >= 999_500:
+        return ms_text(ns / 1e6)
+    if ns < 999.5:
+        return f"{ns:.0f} ns" if ns else "0"
+    digits = 2 if ns < 9_995 else 1 if ns < 99_950 else 0
+    return f"{ns / 1000:.{digits}f} µs"
 
 
 def duration_text(seconds: float | None) -> str:
