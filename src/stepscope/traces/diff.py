@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.records.short_names import fitted, short_name
 from stepscope.records.units import count_text, ms_text, named_ranks
 from stepscope.traces.diff_sides import OTHERS, Side, per_step
-from stepscope.traces.diff_tables import Change, kernels_diff, operators_diff, shapes_diff
+from stepscope.traces.diff_tables import Change, copies_diff, kernels_diff, operators_diff, shapes_diff
 from stepscope.traces.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ LEADS_SHARE = 0.2
 OTHER_CALLS = 0.05
 """By how much the number of calls must differ to be what is told."""
 HOST, DEVICE = 0, 1
+NAME_CHARS = 60
 
 
 class Part(NamedTuple):
@@ -80,6 +82,7 @@ def diff(before: JobAnalysis, after: JobAnalysis) -> TraceDiff:
         _counts(one, other, kernel_changes, operator_changes),
         _memory(one, other),
         kernels,
+        copies_diff(one, other, change_ns),
         operators,
         shapes_diff(one, other, change_ns),
     )
@@ -243,7 +246,8 @@ def _because(parts: list[Part], change_ns: int, kernels: list[Change], operators
         where = "while the device waits for the host" if on_host else f"in {part}"
         most = max(waiting, changed[part])
         return f"{_of_it(most, abs(change_ns))} {where}, and no single operator explains it"
-    return f"{_of_it(abs(lead.change_ns[at]), abs(change_ns))} is {of}{lead.label[0]}{_how(lead, at)}"
+    name = fitted(short_name(lead.label[0]), NAME_CHARS)
+    return f"{_of_it(abs(lead.change_ns[at]), abs(change_ns))} is {of}{name}{_how(lead, at)}"
 
 
 def _of_it(amount_ns: int, change_ns: int) -> str:
