@@ -34,6 +34,8 @@ LEAST_SHARE = 0.01
 """… and so much of the step: nobody looks for less."""
 LEADS_SHARE = 0.2
 """Of the change of the step that one operator must explain to be named."""
+LEADS = 2
+"""So many are named."""
 OTHER_CALLS = 0.05
 """By how much the number of calls must differ to be what is told."""
 HOST, DEVICE = 0, 1
@@ -234,29 +236,33 @@ def _because(parts: list[Part], change_ns: int, kernels: list[Change], operators
     part = max(changed, key=lambda name: changed[name])
     on_host = waiting > changed[part]
     if on_host:
-        lead = _lead(operators, HOST, sign)
-        at, of = HOST, "the host in "
+        at, of, changes = HOST, "the host in ", operators
     elif part == "exposed communication":
-        lead = _lead([each for each in kernels if each.label[1] == "communication"], HOST, sign)
-        at, of = HOST, ""
+        at, of, changes = HOST, "", [each for each in kernels if each.label[1] == "communication"]
+    elif any(change.after_ns[DEVICE] or change.before_ns[DEVICE] for change in operators):
+        at, of, changes = DEVICE, "the device work of ", operators
     else:
-        lead = _lead(operators, DEVICE, sign) or _lead(kernels, HOST, sign)
-        at, of = (DEVICE, "the device work of ") if lead in operators else (HOST, "")
-    if lead is None or lead.change_ns[at] * sign < LEADS_SHARE * abs(change_ns):
+        at, of, changes = HOST, "", kernels
+    leads = _leads(changes, at, sign, abs(change_ns))
+    if not leads:
         where = "while the device waits for the host" if on_host else f"in {part}"
-        most = max(waiting, changed[part])
-        return f"{_of_it(most, abs(change_ns))} {where}, and no single operator explains it"
-    name = fitted(short_name(lead.label[0]), NAME_CHARS)
-    return f"{_of_it(abs(lead.change_ns[at]), abs(change_ns))} is {of}{name}{_how(lead, at)}"
+        return f"{ms_text(max(waiting, changed[part]) / 1e6)} of it {where}, and no single operator explains it"
+    first, *others = (f"is {of}{_named(lead)}{_how(lead, at)}" for lead in leads)
+    told = f"{ms_text(abs(leads[0].change_ns[at]) / 1e6)} of it {first}"
+    return told + "".join(
+        f", and {ms_text(abs(lead.change_ns[at]) / 1e6)} {other}" for lead, other in zip(leads[1:], others, strict=True)
+    )
 
 
-def _of_it(amount_ns: int, change_ns: int) -> str:
-    return f"{ms_text(amount_ns / 1e6)} of it" if amount_ns <= change_ns else f"{ms_text(amount_ns / 1e6)}"
-
-
-def _lead(changes: list[Change], at: int, sign: int) -> Change | None:
+def _leads(changes: list[Change], at: int, sign: int, change_ns: int) -> list[Change]:
+    """The few that explain most of the change, each a good part of it."""
     named = [each for each in changes if each.label[0] != OTHERS]
-    return max(named, key=lambda each: each.change_ns[at] * sign, default=None)
+    most = sorted(named, key=lambda each: -each.change_ns[at] * sign)[:LEADS]
+    return [each for each in most if each.change_ns[at] * sign >= LEADS_SHARE * change_ns]
+
+
+def _named(lead: Change) -> str:
+    return fitted(short_name(lead.label[0]), NAME_CHARS)
 
 
 def _how(lead: Change, at: int) -> str:
