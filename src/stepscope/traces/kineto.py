@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stepscope.errors import TraceError
 from stepscope.traces.builder import Numbering, TraceBuilder
 from stepscope.traces.categories import HOST_KINDS
-from stepscope.traces.columns import Ints, Trace, TraceMeta
+from stepscope.traces.columns import Ints, Trace
 from stepscope.traces.kineto_columns import Columns
 from stepscope.traces.kineto_decode import LATEST_NS, EventDecoder, Piece, ns_of_us
 from stepscope.traces.kineto_events import (

@@ -220,6 +220,7 @@ class Columns:
             bytes=integers([each.bytes for each in args]),
             allocated=integers([each.allocated for each in args]),
             reserved=integers([each.reserved for each in args]),
+            address=integers([each.address & LARGEST if each.address > 0 else -1 for each in args]),
         )
 
     def name_thread(self, pid: int | str, tid: int | str, name: str) -> None:

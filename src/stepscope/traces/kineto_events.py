@@ -72,6 +72,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
 class MemoryArgs(msgspec.Struct, gc=False, frozen=True):
     device_type: int = msgspec.field(name="Device Type", default=-1)
     device: int = msgspec.field(name="Device Id", default=-1)
+    address: int = msgspec.field(name="Addr", default=-1)
     bytes: int = msgspec.field(name="Bytes", default=0)
     allocated: int = msgspec.field(name="Total Allocated", default=-1)
     reserved: int = msgspec.field(name="Total Reserved", default=-1)
@@ -155,4 +156,4 @@ PHASES: Final[dict[str, Any]] = {
     each.__struct_config__.tag: each for each in (Slice, Begin, End, Instant, OldInstant, FlowStart, FlowEnd, Metadata)
 }
 """The classes by phase."""
-EVENT: Final[Any] = Union[(Ignored, *PHASES.values())]  # noqa: UP007 (a tuple that is made here has no other form)
+EVENT: Final[Any] = Union[(Ignored, *PHASES.values())]
