@@ -108,7 +108,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(clusters())
 def test_any_run_gets_an_answer(cluster: Cluster) -> None:
     findings = of(cluster)

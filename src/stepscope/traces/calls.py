@@ -2,40 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.traces.columns import Rows, Trace
+from stepscope.traces.columns import Ints, Rows, Trace
 
-__all__ = ["parents_of"]
+__all__ = ["CallTree", "calls_of", "innermost_at", "padded", "parents_of"]
+
+FOREVER = 1 << 62
+
+
+def padded(values: NDArray[np.int32]) -> NDArray[np.int32]:
+    """With −1 at the end, so that the row −1 (none) has the value −1 (none)."""
+    return np.append(values, np.int32(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTree:
+    """All columns are as long as the trace has slices."""
+
+    parents: Rows
+    """The innermost slice of the same thread that holds it; −1: none, or it is not in the tree."""
+    depth: NDArray[np.int32]
+    """How many hold it; −1: it is not in the tree."""
+
+    def nearest(self, which: NDArray[np.bool_]) -> Rows:
+        """[slices]; itself where it is one of ``which``, else the innermost of them that holds it; −1: none."""
+        index = np.arange(len(self.parents), dtype=np.int32)
+        # One more for −1, so that who is beyond the outermost stays there; each turn doubles how far a row looks.
+        up = padded(np.where(which, index, self.parents))
+        while True:
+            further = up[up]
+            if np.array_equal(further, up):
+                return up[:-1]
+            up = further
+
+    def holder(self, which: NDArray[np.bool_]) -> Rows:
+        """[slices]; the innermost of ``which`` that holds it, itself not counted; −1: none."""
+        return padded(self.nearest(which))[self.parents]
+
+
+def calls_of(trace: Trace, rows: Rows) -> CallTree:
+    """The tree of ``rows`` (ascending).
+
+    A slice that begins inside another but ends after it (clocks, asynchronous ranges) is no child of it; nor is one
+    without length that stands at the other's end.
+    """
+    parents = np.full(len(trace), -1, np.int32)
+    depth = np.full(len(trace), -1, np.int32)
+    slices = trace.slices
+    threads = slices.thread[rows]
+    order = np.argsort(threads, kind="stable")
+    for own in np.split(rows[order], np.flatnonzero(np.diff(threads[order])) + 1):
+        parents[own], depth[own] = _nested(slices.start_ns[own].tolist(), slices.end_ns[own].tolist(), own.tolist())
+    return CallTree(parents=parents, depth=depth)
+
+
+def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.int32], times: Ints) -> Rows:
+    """[n]; which of ``rows`` (ascending, all in the tree) ran at each instant on each thread, the innermost; −1: none.
+
+    A row runs from its start on, and no longer at its end.
+    """
+    slices = trace.slices
+    order = np.lexsort((slices.start_ns[rows], slices.thread[rows]))
+    own = rows[order]
+    step = int(max(slices.end_ns.max(initial=0), times.max(initial=0))) + 1
+    keys = slices.thread[own] * np.int64(step) + slices.start_ns[own]
+    at = np.searchsorted(keys, threads * np.int64(step) + times, side="right") - 1
+    found = padded(own)[at]
+    found = np.where((found >= 0) & (slices.thread[found] == threads), found, -1) if len(own) else found
+    ended = np.flatnonzero((found >= 0) & (slices.end_ns[found] <= times)) if len(own) else at[:0]
+    while len(ended):
+        found[ended] = tree.parents[found[ended]]
+        ended = ended[(found[ended] >= 0)]
+        ended = ended[slices.end_ns[found[ended]] <= times[ended]]
+    return found.astype(np.int32)
 
 
 def parents_of(trace: Trace, rows: Rows) -> Rows:
-    """[slices]; of ``rows`` (ascending) the innermost of them on the same thread that holds it, else −1.
-
-    A slice that begins inside another but ends after it (clocks, asynchronous ranges) is no child of it.
-    """
-    out = np.full(len(trace), -1, np.int32)
-    slices = trace.slices
-    threads = slices.thread[rows]
-    for thread in np.unique(threads):
-        own = rows[threads == thread]
-        out[own] = _nested(slices.start_ns[own].tolist(), slices.end_ns[own].tolist(), own.tolist())
-    return out
+    """[slices]; of ``rows`` (ascending) the innermost of them on the same thread that holds it, else −1."""
+    return calls_of(trace, rows).parents
 
 
-def _nested(starts: list[int], ends: list[int], rows: list[int]) -> list[int]:
-    out = []
-    open_rows: list[int] = []
-    open_ends: list[int] = []
+def _nested(starts: list[int], ends: list[int], rows: list[int]) -> tuple[list[int], list[int]]:
+    """Of one thread, parents and depths."""
+    parents, depths = [], []
+    # What is open, with ends that never grow from the bottom up: who ends before the newest does can hold nothing that
+    # the newest, which is nearer, does not; so each is taken off once and all is linear.
+    open_rows, open_ends = [-1], [FOREVER]
+    top_end = FOREVER
     for start, end, row in zip(starts, ends, rows, strict=True):
-        while open_ends and (open_ends[-1] <= start or open_ends[-1] < end):
-            if open_ends[-1] > start:
-                # Overlaps without holding it: look for a holder further out, but keep it open for what comes.
-                break
-            open_ends.pop()
+        while top_end < end or top_end <= start:
             open_rows.pop()
-        holder = next((at for at in range(len(open_ends) - 1, -1, -1) if open_ends[at] >= end), -1)
-        out.append(open_rows[holder] if holder >= 0 else -1)
-        open_ends.append(end)
+            open_ends.pop()
+            top_end = open_ends[-1]
+        parents.append(open_rows[-1])
+        depths.append(len(open_rows) - 1)
         open_rows.append(row)
-    return out
+        open_ends.append(end)
+        top_end = end
+    return parents, depths

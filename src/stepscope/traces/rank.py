@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.traces.columns import Trace, TraceMeta
+from stepscope.traces.exchanges import Exchanges, exchanges_of
 from stepscope.traces.table import Table
 from stepscope.traces.temporal import Temporal, temporal_of
 from stepscope.traces.window import Step, window_of
@@ -25,6 +26,8 @@ class RankAnalysis:
     left_out: Step | None
     temporal: Temporal
     """Over all steps that count."""
+    exchanges: Exchanges
+    """Its collectives."""
     tables: dict[str, Table] = field(default_factory=dict)
     """By their names, in the order in which people should read them."""
 
@@ -38,4 +41,5 @@ def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
         steps=window.steps,
         left_out=window.left_out,
         temporal=temporal_of(window),
+        exchanges=exchanges_of(window, rank),
     )
