@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import os
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from stepscope.errors import TraceError, UsageError
 from stepscope.testing.nsight import MadeReport
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces import engine as engine_module
-from stepscope.traces.analyse import Options, Problem
+from stepscope.traces.analyse import Job, Options, Problem
 from stepscope.traces.cache import Cache
 from stepscope.traces.engine import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
 from stepscope.traces.opening import read_traces, trace_files
@@ -143,50 +142,33 @@ def test_how_many_processes_pay(
 # ── workers that die ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def kill_when(ready: Callable[[], bool], number: signal.Signals) -> threading.Thread:
-    """End the first child of ours, once it is at it."""
+@contextlib.contextmanager
+def killing_reader(pipe: Path, wanted: Callable[[psutil.Process], bool]) -> Iterator[None]:
+    """A pipe for a file: the process of ours that reads it waits for a writer, who comes and has it killed."""
+    os.mkfifo(pipe)
+    over = threading.Event()
 
     def kill() -> None:
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            if ready():
-                for child in psutil.Process().children():
-                    child.send_signal(number)
-                return
-            time.sleep(0.01)
+        with pipe.open("wb"):
+            for child in psutil.Process().children(recursive=True):
+                if wanted(child):
+                    child.kill()
+            over.wait(60)
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    return thread
+    killer = threading.Thread(target=kill)
+    killer.start()
+    yield
+    over.set()
+    killer.join()
 
 
 @pytest.mark.faults
 def test_a_worker_that_is_killed_costs_its_file(tmp_path: Path) -> None:
     good = make(tmp_path, 2)
     pipe = tmp_path / "pipe.json"
-    os.mkfifo(pipe)
-    # Whoever opens the pipe to read it waits for a writer; ours comes with the intention to kill.
-    opened = threading.Event()
-
-    def open_pipe() -> None:
-        with pipe.open("wb"):
-            opened.set()
-            over.wait(60)
-
-    over = threading.Event()
-    writer = threading.Thread(target=open_pipe)
-    writer.start()
-    killer = kill_when(opened.is_set, signal.SIGKILL)
-    one_at_a_time = engine_module._in_workers(
-        [engine_module.Job(path=path, number=n, size_bytes=n) for n, path in enumerate((good[0], pipe, good[1]))],
-        Options(),
-        None,
-        1,
-    )
-    outcomes = dict(one_at_a_time)
-    over.set()
-    killer.join()
-    writer.join()
+    jobs = [Job(path=path, number=n, size_bytes=n) for n, path in enumerate((good[0], pipe, good[1]))]
+    with killing_reader(pipe, lambda process: True):
+        outcomes = dict(engine_module._in_workers(jobs, Options(), None, 1))
     assert outcomes[1] == Problem(
         path=str(pipe),
         message=f"{pipe}: the process that read it was killed (SIGKILL), most likely for want of memory",
@@ -197,7 +179,7 @@ def test_a_worker_that_is_killed_costs_its_file(tmp_path: Path) -> None:
 
 def test_a_caller_that_loses_interest_leaves_nothing_behind(tmp_path: Path) -> None:
     paths = make(tmp_path, 3)
-    jobs = [engine_module.Job(path=path) for path in paths]
+    jobs = [Job(path=path) for path in paths]
     outcomes = WORKERS.run(jobs, Options(), None)
     next(iter(outcomes))
     del outcomes  # the fixture of all tests looks for processes that are left
@@ -324,3 +306,9 @@ def test_a_real_local_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False):
         assert shown(analyse_paths(files, Options(cache=cache), RayEngine())) == shown(found)
         assert ray.is_initialized()
+        pipe = tmp_path / "pipe.json"
+        with killing_reader(pipe, lambda process: process.name().startswith("ray::outcome")):
+            (killed,) = analyse_paths([pipe], Options(), RayEngine())
+        assert isinstance(killed, Problem)
+        assert killed.message.startswith(f"{pipe}: the Ray worker that read it is gone: ")
+        assert shown(analyse_paths(paths[:1], Options(), RayEngine())) == [(0, 30)]
