@@ -1,0 +1,194 @@
+"""The critical path of each step of one rank: what its length was due to.
+
+The step is the profiler's: from its start to its end on the host.  Its path is walked back from the end (``walk``); its
+segments are disjoint, leave no instant out, and come to the step's length exactly.  Each has one *cause*:
+
+    compute, communication, copy      a kernel, a collective, a copy or memset
+    launch_delay                      from a launch to the start of what it launched, when nothing else held that up
+    kernel_gap                        between the end of one work and the start of the next that waited for it
+    synchronisation                   inside a synchronising call, after what it waited for had ended
+    host_operator, host_runtime       an operator's own time; calls of the device's runtime
+    data_loading                      inside the DataLoader's ``__next__``
+    host_python                       everything else on the host: Python, and gaps between slices
+    other                             no thread is known
+
+``routes`` is what a path over several ranks is made of: how this rank came to each of its collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stepscope.traces.exchanges import Exchanges
+from stepscope.traces.graph import Graph, graph_of
+from stepscope.traces.routes import Routes, routes_of
+from stepscope.traces.segments import CAUSES, Cause, Segments
+from stepscope.traces.table import Table, table_of
+from stepscope.traces.walk import StepWalk, walk_step
+from stepscope.traces.window import Window
+
+__all__ = ["NamedTime", "RankPath", "StepPath", "path_segments", "rank_path"]
+
+NO_ROWS = np.empty(0, np.int32)
+NAMES = 200
+"""Operators and kernels kept."""
+DEVICE = (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPath:
+    number: int
+    """The profiler's."""
+    length_ns: int
+    """The step's, and the sum of ``causes``."""
+    causes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTime:
+    name: str
+    cause: str
+    time_ns: int
+    count: int
+    """Segments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPath:
+    steps: tuple[StepPath, ...]
+    operators: tuple[NamedTime, ...]
+    """Most time first, with all that they launched; ``""``: outside of any operator."""
+    kernels: tuple[NamedTime, ...]
+    """Kernels, copies and memsets, most time first."""
+    routes: Routes
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    @property
+    def length_ns(self) -> int:
+        return sum(step.length_ns for step in self.steps)
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """Of all steps; those that are there, most time first."""
+        total = {cause: sum(step.causes.get(cause, 0) for step in self.steps) for cause in CAUSES}
+        return dict(sorted(((c, ns) for c, ns in total.items() if ns), key=lambda each: -each[1]))
+
+
+def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
+    return path_of(graph_of(window), exchanges)
+
+
+def path_of(graph: Graph, exchanges: Exchanges) -> RankPath:
+    window = graph.window
+    walks = walks_of(graph)
+    routes, segments = routes_of(graph, walks, exchanges.row)
+    own = segments.take(routes.on_path[segments.node])
+    step_of_node = routes.step
+    steps = _steps(window, own, step_of_node)
+    length_ns = sum(step.length_ns for step in steps)
+    operators = _named(graph, own, own.operator, by_cause=False)
+    on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
+    kernels = _named(graph, on_device, on_device.name, by_cause=True)
+    tables = (_cause_table(steps, own, length_ns), *_name_tables(operators, kernels, length_ns))
+    return RankPath(
+        steps=steps,
+        operators=operators[:NAMES],
+        kernels=kernels[:NAMES],
+        routes=routes,
+        tables={table.name: table for table in tables},
+    )
+
+
+def walks_of(graph: Graph) -> list[StepWalk]:
+    """Of each step, with the legs of all collectives that began in it."""
+    steps = graph.window.steps
+    begins = [index for index, is_one in enumerate(graph.collective) if is_one]
+    starts = np.array([graph.start_ns[index] for index in begins], np.int64)
+    order = np.argsort(starts, kind="stable")
+    bounds = [np.searchsorted(starts[order], [step.start_ns, step.end_ns]) for step in steps]
+    return [
+        walk_step(graph, number, [begins[at] for at in order[first:last]])
+        for number, (first, last) in enumerate(bounds)
+    ]
+
+
+def path_segments(window: Window) -> Segments:
+    """The segments of all steps' paths by step (``node`` is its index) and time: for drawing."""
+    graph = graph_of(window)
+    routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
+    own = segments.take(routes.on_path[segments.node])
+    own = replace(own, node=routes.step[own.node])
+    return own.take(np.lexsort((own.start_ns, own.node)))
+
+
+def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[StepPath, ...]:
+    key = step_of_node[own.node] * len(CAUSES) + own.cause
+    by_step = np.zeros(len(window.steps) * len(CAUSES), np.int64)
+    np.add.at(by_step, key, own.end_ns - own.start_ns)
+    out = []
+    for step, sums in zip(window.steps, by_step.reshape(-1, len(CAUSES)).tolist(), strict=True):
+        causes = {cause: ns for cause, ns in zip(CAUSES, sums, strict=True) if ns}
+        out.append(StepPath(number=step.number, length_ns=step.end_ns - step.start_ns, causes=causes))
+    return tuple(out)
+
+
+def _named(graph: Graph, own: Segments, codes: np.ndarray, *, by_cause: bool) -> tuple[NamedTime, ...]:
+    """Time by name, most first; with the cause that has most of it."""
+    key = (codes.astype(np.int64) + 1) * len(CAUSES) + own.cause
+    groups, inverse = np.unique(key, return_inverse=True)
+    time = np.zeros(len(groups), np.int64)
+    np.add.at(time, inverse, own.end_ns - own.start_ns)
+    number = np.bincount(inverse, minlength=len(groups)) if len(groups) else np.empty(0, np.int64)
+    found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    for group, ns, many in zip(groups.tolist(), time.tolist(), number.tolist(), strict=True):
+        code, cause = divmod(group, len(CAUSES))
+        so_far = found.get((code, cause if by_cause else 0), (0, 0, -1, 0))
+        most = max((so_far[3], so_far[2]), (ns, cause))
+        found[code, cause if by_cause else 0] = (so_far[0] + ns, so_far[1] + many, most[1], most[0])
+    named = [
+        NamedTime(name=graph.window.trace.text(code - 1), cause=CAUSES[cause], time_ns=ns, count=many)
+        for (code, _), (ns, many, cause, _) in found.items()
+    ]
+    return tuple(sorted(named, key=lambda each: (-each.time_ns, each.name)))
+
+
+def _cause_table(steps: tuple[StepPath, ...], own: Segments, length_ns: int) -> Table:
+    counts = np.bincount(own.cause, minlength=len(CAUSES)).tolist()
+    rows = []
+    for index, cause in enumerate(CAUSES):
+        each = [step.causes.get(cause, 0) for step in steps]
+        if sum(each):
+            rows.append(
+                (cause, sum(each), _share(sum(each), length_ns), sum(each) // len(each), max(each), counts[index])
+            )
+    rows.sort(key=lambda row: -row[1])
+    columns = ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns", "segments")
+    note = "The path's length is the steps' length: every instant of a step has one cause."
+    return table_of("path_causes", "Critical path by cause", columns, rows, note=note)
+
+
+def _name_tables(
+    operators: tuple[NamedTime, ...], kernels: tuple[NamedTime, ...], length_ns: int
+) -> tuple[Table, Table]:
+    columns = ("name", "cause", "time_ns", "time_share", "segments")
+
+    def rows(of: tuple[NamedTime, ...], none: str) -> list[tuple[object, ...]]:
+        return [(e.name or none, e.cause, e.time_ns, _share(e.time_ns, length_ns), e.count) for e in of]
+
+    return (
+        table_of(
+            "path_operators",
+            "Critical path by operator",
+            columns,
+            rows(operators, "(outside of operators)"),
+            limit=NAMES,
+            note="An operator's own time on the path with that of the work it launched; its main cause.",
+        ),
+        table_of("path_kernels", "Critical path by kernel", columns, rows(kernels, "(no name)"), limit=NAMES),
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

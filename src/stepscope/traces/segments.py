@@ -1,0 +1,167 @@
+"""The pieces of walks as segments: each with its cause, its name and its operator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from stepscope.traces import intervals
+from stepscope.traces.categories import Kind
+from stepscope.traces.columns import Codes, Ints, Rows
+from stepscope.traces.graph import Graph, Via, host_communicates
+from stepscope.traces.host_lines import HostLine
+from stepscope.traces.waits import is_synchronising
+from stepscope.traces.walk import What
+from stepscope.traces.window import Window
+
+__all__ = ["CAUSES", "Cause", "Pieces", "Segments", "host_causes", "segments_of"]
+
+LOADING: Final = re.compile(r"DataLoader.*__next__|torch/utils/data/dataloader\.py\(\d+\): __next__")
+
+
+class Cause(IntEnum):
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    LAUNCH_DELAY = 3
+    KERNEL_GAP = 4
+    SYNCHRONISATION = 5
+    HOST_OPERATOR = 6
+    HOST_RUNTIME = 7
+    DATA_LOADING = 8
+    HOST_PYTHON = 9
+    OTHER = 10
+
+
+CAUSES: Final = tuple(cause.name.lower() for cause in Cause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """Of walks, as columns."""
+
+    start_ns: Ints
+    end_ns: Ints
+    what: Ints
+    index: Ints
+    node: Ints
+    """Which part of a route it belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    start_ns: Ints
+    end_ns: Ints
+    cause: Ints
+    """``Cause``."""
+    name: Codes
+    """The innermost slice's or the work's (of a delay: the delayed work's); −1: none."""
+    operator: Codes
+    """The operator that it belongs to; −1: none."""
+    place: Ints
+    """A thread (an index of ``Trace.threads``), or that which stands for a stream; −1: none."""
+    node: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, which: Any) -> Segments:
+        return Segments(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
+
+
+def segments_of(graph: Graph, pieces: Pieces) -> Segments:
+    """In no particular order."""
+    on_thread = np.flatnonzero(pieces.what == What.THREAD)
+    parts = [_of_work(graph, pieces, np.flatnonzero(pieces.what != What.THREAD))]
+    threads = pieces.index[on_thread]
+    operator = _operators(graph.window)
+    for thread in np.unique(threads).tolist():
+        which = on_thread[threads == thread]
+        line = graph.lines.get(thread)
+        parts.append(_nowhere(pieces, which) if line is None else _of_thread(graph, line, pieces, which, operator))
+    joined = {each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Segments)}
+    return Segments(**joined)
+
+
+def _operators(window: Window) -> Rows:
+    """[slices]; itself if it is an operator, else the one that holds it; −1: none."""
+    is_op = np.zeros(len(window.trace), bool)
+    is_op[window.rows_of((Kind.OP,))] = True
+    return window.calls.nearest(is_op)
+
+
+def _of_work(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
+    window, slices = graph.window, graph.window.trace.slices
+    work = pieces.index[which]
+    row = graph.row[work]
+    kernel = slices.kind[row] == Kind.KERNEL
+    cause = np.where(kernel, Cause.COMPUTE, Cause.COPY)
+    cause = np.where(np.array(graph.collective, bool)[work], Cause.COMMUNICATION, cause)
+    launched = np.isin(np.array(graph.via, np.int64)[work], (Via.LAUNCH, Via.NOTHING))
+    delay = np.where(launched, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
+    owner = window.owner[row]
+    return Segments(
+        start_ns=pieces.start_ns[which],
+        end_ns=pieces.end_ns[which],
+        cause=np.where(pieces.what[which] == What.DELAY, delay, cause).astype(np.int64),
+        name=slices.name[row],
+        operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
+        place=slices.thread[row].astype(np.int64),
+        node=pieces.node[which],
+    )
+
+
+def _of_thread(graph: Graph, line: HostLine, pieces: Pieces, which: Ints, operator: Rows) -> Segments:
+    slices = graph.window.trace.slices
+    start_ns, end_ns = pieces.start_ns[which], pieces.end_ns[which]
+    first, last = line.at(start_ns), line.at(end_ns - 1)
+    count = last - first + 1
+    of = np.repeat(np.arange(len(which)), count)
+    at = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+    row = line.row[at]
+    owner = np.where(row >= 0, operator[row], -1)
+    return Segments(
+        start_ns=np.maximum(line.start_ns[at], start_ns[of]),
+        end_ns=np.minimum(line.ends_ns[at], end_ns[of]),
+        cause=host_causes(graph.window, line)[at],
+        name=np.where(row >= 0, slices.name[row], -1).astype(np.int32),
+        operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
+        place=np.full(len(at), line.thread, np.int64),
+        node=pieces.node[which][of],
+    )
+
+
+def host_causes(window: Window, line: HostLine) -> Ints:
+    """[pieces of the line]; why the thread takes that time."""
+    trace, slices = window.trace, window.trace.slices
+    row = line.row
+    kind, name = slices.kind[row], slices.name[row]
+    cause = np.full(len(row), int(Cause.HOST_PYTHON), np.int64)
+    cause[kind == Kind.OP] = Cause.HOST_OPERATOR
+    cause[kind == Kind.RUNTIME] = Cause.HOST_RUNTIME
+    cause[(kind == Kind.RUNTIME) & trace.names_where(is_synchronising)[name]] = Cause.SYNCHRONISATION
+    cause[(kind != Kind.RUNTIME) & trace.names_where(host_communicates)[name]] = Cause.COMMUNICATION
+    cause[row < 0] = Cause.HOST_PYTHON
+    rows = window.host_rows
+    rows = rows[(slices.thread[rows] == line.thread) & trace.names_where(LOADING.search)[slices.name[rows]]]
+    loading = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
+    inside = intervals.covered(line.start_ns, line.start_ns + 1, loading) > 0
+    cause[inside] = Cause.DATA_LOADING
+    return cause
+
+
+def _nowhere(pieces: Pieces, which: Ints) -> Segments:
+    none = np.full(len(which), -1, np.int64)
+    return Segments(
+        start_ns=pieces.start_ns[which],
+        end_ns=pieces.end_ns[which],
+        cause=np.full(len(which), int(Cause.OTHER), np.int64),
+        name=none.astype(np.int32),
+        operator=none.astype(np.int32),
+        place=none,
+        node=pieces.node[which],
+    )
