@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +85,53 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         assert text == path.read_text(), f"{path} no longer holds; if that is meant, rewrite it with --update-golden"
 
     return check
+
+
+class PageReader(HTMLParser):
+    """What a browser would make of a page of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: dict[str, set[str]] = {}
+        """By name, all values."""
+        self.inside: dict[str, str] = {}
+        """By tag, the text directly inside it, of all of them."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, set()).add(value or "")
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        inner = self.open[-1] if self.open else ""
+        self.inside[inner] = self.inside.get(inner, "") + data
+
+
+@pytest.fixture
+def read_page() -> Callable[[str], PageReader]:
+    """Read HTML; every tag must be closed, and nothing may be fetched."""
+
+    def read(text: str) -> PageReader:
+        reader = PageReader()
+        reader.feed(text)
+        reader.close()
+        assert reader.open == []
+        assert not reader.attributes.keys() & {"src", "href", "style", "onclick", "onload", "onerror"}
+        assert reader.inside.get("script", "").count("fetch(") == 0
+        return reader
+
+    return read
 
 
 # ── leaks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -92,7 +92,7 @@ def test_progress_on_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert run(trace, "--json") == 0
     told = capsys.readouterr().err
-    assert told.startswith("\r\x1b[Kreplaying 1/14")
+    assert told.startswith(f"\r\x1b[Kreplaying █{'░' * 23} 1/14")
     assert told.endswith("\r\x1b[K"), "and wiped"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text
 from stepscope.records.series import RankError
+from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text
 from stepscope.reports import render_text, summarise
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 from stepscope.testing.traffic import Exchange, SlowLink, Traffic

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 
+from stepscope.cli.progress import progress_bar
 from stepscope.errors import DumpError, UsageError
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
@@ -24,7 +24,6 @@ examples:
   stepscope flight dumps/ --html hang.html              and as a page with the picture
 """
 WIDEST = 100
-BAR = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.flight.read import read_paths
     from stepscope.reports.flight import render_flight
 
-    reading = read_paths(args.paths, progress=_progress if sys.stderr.isatty() else None)
+    reading = read_paths(args.paths, progress=progress_bar("reading dumps"))
     if not reading.dumps:
         raise DumpError(" ".join(["there is no dump in there:", *reading.problems[:4]]))
     verdict = judge(
@@ -67,10 +66,3 @@ def _write(path: Path, document: dict[str, object]) -> None:
         path.write_text(render_flight_html(document), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _progress(done: int, total: int) -> None:
-    """One line that is written over and gone at the end."""
-    filled = done * BAR // total
-    line = "" if done == total else f"reading dumps {'█' * filled}{'░' * (BAR - filled)} {done}/{total}"
-    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from stepscope.diagnosis.live import Change, Watched, look
-from stepscope.reports.text import MARKS
+from stepscope.reports.page import MARKS
 from stepscope.store.load import open_run
 from stepscope.store.processes import processes_alive
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cells(entry: RunEntry) -> Sequence[str]:
-    from stepscope.diagnosis.units import ms_text
+    from stepscope.records.units import ms_text
 
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created_wall_ns / 1e9))
     counts = ["" if count is None else f"{count:,}" for count in (entry.ranks, entry.steps)]

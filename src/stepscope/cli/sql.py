@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(result: QueryResult) -> str:
-    from stepscope.diagnosis.units import count_text
+    from stepscope.records.units import count_text
 
     numeric = [
         column

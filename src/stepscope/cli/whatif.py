@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
+
+from stepscope.cli.progress import progress_bar
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -36,19 +37,13 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.whatif.operations import read_trace
 
     shape = read_meta(args.meta)
-    found = analyse(read_trace(args.trace, shape), progress=_progress if sys.stderr.isatty() else _silence)
+    found = analyse(read_trace(args.trace, shape), progress=progress_bar("replaying") or _silence)
     if args.json:
         print(json.dumps(whatif_document(found), indent=2, allow_nan=False))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
         print(render_whatif(found, width=width), end="")
     return 0
-
-
-def _progress(done: int, total: int) -> None:
-    """One line that is written over and gone at the end."""
-    line = "" if done == total else f"replaying {done}/{total}"
-    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _silence(done: int, total: int) -> None:

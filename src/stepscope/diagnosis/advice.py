@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["for_crash", "for_input", "for_straggler", "named_ranks"]
+from stepscope.records.units import named_ranks
+
+__all__ = ["for_crash", "for_input", "for_straggler"]
 
 
 FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
 FIRST_WORKERS = 4
 """DataLoader workers to begin with, where there are cores for them."""
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
-    if len(ranks) == 1:
-        return f"Rank {ranks[0]}"
-    if len(ranks) > 8:
-        return f"Ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
-    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def for_straggler(

@@ -20,9 +20,9 @@ from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.communication_rules import exchanges_of
 from stepscope.diagnosis.robust import longest, shortest
 from stepscope.diagnosis.shares import common, ordinary_steps, part_of, stretches_with
-from stepscope.diagnosis.units import bytes_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import bytes_text, ms_text, share_text
 
 __all__ = ["COMPUTE", "find_bounds", "find_compute_bound"]
 

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import named_ranks
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.communication import Communication, Group
 from stepscope.diagnosis.robust import medians, peer_deviation, persistence_z, z_needed
-from stepscope.diagnosis.units import bytes_text, ms_text, rate_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.collectives import OPS
 from stepscope.records.finding import Finding
+from stepscope.records.units import bytes_text, ms_text, named_ranks, rate_text
 
 __all__ = ["find_uneven_groups", "group_text"]
 

@@ -18,10 +18,10 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.communication import DDP_OP, MIB, Communication, Flow, Reducer
 from stepscope.diagnosis.samples import number
-from stepscope.diagnosis.units import bytes_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.collectives import FLAG_ASYNC
 from stepscope.records.finding import Finding
+from stepscope.records.units import bytes_text, ms_text, share_text
 
 __all__ = ["find_low_overlap"]
 

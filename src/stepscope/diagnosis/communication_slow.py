@@ -19,9 +19,9 @@ from stepscope.diagnosis.communication import Communication, Flow
 from stepscope.diagnosis.communication_groups import group_text
 from stepscope.diagnosis.robust import median_rank
 from stepscope.diagnosis.series_stats import levels
-from stepscope.diagnosis.units import ms_text, rate_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import ms_text, rate_text
 
 __all__ = ["find_slow_collective"]
 

@@ -18,13 +18,14 @@ from typing import Any, Literal
 import numpy as np
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_crash, named_ranks
+from stepscope.diagnosis.advice import for_crash
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.samples import number, of_kind
 from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
 from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
 from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.records.units import named_ranks
 
 __all__ = ["STOPPED_BY_HAND", "Failure", "failures_in", "failures_of", "find_crashes", "tell"]
 

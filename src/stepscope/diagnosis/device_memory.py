@@ -17,9 +17,9 @@ from stepscope.diagnosis.advice_machine import FRAGMENTED, IMBALANCED, PRESSED
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.placed import Gpu, gpu_readings, last_of_rows, row_medians
 from stepscope.diagnosis.robust import lower_median
-from stepscope.diagnosis.units import bytes_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import bytes_text, share_text
 
 __all__ = ["Devices", "devices_of", "find_levels", "fragmented"]
 

@@ -13,9 +13,9 @@ from stepscope.diagnosis.advice_machine import for_throttling, for_utilisation
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.placed import Gpu, Readings, gpu_readings, row_medians
 from stepscope.diagnosis.robust import peer_deviation
-from stepscope.diagnosis.units import share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import share_text
 
 __all__ = ["find_gpus"]
 

@@ -15,11 +15,11 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.robust import longest, mean_rank, median_rank, shortest
 from stepscope.diagnosis.shares import where_stopped
 from stepscope.diagnosis.unclaimed import STOPS, STOPS_ADVICE
-from stepscope.diagnosis.units import count_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.diagnosis.window import Window
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
+from stepscope.records.units import count_text, ms_text, share_text
 
 __all__ = ["find_healthy", "find_insufficient"]
 

@@ -18,10 +18,10 @@ from stepscope.diagnosis.excess import Place, by_phase_ms, locate, some, typical
 from stepscope.diagnosis.series_stats import Fold, Rhythm, at_least, fold
 from stepscope.diagnosis.spike_steps import Spike, SpikeSeries, beat_of, saved_at
 from stepscope.diagnosis.timing_advice import for_jitter
-from stepscope.diagnosis.units import count_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.slot import FLAG_EPOCH_START
+from stepscope.records.units import count_text, ms_text, share_text
 
 __all__ = ["find_jitter"]
 

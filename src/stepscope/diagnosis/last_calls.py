@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.diagnosis.attempts import Attempt
-from stepscope.diagnosis.units import bytes_text
 from stepscope.flight.wording import ranks_text
 from stepscope.records.collectives import OPS
 from stepscope.records.series import RankSeries, RunData
+from stepscope.records.units import bytes_text
 
 __all__ = ["Call", "Unlike", "unlike_calls"]
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_straggler, named_ranks
+from stepscope.diagnosis.advice import for_straggler
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import median_rank, medians, shortest
-from stepscope.diagnosis.units import ms_text
 from stepscope.diagnosis.view import View, cost_of, replay_without
 from stepscope.records.finding import Finding
+from stepscope.records.units import ms_text, named_ranks
 
 __all__ = ["BETWEEN", "Suspect", "claims_of"]
 

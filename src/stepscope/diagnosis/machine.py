@@ -17,9 +17,9 @@ from stepscope.diagnosis.advice_machine import for_cpu, for_ram
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.gpus import find_gpus
 from stepscope.diagnosis.placed import Readings, host_readings, row_medians
-from stepscope.diagnosis.units import bytes_text, count_text, number_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
+from stepscope.records.units import bytes_text, count_text, number_text, share_text
 
 __all__ = ["find_machine"]
 

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import named_ranks
 from stepscope.diagnosis.advice_machine import CREEP
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.creep import Rise, rise_of_samples, rise_of_steps
 from stepscope.diagnosis.device_memory import Devices, devices_of, find_levels, fragmented
 from stepscope.diagnosis.placed import at_steps, host_readings, last_of_rows, process_readings
-from stepscope.diagnosis.units import bytes_text, duration_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
+from stepscope.records.units import bytes_text, duration_text, named_ranks
 
 __all__ = ["find_memory"]
 

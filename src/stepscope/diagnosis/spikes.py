@@ -22,9 +22,9 @@ from stepscope.diagnosis.spike_steps import (
     stopped,
 )
 from stepscope.diagnosis.timing_advice import for_stall
-from stepscope.diagnosis.units import duration_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import duration_text
 
 __all__ = ["find_spikes"]
 

@@ -19,9 +19,9 @@ from stepscope.diagnosis.excess import Place, by_phase_ms, locate, typical, wher
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.series_stats import Trend, levels, trend
 from stepscope.diagnosis.timing_advice import for_growth, for_slow_stretch
-from stepscope.diagnosis.units import ms_text, number_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import ms_text, number_text, share_text
 
 __all__ = ["find_trends"]
 

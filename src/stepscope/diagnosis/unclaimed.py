@@ -20,10 +20,10 @@ from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import longest
 from stepscope.diagnosis.shares import common, ordinary_steps, part_of, stretches_with, where_stopped
-from stepscope.diagnosis.units import count_text, ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.records.units import count_text, ms_text, share_text
 
 __all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
 

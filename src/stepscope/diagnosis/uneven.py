@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import named_ranks
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.robust import longest, median_rank, medians, peer_deviation, persistence_z, spread, z_needed
-from stepscope.diagnosis.units import ms_text, share_text
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.units import ms_text, named_ranks, share_text
 
 __all__ = ["find_uneven"]
 

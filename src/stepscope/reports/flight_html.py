@@ -6,10 +6,10 @@ Drawn from the document of ``stepscope flight --json`` and nothing else; every w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from stepscope.reports.flight import call_text, counter_text, group_text, place_text, ranks_of, troubled
+from stepscope.reports.html import escaped, page
 
 __all__ = ["render_flight_html"]
 
@@ -29,27 +29,17 @@ GROUPS_SHOWN = 200
 ROWS_SHOWN = 1024
 
 STYLE = """
-:root { color-scheme: light dark; --back: #fdfdfc; --text: #1f2328; --soft: #6a737d; --line: #d8dde3; --card: #f4f6f8;
-  --bad: #b3261e; --good: #1a7f37; --doubt: #9a6700; --c: #7fb58c; --s: #6a9fd4; --w: #e0b04c; --x: #c8443c;
-  --d: #b58ac0; }
-@media (prefers-color-scheme: dark) { :root { --back: #16191d; --text: #e4e7ea; --soft: #9aa4ae; --line: #363c44;
-  --card: #1f242a; --bad: #ff8a80; --good: #6fcf87; --doubt: #e8b64c; --c: #3f7d50; --s: #3b6ea5; --w: #a57a1f;
-  --x: #d0524a; --d: #8a5f99; } }
-body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 62rem; padding: 0 1rem; }
-h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; border-bottom: 1px solid var(--line); }
-.bad { color: var(--bad); } .good { color: var(--good); } .doubt { color: var(--doubt); }
-dl { display: grid; grid-template-columns: 8rem 1fr; gap: .2rem 1rem; } dt { color: var(--soft); } dd { margin: 0; }
-code, pre { font: 13px/1.45 ui-monospace, monospace; }
-pre { background: var(--card); padding: .6rem; overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; } th, td { padding: .15rem .5rem; text-align: left; }
-th { color: var(--soft); font-weight: normal; } .wide { overflow-x: auto; }
-.grid td.mark, .legend i { width: 1.3rem; height: 1.1rem; padding: 0; border: 1px solid var(--back); text-align: center;
-  display: table-cell; font-style: normal; }
+:root { --c: #7fb58c; --s: #6a9fd4; --w: #e0b04c; --x: #c8443c; --d: #b58ac0; }
+@media (prefers-color-scheme: dark) { :root { --c: #3f7d50; --s: #3b6ea5; --w: #a57a1f; --x: #d0524a; --d: #8a5f99; } }
+.grid th { white-space: nowrap; } .grid th.seq { writing-mode: vertical-rl; padding: .3rem 0; }
+.grid td.mark, .legend i { width: 1.3rem; min-width: 1.3rem; height: 1.1rem; padding: 0; text-align: center;
+  border: 1px solid var(--back); font-style: normal; vertical-align: middle; }
+.legend { display: flex; flex-wrap: wrap; align-items: center; gap: .2rem 1rem; font-size: 13px; margin-top: .5rem; }
+.legend i { display: inline-block; margin-right: .4rem; line-height: 1.1rem; }
 .mark-c { background: var(--c); } .mark-s { background: var(--s); } .mark-w { background: var(--w); }
 .mark-x { background: var(--x); } .mark-d { background: var(--d); }
 .mark-m { background: var(--card); box-shadow: inset 0 0 0 2px var(--x); } .mark-q { background: var(--card); }
-tr.trouble td { color: var(--bad); } .soft { color: var(--soft); }
+tr.trouble td { color: var(--bad); }
 """
 
 
@@ -57,32 +47,26 @@ def render_flight_html(document: Document) -> str:
     tone = "good" if document["healthy"] else "doubt" if document["undecidable"] else "bad"
     parts = (_verdict, _parted, _grid, _waits, _groups, _stacks, _notes)
     body = "\n".join(line for part in parts for line in part(document))
-    title = escape(document["title"])
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n"
-        f'<body>\n<h1 class="{tone}">{title}</h1>\n{body}\n</body></html>\n'
-    )
+    return page(document["title"], body, tone=tone, style=STYLE)
 
 
 def _verdict(document: Document) -> Iterator[str]:
     yield "<dl>"
     if document["kind"]:
         sure = "; it cannot be told who is to blame" if document["undecidable"] else ""
-        yield _pair("kind", escape(document["kind"] + sure))
+        yield _pair("kind", escaped(document["kind"] + sure))
     for one in document["reasons"]:
-        at = f"<br><code>{_escaped(place_text(one['at']))}</code>" if one["at"] else ""
-        yield _pair("culprit", f"rank {one['rank']} {_escaped(one['reason'])}{at}")
+        at = f"<br><code>{escaped(place_text(one['at']))}</code>" if one["at"] else ""
+        yield _pair("culprit", f"rank {one['rank']} {escaped(one['reason'])}{at}")
     for word in ("suspects", "victims"):
         if document[word]:
             yield _pair(word, ranks_of(document[word]))
     waiting = document["waiting_in"]
     if waiting:
         what = f"{waiting['op']} {waiting['sequence']} {waiting['sizes']} of {group_text(waiting)}"
-        yield _pair("wait in", _escaped(what))
+        yield _pair("wait in", escaped(what))
     for sentence in document["evidence"]:
-        yield _pair("note", _escaped(sentence))
+        yield _pair("note", escaped(sentence))
     yield "</dl>"
 
 
@@ -91,9 +75,9 @@ def _parted(document: Document) -> Iterator[str]:
     if not split:
         return
     how = "not all came" if split["differs"] == "missing" else f"another {split['differs']}"
-    yield f"<h2>Where they parted: collective {split['sequence']} of {_escaped(group_text(split))} ({escape(how)})</h2>"
+    yield f"<h2>Where they parted: collective {split['sequence']} of {escaped(group_text(split))} ({escaped(how)})</h2>"
     for side in split["call_sites"]:
-        yield f"<p>{ranks_of(side['ranks'])}: <code>{_escaped(call_text(side))}</code></p>"
+        yield f"<p>{ranks_of(side['ranks'])}: <code>{escaped(call_text(side))}</code></p>"
         if side["frames"]:
             yield _listing(side["frames"])
 
@@ -102,17 +86,17 @@ def _grid(document: Document) -> Iterator[str]:
     grid = document["grid"]
     if not grid or not grid["sequences"]:
         return
-    yield f"<h2>Ranks and collectives of {_escaped(group_text(grid))}</h2>"
+    yield f"<h2>Ranks and collectives of {escaped(group_text(grid))}</h2>"
     yield '<div class="wide"><table class="grid"><tr><th></th>'
-    yield "".join(f"<th>{number}</th>" for number in grid["sequences"]) + "</tr>"
+    yield "".join(f'<th class="seq">{number}</th>' for number in grid["sequences"]) + "</tr>"
     for ranks, marks in grid["rows"][:ROWS_SHOWN]:
         cells = "".join(
             f'<td class="mark mark-{_class(mark)}" title="{MEANING[mark]}">{_sign(mark)}</td>' for mark in marks
         )
         yield f"<tr><th>{ranks_of(ranks)}</th>{cells}</tr>"
-    yield "</table></div><table class='legend'><tr>"
-    yield "".join(f'<td><i class="mark-{_class(m)}">{_sign(m)}</i></td><td>{MEANING[m]}</td>' for m in "cswxdm?")
-    yield "</tr></table>"
+    yield '</table></div><div class="legend">'
+    yield "".join(f'<span><i class="mark-{_class(m)}">{_sign(m)}</i>{MEANING[m]}</span>' for m in "cswxdm?")
+    yield "</div>"
 
 
 def _waits(document: Document) -> Iterator[str]:
@@ -120,11 +104,11 @@ def _waits(document: Document) -> Iterator[str]:
         yield "<h2>Who waits for whom</h2><table><tr><th>wait</th><th>for</th><th>in</th></tr>"
         for row in sorted(document["wait_for"], key=lambda row: -len(row["waiters"])):
             what = f"{row['op']} {row['sequence']} of {group_text(row)}"
-            cells = (ranks_of(row["waiters"]), ranks_of(row["waited"]), _escaped(what))
+            cells = (ranks_of(row["waiters"]), ranks_of(row["waited"]), escaped(what))
             yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
         yield "</table>"
     if document["cycle"]:
-        yield "<p>In a circle:</p><ol>" + "".join(f"<li>{_escaped(one)}</li>" for one in document["cycle"]) + "</ol>"
+        yield "<p>In a circle:</p><ol>" + "".join(f"<li>{escaped(one)}</li>" for one in document["cycle"]) + "</ol>"
 
 
 def _groups(document: Document) -> Iterator[str]:
@@ -134,7 +118,7 @@ def _groups(document: Document) -> Iterator[str]:
     for row in rows[:GROUPS_SHOWN]:
         counters = "".join(f"<td>{counter_text(row, key)}</td>" for key in ("enqueued", "started", "completed"))
         tone = ' class="trouble"' if troubled(row) and not document["healthy"] else ""
-        yield f"<tr{tone}><td>{_escaped(group_text(row))}</td><td>{ranks_of(row['members'])}</td>{counters}</tr>"
+        yield f"<tr{tone}><td>{escaped(group_text(row))}</td><td>{ranks_of(row['members'])}</td>{counters}</tr>"
     yield "</table></div>"
     if len(rows) > GROUPS_SHOWN:
         yield f"<p class='soft'>… and {len(rows) - GROUPS_SHOWN} more</p>"
@@ -147,7 +131,7 @@ def _stacks(document: Document) -> Iterator[str]:
         yield f"<p>{ranks_of(group['ranks'])}</p>"
         for thread in group["threads"]:
             who = "main thread" if thread["main"] else f"thread {thread['name']}".strip()
-            yield f"<details{' open' if thread['main'] else ''}><summary>{_escaped(who)}</summary>"
+            yield f"<details{' open' if thread['main'] else ''}><summary>{escaped(who)}</summary>"
             yield _listing(thread["frames"]) + "</details>"
 
 
@@ -156,11 +140,11 @@ def _notes(document: Document) -> Iterator[str]:
     whole = f"{have} ranks" if have == world else f"{have} of {world} ranks"
     yield f"<h2>Dumps</h2><p>Of {whole}.</p>"
     if document["problems"]:
-        yield "<ul>" + "".join(f"<li>{_escaped(one)}</li>" for one in document["problems"]) + "</ul>"
+        yield "<ul>" + "".join(f"<li>{escaped(one)}</li>" for one in document["problems"]) + "</ul>"
 
 
 def _listing(frames: Sequence[Mapping[str, Any]]) -> str:
-    return "<pre>" + "\n".join(_escaped(place_text(frame)) for frame in frames) + "</pre>"
+    return "<pre>" + "\n".join(escaped(place_text(frame)) for frame in frames) + "</pre>"
 
 
 def _pair(term: str, description: str) -> str:
@@ -174,7 +158,3 @@ def _class(mark: str) -> str:
 def _sign(mark: str) -> str:
     """Not by colour alone."""
     return {"x": "≠", "d": "≠", "m": "·", "?": "?", "w": "…"}.get(mark, "")
-
-
-def _escaped(text: str) -> str:
-    return escape("".join(c if c.isprintable() else "�" for c in text))

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from stepscope.diagnosis import Window
-from stepscope.diagnosis.advice import named_ranks
 from stepscope.diagnosis.attempts import Attempt, attempts_of
 from stepscope.diagnosis.crashes import failures_in, tell
 from stepscope.diagnosis.practices import remarks_on
 from stepscope.diagnosis.samples import number, of_kind
-from stepscope.diagnosis.units import count_text, duration_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.series import RankSeries, RunData
+from stepscope.records.units import count_text, duration_text, named_ranks
 
 __all__ = ["notices_of"]
 

@@ -11,15 +11,16 @@ from typing import Any, Literal
 from stepscope.diagnosis import Window, build_window, diagnose
 from stepscope.diagnosis.attempts import attempts_of, from_launcher
 from stepscope.diagnosis.crashes import STOPPED_BY_HAND, failures_in, failures_of
-from stepscope.diagnosis.units import duration_text, ms_text, share_text
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
+from stepscope.records.units import duration_text
 from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
 from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
 from stepscope.reports.notices import notices_of
+from stepscope.reports.price import price_text
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
 
 __all__ = ["SCHEMA", "Status", "status_of", "summarise"]
@@ -27,9 +28,8 @@ __all__ = ["SCHEMA", "Status", "status_of", "summarise"]
 SCHEMA = 1
 Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
 _SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
-TRIVIAL_SHARE = 0.01
 TRIVIAL_LOSS_S = 1.0
-"""Costs below these are not worth a sentence."""
+"""A loss below is not worth a sentence."""
 
 
 def summarise(
@@ -165,13 +165,7 @@ def _price(finding: Finding, *, over: bool) -> str | None:
         saved = finding.evidence.get("checkpoint_step")
         since = "no checkpoint was seen" if saved is None else f"the last checkpoint seen was in step {saved}"
         return f"{duration_text(seconds)} of training is lost: {since}."
-    if share < TRIVIAL_SHARE:
-        return None
-    fixed = cost.get("if_fixed") or {}
-    step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
-    then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
-    spent = duration_text(seconds) + ("" if over else " so far")
-    return f"{share_text(share)} of the time ({spent}){then}."
+    return price_text(cost, over=over)
 
 
 def _errors_table(run: RunData) -> list[dict[str, Any]]:

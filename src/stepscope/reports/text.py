@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.diagnosis.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
+from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 from stepscope.reports.hangs import hang_section
+from stepscope.reports.page import LABEL, NARROWEST, Page, bar, cut
 from stepscope.reports.text_communication import communication_lines
 
 __all__ = ["render_text"]
 
 Summary = Mapping[str, Any]
 
-MARKS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔"}
-COLOURS = {"critical": "31", "warning": "33", "info": "36", "healthy": "32", "bold": "1", "dim": "2"}
-EIGHTHS = " ▏▎▍▌▋▊▉█"
-LABEL = 10
-"""Columns of the labels at the left."""
 NAME_COLUMNS = 14
 MEDIAN_COLUMNS = 14
 FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
@@ -32,7 +28,6 @@ LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
 TRIVIAL_SHARE = 0.01
 TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
 """Lines shown of a traceback that is longer than both together."""
-NARROWEST = 60
 WIDE = 76
 """From here on there is room for host beside device times."""
 OTHERS_SHOWN = 8
@@ -43,7 +38,7 @@ MANY_HOSTS = 3
 
 def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved: bool | None = None) -> str:
     """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over."""
-    page = _Page(max(width, NARROWEST), color)
+    page = Page(max(width, NARROWEST), color)
     _verdict(page, summary)
     _traceback(page, summary)
     _hangs(page, summary)
@@ -56,56 +51,7 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved
     return "\n".join(page.lines).rstrip() + "\n"
 
 
-class _Page:
-    """Lines so far, and the two things every part needs to know."""
-
-    def __init__(self, width: int, color: bool) -> None:
-        self.width = width
-        self.color = color
-        self.lines: list[str] = []
-
-    def paint(self, text: str, *looks: str) -> str:
-        if not self.color or not text:
-            return text
-        return f"\x1b[{';'.join(COLOURS[look] for look in looks)}m{text}\x1b[0m"
-
-    def blank(self) -> None:
-        if self.lines and self.lines[-1]:
-            self.lines.append("")
-
-    def marked(self, look: str, text: str, *, bold: bool) -> None:
-        """A sentence behind its mark."""
-        first, *rest = self._wrapped(text, 2)
-        looks = (look, "bold") if bold else ()
-        self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
-        self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
-
-    def labelled(self, label: str, texts: Iterable[str]) -> None:
-        """Paragraphs beside a label."""
-        shown = label
-        for text in texts:
-            for line in self._wrapped(text, 2 + LABEL):
-                self.lines.append(f"  {self.paint(shown.ljust(LABEL), 'dim')}{line}".rstrip())
-                shown = ""
-
-    def items(self, label: str, parts: Sequence[str]) -> None:
-        """Short facts in a row beside a label, broken between facts only."""
-        if not parts:
-            return
-        rows = [parts[0]]
-        for part in parts[1:]:
-            if len(rows[-1]) + len(part) + 3 <= self.width - 2 - LABEL:
-                rows[-1] += f" · {part}"
-            else:
-                rows.append(part)
-        self.labelled(label, rows)
-
-    def _wrapped(self, text: str, indent: int) -> list[str]:
-        plain = " ".join(text.split())
-        return textwrap.wrap(plain, self.width - indent, break_on_hyphens=False) or [""]
-
-
-def _verdict(page: _Page, summary: Summary) -> None:
+def _verdict(page: Page, summary: Summary) -> None:
     verdict = summary["verdict"]
     healthy = verdict["kind"] == "healthy"
     small = healthy and not summary["findings"][0]["evidence"].get("large")
@@ -138,7 +84,7 @@ def _doubt(finding: Mapping[str, Any]) -> str:
     return "few steps, or no single phase that explains it."
 
 
-def _traceback(page: _Page, summary: Summary) -> None:
+def _traceback(page: Page, summary: Summary) -> None:
     """The exception that began it; those that followed from it are in summary.json, and so are earlier attempts'."""
     crash = summary["findings"][0]
     if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
@@ -166,7 +112,7 @@ def _traceback(page: _Page, summary: Summary) -> None:
     page.blank()
 
 
-def _hangs(page: _Page, summary: Summary) -> None:
+def _hangs(page: Page, summary: Summary) -> None:
     rows = summary["hangs"]
     if not rows:
         return
@@ -187,7 +133,7 @@ def _raised_at(traceback: str) -> str:
     return ""
 
 
-def _run(page: _Page, summary: Summary) -> None:
+def _run(page: Page, summary: Summary) -> None:
     run, steps = summary["run"], summary["steps"]
     hosts = run["hosts"]
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else ""
@@ -196,7 +142,7 @@ def _run(page: _Page, summary: Summary) -> None:
     took = f" in {duration_text(run['duration_s'])}" if run["duration_s"] is not None else ""
     code = summary["exit_code"]
     status = summary["status"] + (f" (exit code {code})" if code else "")
-    page.items("run", [_cut(run["name"], 40), ranks, _steps(summary) + took, status])
+    page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
     if run["command"]:
         page.labelled("command", [_command(run["command"], 2 * (page.width - 2 - LABEL) - LABEL)])
     time = summary["step_time"]
@@ -223,7 +169,7 @@ def _steps(summary: Summary) -> str:
 
 def _command(words: Sequence[str], columns: int) -> str:
     """The words, the program without its folder."""
-    return _cut(" ".join([words[0].rpartition("/")[2], *words[1:]]), columns)
+    return cut(" ".join([words[0].rpartition("/")[2], *words[1:]]), columns)
 
 
 def _warmup(warmup: Mapping[str, Any]) -> str:
@@ -232,7 +178,7 @@ def _warmup(warmup: Mapping[str, Any]) -> str:
     return f"{count_text(warmup['count'], 'step')} set apart, {duration_text(warmup['seconds'])}{why}"
 
 
-def _phases(page: _Page, summary: Summary) -> None:
+def _phases(page: Page, summary: Summary) -> None:
     """Where the time goes: on the device where that was timed (its host runs ahead), else on the host."""
     phases = summary["phases"]
     if not phases:
@@ -245,9 +191,9 @@ def _phases(page: _Page, summary: Summary) -> None:
     with_host = on_device and page.width >= WIDE
     if with_host:
         heads.append("host".rjust(12))
-    bar = max(page.width - 2 - NAME_COLUMNS - 6 - sum(map(len, heads)), 6)
+    columns = max(page.width - 2 - NAME_COLUMNS - 6 - sum(map(len, heads)), 6)
     title = "on device" if on_device else "phase"
-    page.lines.append(page.paint(f"  {title.ljust(NAME_COLUMNS)}share {' ' * bar}{''.join(heads)}", "dim"))
+    page.lines.append(page.paint(f"  {title.ljust(NAME_COLUMNS)}share {' ' * columns}{''.join(heads)}", "dim"))
     for name, row in phases.items():
         shown = row["device"] if on_device else row
         rare = not shown["median_ms"] and not shown["worst_ms"]
@@ -257,13 +203,13 @@ def _phases(page: _Page, summary: Summary) -> None:
         if with_host:
             values.append("" if rare else ms_text(row["median_ms"]))
         figures = "".join(value.rjust(len(head)) for value, head in zip(values, heads, strict=True))
-        blocks = page.paint(_bar(shown["share"] or 0.0, bar - 1).ljust(bar), "info")
-        label = _cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
+        blocks = page.paint(bar(shown["share"] or 0.0, columns - 1).ljust(columns), "info")
+        label = cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
         page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}".rstrip())
     page.blank()
 
 
-def _communication(page: _Page, summary: Summary) -> None:
+def _communication(page: Page, summary: Summary) -> None:
     lines = communication_lines(summary["communication"], page.width) if summary["communication"] else []
     if lines:
         page.lines += [page.paint(lines[0], "dim"), *lines[1:]]
@@ -275,12 +221,7 @@ def _worst(row: Mapping[str, Any]) -> str:
     return ms_text(row["worst_ms"]) + whose
 
 
-def _bar(share: float, columns: int) -> str:
-    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
-    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def _machine(page: _Page, summary: Summary) -> None:
+def _machine(page: Page, summary: Summary) -> None:
     memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
     parts = []
     several = len(summary["ranks"]) > 1
@@ -290,7 +231,7 @@ def _machine(page: _Page, summary: Summary) -> None:
             parts.append(f"{words} {bytes_text(memory[key]['bytes'])}{whose}")
     page.items("memory", parts)
     for node in nodes[:MANY_HOSTS]:
-        page.items(_cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
+        page.items(cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
     if len(nodes) > MANY_HOSTS:
         page.labelled("", [f"… and {count_text(len(nodes) - MANY_HOSTS, 'more host')}"])
     if gpus:
@@ -314,7 +255,7 @@ def _node_parts(node: Mapping[str, Any]) -> list[str]:
 
 def _gpu_parts(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
     names = sorted({str(gpu["name"]) for gpu in gpus if gpu["name"]})
-    parts = [f"{len(gpus)}× {_cut(names[0], 30)}" if names else count_text(len(gpus), "GPU")]
+    parts = [f"{len(gpus)}× {cut(names[0], 30)}" if names else count_text(len(gpus), "GPU")]
     busy = [gpu["util_percent"]["median"] for gpu in gpus if gpu["util_percent"]]
     if busy:
         parts.append(f"busy {min(busy):.0f}–{max(busy):.0f}%" if max(busy) - min(busy) >= 1 else f"busy {busy[0]:.0f}%")
@@ -332,7 +273,7 @@ def _gpu_parts(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
     return parts
 
 
-def _others(page: _Page, summary: Summary) -> None:
+def _others(page: Page, summary: Summary) -> None:
     others = summary["findings"][1:]
     if others:
         page.lines.append(page.paint("Also found", "bold"))
@@ -348,7 +289,7 @@ def _others(page: _Page, summary: Summary) -> None:
         page.blank()
 
 
-def _ending(page: _Page, summary: Summary, *, saved: bool) -> None:
+def _ending(page: Page, summary: Summary, *, saved: bool) -> None:
     if summary["notices"]:
         page.lines.append(page.paint("Worth knowing", "bold"))
         for notice in summary["notices"]:
@@ -361,7 +302,3 @@ def _ending(page: _Page, summary: Summary, *, saved: bool) -> None:
     if len(logs) > FILES_SHOWN:
         files.append(f"{len(logs) - FILES_SHOWN} more logs")
     page.items("files", files)
-
-
-def _cut(text: str, columns: int) -> str:
-    return text if len(text) <= columns else text[: columns - 1] + "…"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.diagnosis.units import bytes_text, count_text, ms_text
+from stepscope.records.units import bytes_text, count_text, ms_text
 
 __all__ = ["communication_lines"]
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepscope.diagnosis.units import count_text, ms_text
+from stepscope.records.units import count_text, ms_text
 from stepscope.whatif.attribution import Effect, WhatIf
 
 __all__ = ["render_whatif", "whatif_document"]

@@ -7,7 +7,7 @@ second), ``_flops``, ``_tflops`` (10¹² a second); counts and text have none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Table", "table_of"]
@@ -24,6 +24,8 @@ class Table:
     """Plain ints, floats, strings, None; the most important first."""
     left_out: int = 0
     """Rows beyond the limit, which are not here."""
+    left_out_sums: dict[str, int] = field(default_factory=dict)
+    """Of these rows, of the columns that are whole numbers: so that totals are not lost with the rows."""
     note: str = ""
     """What a reader should know: a definition, a limit of the data."""
 
@@ -36,8 +38,21 @@ def table_of(
 ) -> Table:
     """Of rows that are sorted already; beyond ``limit`` they are left out and counted."""
     every = [tuple(_plain(value) for value in row) for row in rows]
-    kept = tuple(every[:limit])
-    return Table(name=name, title=title, columns=tuple(columns), rows=kept, left_out=len(every) - len(kept), note=note)
+    kept, left_out = tuple(every[:limit]), every[limit:]
+    whole = {
+        column: sum(values)
+        for column, values in zip(columns, zip(*left_out, strict=True), strict=False)
+        if all(type(value) is int for value in values)
+    }
+    return Table(
+        name=name,
+        title=title,
+        columns=tuple(columns),
+        rows=kept,
+        left_out=len(left_out),
+        left_out_sums=whole,
+        note=note,
+    )
 
 
 def _plain(value: Any) -> Any:

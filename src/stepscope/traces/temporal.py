@@ -3,22 +3,26 @@
 *span*: from the first start of device work to the last end.  *idle*: the part of it in which nothing ran.  *compute*,
 *comm*, *memory*: the instants at which at least one such kernel, copy or memset ran; they may overlap each other.
 *overlap*: the part of comm that was hidden behind compute.
+
+Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is another question: for
+which share of the step's time on the host's clock was the device busy, whoever launched it?
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
-from stepscope.traces.columns import Rows
+from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.intervals import Spans
-from stepscope.traces.kernel_names import is_communication
+from stepscope.traces.kernel_names import by_name, is_communication
+from stepscope.traces.table import Table, table_of
 from stepscope.traces.window import Window
 
-__all__ = ["DeviceSpans", "Temporal", "device_spans", "temporal_of"]
+__all__ = ["DeviceSpans", "Temporal", "device_spans", "temporal_of", "temporal_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,31 +53,94 @@ def device_spans(window: Window, rows: Rows | None = None) -> DeviceSpans:
     """Of all device work that counts, or of some rows of it."""
     rows = window.device_rows if rows is None else rows
     slices = window.trace.slices
+    return _spans(window, rows, slices.start_ns[rows], slices.end_ns[rows])
+
+
+def _spans(window: Window, rows: Rows, start_ns: Ints, end_ns: Ints) -> DeviceSpans:
+    slices = window.trace.slices
     kernel = slices.kind[rows] == Kind.KERNEL
-    comm = kernel & window.trace.names_where(is_communication)[slices.name[rows]]
+    comm = kernel & by_name(window.trace, slices.name[rows], is_communication)
 
     def spans(which: np.ndarray) -> Spans:
-        return intervals.merge(slices.start_ns[rows[which]], slices.end_ns[rows[which]])
+        return intervals.merge(start_ns[which], end_ns[which])
 
     return DeviceSpans(compute=spans(kernel & ~comm), comm=spans(comm), memory=spans(~kernel))
 
 
 def temporal_of(window: Window, rows: Rows | None = None) -> Temporal:
     rows = window.device_rows if rows is None else rows
-    spans = device_spans(window, rows)
+    return _temporals(window, rows, np.zeros(len(rows), np.int64), 1)[0]
+
+
+def temporal_steps(window: Window) -> Table:
+    """One row per step that counts, by time."""
+    rows = window.device_rows
+    step = window.step_of[rows]
+    inside = step >= 0
+    temporals = _temporals(window, rows[inside], step[inside].astype(np.int64), len(window.steps))
+    counts = np.bincount(step[inside], minlength=len(window.steps))
+    everything = window.trace.device_rows
     slices = window.trace.slices
-    span_ns = int(slices.end_ns[rows].max() - slices.start_ns[rows].min()) if len(rows) else 0
-    working = intervals.union(spans.compute, spans.comm)
-    busy_ns = intervals.total(intervals.union(working, spans.memory))
-    comm_ns = intervals.total(spans.comm)
-    overlap_ns = intervals.total(intervals.intersection(spans.compute, spans.comm))
-    return Temporal(
-        span_ns=span_ns,
-        idle_ns=span_ns - busy_ns,
-        compute_ns=intervals.total(spans.compute),
-        comm_ns=comm_ns,
-        memory_ns=intervals.total(spans.memory),
-        overlap_ns=overlap_ns,
-        exposed_comm_ns=comm_ns - overlap_ns,
-        exposed_memory_ns=busy_ns - intervals.total(working),
+    busy = intervals.merge(slices.start_ns[everything], slices.end_ns[everything])
+    starts = np.array([each.start_ns for each in window.steps], np.int64)
+    ends = np.array([each.end_ns for each in window.steps], np.int64)
+    busy_ns = intervals.covered(starts, ends, busy).tolist()
+    return table_of(
+        "temporal_steps",
+        "Device time by step",
+        ("step", "start_ns", "wall_ns", "device_busy_ns", "utilisation_share", "work", *TEMPORAL_COLUMNS),
+        (
+            (each.number, each.start_ns, wall_ns, busy, busy / wall_ns if wall_ns else None, count, *astuple(temporal))
+            for each, busy, count, temporal in zip(window.steps, busy_ns, counts, temporals, strict=True)
+            for wall_ns in [each.end_ns - each.start_ns]
+        ),
+        note="device_busy_ns: within the step's time on the host, whoever launched it; work and what follows: what the "
+        "step launched, whenever it ran.",
     )
+
+
+TEMPORAL_COLUMNS = tuple(each.name for each in fields(Temporal))
+
+
+def _temporals(window: Window, rows: Rows, group: Ints, count: int) -> list[Temporal]:
+    """One for each of ``count`` groups of rows.
+
+    Each group's times are moved to a stretch of their own, far from the next one's, so that all groups are merged and
+    intersected at once, however many there are.
+    """
+    if not len(rows):
+        return [Temporal(**dict.fromkeys(TEMPORAL_COLUMNS, 0))] * count
+    slices = window.trace.slices
+    start_ns, end_ns = slices.start_ns[rows], slices.end_ns[rows]
+    first_ns = int(start_ns.min())
+    far_ns = int(end_ns.max()) - first_ns + 1
+    shift_ns = group * far_ns - first_ns
+    spans = _spans(window, rows, start_ns + shift_ns, end_ns + shift_ns)
+
+    def total(each: Spans) -> Ints:
+        lengths = each.end_ns - each.start_ns
+        # Sums of whole numbers below 2⁵³ are exact in doubles: that is three months of nanoseconds.
+        return np.bincount(each.start_ns // far_ns, lengths, minlength=count).astype(np.int64)
+
+    working = intervals.union(spans.compute, spans.comm)
+    working_ns, busy_ns = total(working), total(intervals.union(working, spans.memory))
+    begins, ends = np.full(count, far_ns), np.full(count, -far_ns)
+    np.minimum.at(begins, group, start_ns - first_ns)
+    np.maximum.at(ends, group, end_ns - first_ns)
+    span_ns = np.maximum(ends - begins, 0)
+    comm_ns = total(spans.comm)
+    overlap_ns = total(intervals.intersection(spans.compute, spans.comm))
+    columns = (
+        span_ns,
+        span_ns - busy_ns,
+        total(spans.compute),
+        comm_ns,
+        total(spans.memory),
+        overlap_ns,
+        comm_ns - overlap_ns,
+        busy_ns - working_ns,
+    )
+    return [
+        Temporal(**dict(zip(TEMPORAL_COLUMNS, values, strict=True)))
+        for values in zip(*(column.tolist() for column in columns), strict=True)
+    ]

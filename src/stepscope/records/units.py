@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "duration_text", "ms_text", "number_text", "rate_text", "share_text"]
+from collections.abc import Sequence
+
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "duration_text",
+    "ms_text",
+    "named_ranks",
+    "ns_text",
+    "number_text",
+    "rate_text",
+    "share_text",
+]
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -23,6 +35,20 @@ def ms_text(ms: float | None) -> str:
     if ms < 9999.5:
         return f"{ms:,.0f} ms"
     return f"{ms / 1000:,.1f} s"
+
+
+def ns_text(ns: float | None) -> str:
+    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from a millisecond on as ``ms_text``."""
+    if ns is None:
+        return ms_text(None)
+    if ns < 0:
+        return f"-{ns_text(-ns)}"
+    if ns >= 999_500:
+        return ms_text(ns / 1e6)
+    if ns < 999.5:
+        return f"{ns:.0f} ns" if ns else "0"
+    digits = 2 if ns < 9_995 else 1 if ns < 99_950 else 0
+    return f"{ns / 1000:.{digits}f} µs"
 
 
 def duration_text(seconds: float | None) -> str:
@@ -76,3 +102,12 @@ def share_text(share: float | None) -> str:
 def count_text(count: int, thing: str) -> str:
     """``1 rank``, ``1,024 ranks``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"Ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

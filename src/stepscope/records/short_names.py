@@ -1,0 +1,109 @@
+"""Names of kernels and operators so short that a table can hold them, and still told apart.
+
+    void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(int, …)
+    → vectorized_elementwise_kernel<CUDAFunctor_add>
+
+C++ names lose their return type, namespaces, parameters and template arguments, except for the one that says what is
+done: the innermost first that is neither a number nor a plain type.  What is then still too long keeps its beginning
+and its end, since numbers that tell kernels apart (tile sizes, layouts) stand there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["fitted", "short_name", "short_names"]
+
+PLAIN = re.compile(
+    r"^(const |unsigned |signed |long |short |volatile )*"
+    r"((\([\w:]+\))?-?\d\w*|true|false|float\d?|double|int|long|short|char|bool|void|signed|unsigned|__half|__nv_bfloat16|"
+    r"u?int\d+_t|(std::)?size_t|(c10::|at::)?(Half|BFloat16|Float8\w*|complex<\w+>))[\s*&]*$"
+)
+"""A template argument that tells nothing of what the kernel does."""
+CONTAINER = re.compile(r"^(\w*Metadata|OpaqueType|Array|TensorInfo)$")
+"""Nor do these."""
+WRAPPER = re.compile(r"^(gpu_kernel_impl\w*|[AB]UnaryFunctor|BinaryFunctor|ReduceOp|func_wrapper_t)$")
+"""What is done stands one level below."""
+SAYS_NOTHING = ("Kernel", "Kernel2")
+"""CUTLASS calls all of its kernels so."""
+ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
+AUTOGRAD = "autograd::engine::evaluate_function: "
+DEEPEST = 8
+LONGEST = 4096
+"""Of a name that is longer only the beginning is looked at."""
+
+
+def short_names(names: Iterable[str], columns: int) -> dict[str, str]:
+    """By name; no two alike, and none longer than ``columns`` (at least 12)."""
+    out: dict[str, str] = {}
+    used: set[str] = set()
+    met: dict[str, int] = {}
+    for name in dict.fromkeys(names):
+        short = short_name(name)
+        text = fitted(short, columns)
+        while text in used:
+            number = met[short] = met.get(short, 1) + 1
+            mark = f" ({number})"
+            text = fitted(short, columns - len(mark)) + mark
+        used.add(text)
+        out[name] = text
+    return out
+
+
+def short_name(name: str) -> str:
+    """Without what a reader can do without; names that are none of C++ come back as they are."""
+    text = " ".join(name[:LONGEST].split())
+    if text.startswith(AUTOGRAD):
+        return f"autograd: {text[len(AUTOGRAD) :]}"
+    templated = "<" in text and ">" in text
+    if not templated and not ("(" in text and text.endswith(")") and not text.startswith("Mem")):
+        return text
+    base, arguments = _parted(ANONYMOUS.sub("", text))
+    inner = _telling(arguments, DEEPEST)
+    if not inner:
+        return base
+    return inner if base in SAYS_NOTHING else f"{base}<{inner}>"
+
+
+def fitted(text: str, columns: int) -> str:
+    """Cut out of the middle where it is too long."""
+    if len(text) <= columns:
+        return text
+    tail = max(columns // 3, 1)
+    return f"{text[: columns - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def _parted(text: str) -> tuple[str, list[str]]:
+    """The bare name and its template arguments."""
+    at = min((place for place in (text.find("<"), text.find("(")) if place > 0), default=len(text))
+    base = text[:at].strip().rpartition(" ")[2].rpartition("::")[2] or text[:at]
+    if text[at : at + 1] != "<":
+        return base, []
+    arguments, depth, since = [], 0, at + 1
+    for place in range(at, len(text)):
+        letter = text[place]
+        if letter in "<({[":
+            depth += 1
+        elif letter in ">)}]" and text[place - 1] != "-":
+            depth -= 1
+        if depth == 0 or (depth == 1 and letter == ","):
+            arguments.append(text[since:place].strip())
+            since = place + 1
+        if depth == 0:
+            break
+    else:
+        # Cut off: the last argument has no end.
+        arguments.append(text[since:].strip())
+    return base, arguments
+
+
+def _telling(arguments: list[str], depth: int) -> str:
+    for argument in arguments:
+        if not argument or PLAIN.match(argument):
+            continue
+        base, inner = _parted(argument)
+        if CONTAINER.match(base):
+            continue
+        return (_telling(inner, depth - 1) if depth and WRAPPER.match(base) else "") or base
+    return ""

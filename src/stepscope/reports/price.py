@@ -1,0 +1,25 @@
+"""What a finding costs, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepscope.records.units import duration_text, ms_text, share_text
+
+__all__ = ["TRIVIAL_SHARE", "price_text"]
+
+TRIVIAL_SHARE = 0.01
+"""Of the time: costs below are not worth a sentence."""
+
+
+def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
+    """``61% of the time (2.5 s); without it …``; ``over``: whether nothing more can be lost."""
+    share, seconds = cost.get("share"), cost.get("seconds")
+    if not share or seconds is None or share < TRIVIAL_SHARE:
+        return None
+    fixed = cost.get("if_fixed") or {}
+    step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
+    then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
+    spent = duration_text(seconds) + ("" if over else " so far")
+    return f"{share_text(share)} of the time ({spent}){then}."

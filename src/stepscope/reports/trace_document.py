@@ -1,0 +1,169 @@
+"""The document of ``stepscope trace --json``: what a job's traces say, as plain values.
+
+The form is part of the interface and described in docs/traces.md; a test holds the two together.  Text and page are
+drawn from this document and nothing else, so a number that two screens show comes from one place.  Ranks are strings,
+as JSON has it; what is not known is None; what is no number (NaN, infinity) is None, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepscope.records.finding import Finding
+from stepscope.reports.price import price_text
+from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.table import Table
+from stepscope.traces.window import Step
+
+if TYPE_CHECKING:
+    from stepscope.traces.collectives import CollectivesAnalysis
+    from stepscope.traces.job import JobAnalysis
+
+__all__ = ["SCHEMA", "document_of", "plain", "table_document"]
+
+SCHEMA = 1
+
+
+def document_of(job: JobAnalysis) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "verdict": _verdict(job.findings),
+        "findings": [plain(finding.to_dict()) for finding in job.findings],
+        "files": [_file(analysis) for analysis in job.ranks],
+        "steps": _steps(job.ranks),
+        "ranks": {str(analysis.rank): _rank(analysis) for analysis in job.ranks},
+        "collectives": _collectives(job.collectives),
+        "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
+        "distributed": table_document(job.distributed),
+        "path": plain(job.path),
+        "what_if": [],
+        "diff": None,
+        "notices": list(job.notices),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Any value of ours as JSON has it: records and mappings as objects, sequences and arrays as lists."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Table):
+        return table_document(value)
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return [plain(inner) for inner in value]
+
+
+def table_document(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "columns": list(table.columns),
+        "rows": [plain(row) for row in table.to_rows()],
+        "left_out": table.left_out,
+        "note": table.note,
+    }
+
+
+def _verdict(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The first finding in short."""
+    if not findings:
+        return {
+            "kind": "healthy", "severity": "info", "title": "Nothing in this trace stands out.", "price": None,
+            "ranks": [], "advice": [], "confidence": 1.0,
+        }  # fmt: skip
+    first = findings[0]
+    return {
+        "kind": first.kind,
+        "severity": first.severity,
+        "title": first.title,
+        "price": price_text(first.cost),
+        "ranks": list(first.ranks),
+        "advice": list(first.advice),
+        "confidence": round(first.confidence, 3),
+    }
+
+
+def _file(analysis: RankAnalysis) -> dict[str, Any]:
+    meta = analysis.meta
+    return {
+        "path": meta.path,
+        "format": meta.format,
+        "rank": analysis.rank,
+        "rank_in_file": meta.rank,
+        "world_size": meta.world_size,
+        "backend": meta.backend,
+        "host": meta.host,
+        "pid": meta.pid,
+        "devices": [_device_name(device) for device in meta.devices],
+        "events": meta.read_events,
+        "origin_ns": meta.origin_ns,
+        "with_stack": meta.with_stack,
+        "record_shapes": meta.record_shapes,
+        "profile_memory": meta.profile_memory,
+        "truncated": meta.truncated,
+        "problems": list(meta.problems),
+    }
+
+
+def _device_name(device: Mapping[str, Any]) -> str:
+    return str(device.get("name") or "unnamed")
+
+
+def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
+    """Of all ranks together; a step is as long as its longest rank's."""
+    lengths: dict[int, int] = {}
+    for analysis in analyses:
+        for step in analysis.steps:
+            lengths[step.number] = max(lengths.get(step.number, 0), step.end_ns - step.start_ns)
+    left_out = sorted({analysis.left_out.number for analysis in analyses if analysis.left_out})
+    ordered = sorted(lengths.values())
+    return {
+        "count": len(lengths),
+        "first": min(lengths, default=None),
+        "last": max(lengths, default=None),
+        "marked": any(step.name for analysis in analyses for step in analysis.steps),
+        "left_out": left_out,
+        "median_ns": ordered[(len(ordered) - 1) // 2] if ordered else None,
+        "max_ns": ordered[-1] if ordered else None,
+        "total_ns": sum(ordered),
+    }
+
+
+def _rank(analysis: RankAnalysis) -> dict[str, Any]:
+    return {
+        "steps": [_step(step) for step in analysis.steps],
+        "left_out": _step(analysis.left_out) if analysis.left_out else None,
+        "temporal": plain(analysis.temporal),
+        "idle": plain(analysis.idle),
+        "device": plain(analysis.device),
+        "host": plain(analysis.host),
+        "path": plain(analysis.path),
+        "tables": {name: table_document(table) for name, table in analysis.tables.items()},
+    }
+
+
+def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
+    """Sums and tables; single collectives are in ``tables.collective_list``, as far as that goes."""
+    figures = (
+        *("count", "last_counts", "wait_ns", "own_transfer_ns", "cost_by_rank_ns", "alone_by_rank_ns"),
+        *("transfer_ns", "least_ns", "cost_ns", "tables"),
+    )
+    return {name: plain(getattr(found, name)) for name in figures}
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "number": step.number,
+        "name": step.name,
+        "start_ns": step.start_ns,
+        "end_ns": step.end_ns,
+        "dur_ns": step.end_ns - step.start_ns,
+    }

@@ -1,0 +1,231 @@
+"""What a job's traces say, as one page of HTML with charts: nothing fetched, light and dark, of bounded size.
+
+Drawn from the document of ``stepscope trace --json`` and nothing else; every word of it is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stepscope.records.units import bytes_text, count_text, ns_text, number_text, share_text
+from stepscope.reports.charts import CHART_STYLE, Bar, Curve, Part, curves, legend, stacked_bars, stacked_columns
+from stepscope.reports.html import escaped, page
+from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
+from stepscope.reports.price import price_text
+from stepscope.reports.trace_ranks import rank_rows, rank_shown, worst_ranks
+
+__all__ = ["render_trace_html"]
+
+Document = Mapping[str, Any]
+
+BARS_SHOWN = 32
+"""Ranks and steps beyond that are drawn as thin columns."""
+ROWS = 100
+FINDINGS_SHOWN = 40
+FILES_SHOWN = 200
+NOTICES_SHOWN = 100
+
+STYLE = """
+body { max-width: 72rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: .8rem; }
+.card { background: var(--card); border-left: 4px solid var(--line); padding: .6rem .9rem; border-radius: 3px; }
+.card p { margin: .3rem 0; } .card.critical { border-color: var(--bad); } .card.warning { border-color: var(--doubt); }
+.card.healthy { border-color: var(--good); } .card h3 { font-size: .95rem; margin: .1rem 0 .4rem; }
+.facts { color: var(--soft); } details { margin: .4rem 0; } summary { cursor: pointer; font-weight: 600; }
+ul { padding-left: 1.2rem; }
+"""
+
+PARTS = {
+    "c1": "computing",
+    "c2": "computing and communicating",
+    "c3": "only communicating",
+    "c4": "only copying",
+    "c5": "idle",
+}
+"""Of a device's span; they add up to it."""
+
+
+def render_trace_html(document: Document, *, top: int = ROWS) -> str:
+    """``top``: rows of each table."""
+    verdict = document["verdict"]
+    tone = {"critical": "bad", "warning": "doubt"}.get(verdict["severity"], "good")
+    sections = (_verdict, _findings, _temporal, _steps, _collectives, _memory, _queue)
+    lines = [line for section in sections for line in section(document)]
+    lines += [*_tables(document, top), *_notes(document)]
+    return page(
+        verdict["title"],
+        "\n".join(lines),
+        tone=tone,
+        style=CHART_STYLE + TABLE_STYLE + STYLE,
+        script=TABLE_SCRIPT,
+    )
+
+
+def _verdict(document: Document) -> Iterator[str]:
+    verdict = document["verdict"]
+    yield "<dl>"
+    if verdict["price"]:
+        yield f"<dt>price</dt><dd>{escaped(verdict['price'])}</dd>"
+    for number, sentence in enumerate(verdict["advice"]):
+        yield f"<dt>{'' if number else 'to do'}</dt><dd>{escaped(sentence)}</dd>"
+    yield f"<dt>trace</dt><dd>{escaped(_facts(document))}</dd></dl>"
+
+
+def _facts(document: Document) -> str:
+    files, steps = document["files"], document["steps"]
+    devices = sorted({device for file in files for device in file["devices"][:1]})
+    parts = [count_text(len(files), "rank"), f"{sum(file['events'] for file in files):,} events"]
+    if steps["marked"]:
+        parts += [count_text(steps["count"], "step"), f"{ns_text(steps['median_ns'])} a step"]
+    return " · ".join([*parts, *devices[:2]])
+
+
+def _findings(document: Document) -> Iterator[str]:
+    others = document["findings"][1 : 1 + FINDINGS_SHOWN]
+    if not others:
+        return
+    yield '<h2>Also found</h2><div class="cards">'
+    for finding in others:
+        look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
+        price = price_text(finding["cost"])
+        yield f'<div class="card {escaped(look)}"><h3>{escaped(finding["title"])}</h3>'
+        if price:
+            yield f"<p>{escaped(price)}</p>"
+        yield from (f'<p class="soft">{escaped(sentence)}</p>' for sentence in finding["advice"])
+        yield "</div>"
+    yield "</div>"
+
+
+def _temporal(document: Document) -> Iterator[str]:
+    bars = [
+        _temporal_bar(f"rank {rank}", analysis["temporal"])
+        for rank, analysis in document["ranks"].items()
+        if analysis["temporal"]["span_ns"]
+    ]
+    if not bars:
+        return
+    yield "<h2>Where the time of the devices goes</h2>"
+    yield legend(list(PARTS.items()))
+    yield _bars(bars)
+
+
+def _temporal_bar(label: str, temporal: Mapping[str, int]) -> Bar:
+    span_ns = temporal["span_ns"]
+    times_ns = (
+        temporal["compute_ns"] - temporal["overlap_ns"],
+        temporal["overlap_ns"],
+        temporal["exposed_comm_ns"],
+        temporal["exposed_memory_ns"],
+        temporal["idle_ns"],
+    )
+    parts = tuple(
+        Part(look=look, value=time_ns, title=f"{name}: {ns_text(time_ns)}, {share_text(time_ns / span_ns)}")
+        for (look, name), time_ns in zip(PARTS.items(), times_ns, strict=True)
+    )
+    return Bar(label=label, parts=parts, figure=ns_text(span_ns))
+
+
+def _bars(bars: Sequence[Bar]) -> str:
+    return stacked_bars(bars) if len(bars) <= BARS_SHOWN else stacked_columns(bars, ns_text)
+
+
+def _steps(document: Document) -> Iterator[str]:
+    rank = rank_shown(document)
+    steps = document["ranks"][rank]["steps"] if rank is not None else []
+    if len(steps) < 2:
+        return
+    bars = [
+        Bar(
+            label=f"step {step['number']}",
+            parts=(Part(look="c1", value=step["dur_ns"], title=ns_text(step["dur_ns"])),),
+            figure=ns_text(step["dur_ns"]),
+        )
+        for step in steps
+    ]
+    yield f"<h2>Steps of rank {escaped(rank or '')}</h2>"
+    yield _bars(bars)
+
+
+def _collectives(document: Document) -> Iterator[str]:
+    collectives = document["collectives"]
+    if not collectives["count"]:
+        return
+    bars = []
+    for rank, wait_ns in collectives["wait_ns"].items():
+        last, transfer_ns = collectives["last_counts"][rank], collectives["own_transfer_ns"][rank]
+        parts = (
+            Part(look="c3", value=wait_ns, title=f"waiting for the last to arrive: {ns_text(wait_ns)}"),
+            Part(look="c1", value=transfer_ns, title=f"transfer: {ns_text(transfer_ns)}"),
+        )
+        figure = f"{ns_text(wait_ns)}, last {last}×"
+        bars.append(Bar(label=f"rank {rank}", parts=parts, figure=figure))
+    yield "<h2>Collectives: waiting and transfer</h2>"
+    yield legend([("c3", "waiting for the last rank"), ("c1", "transfer")])
+    yield _bars(bars)
+
+
+def _memory(document: Document) -> Iterator[str]:
+    rank, table = _of_shown(document, "memory_curve")
+    if not table:
+        return
+    lines = []
+    for column, look, name in (("reserved_bytes", "c3", "reserved"), ("allocated_bytes", "c1", "allocated")):
+        points = [(row["time_ns"], row[column]) for row in table["rows"] if row.get(column) is not None]
+        lines.append(Curve(look=look, name=name, points=points))
+    yield f"<h2>Memory of rank {escaped(rank)}</h2>"
+    yield legend([("c1", "allocated"), ("c3", "reserved")])
+    yield curves(lines, bytes_text, *_ends(table["rows"]))
+
+
+def _queue(document: Document) -> Iterator[str]:
+    rank, table = _of_shown(document, "queue")
+    if not table:
+        return
+    points = [(row["time_ns"], row["length"]) for row in table["rows"]]
+    yield f"<h2>Launched and not begun, on rank {escaped(rank)}</h2>"
+    yield curves([Curve(look="c1", name="queue length", points=points)], number_text, *_ends(table["rows"]))
+
+
+def _of_shown(document: Document, name: str) -> tuple[str, Mapping[str, Any] | None]:
+    rank = rank_shown(document)
+    table = document["ranks"][rank]["tables"].get(name) if rank is not None else None
+    return rank or "", table if table and len(table["rows"]) > 1 else None
+
+
+def _ends(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    return "0", ns_text(rows[-1]["time_ns"] - rows[0]["time_ns"])
+
+
+def _tables(document: Document, top: int) -> Iterator[str]:
+    if len(document["ranks"]) > 1:
+        rows = worst_ranks(rank_rows(document), count=top)
+        yield f"<h2>Ranks</h2>{sortable_table(tuple(rows[0]), rows)}"
+    rank = rank_shown(document)
+    if rank is None:
+        return
+    yield f"<h2>Tables of rank {escaped(rank)}</h2>"
+    for table in document["ranks"][rank]["tables"].values():
+        rows = table["rows"][:top]
+        if not rows:
+            continue
+        more = len(table["rows"]) - len(rows) + table["left_out"]
+        yield f"<details><summary>{escaped(table['title'])} ({len(rows)})</summary>"
+        if table["note"]:
+            yield f'<p class="soft">{escaped(table["note"])}</p>'
+        yield sortable_table(table["columns"], rows)
+        if more:
+            yield f'<p class="soft">… and {more:,} more; --csv has them all.</p>'
+        yield "</details>"
+
+
+def _notes(document: Document) -> Iterator[str]:
+    told = [*document["notices"]]
+    told += [f"{file['path']}: {problem}" for file in document["files"] for problem in file["problems"]]
+    if told:
+        yield "<h2>Worth knowing</h2><ul>"
+        yield from (f"<li>{escaped(sentence)}</li>" for sentence in told[:NOTICES_SHOWN])
+        yield "</ul>"
+    yield "<h2>Files</h2>"
+    columns = ("path", "rank", "host", "format", "events", "backend")
+    yield sortable_table(columns, document["files"][:FILES_SHOWN])

@@ -1,0 +1,226 @@
+"""What a job's traces say, as text for the terminal: the verdict, what else was found, then the tables.
+
+Drawn from the document of ``stepscope trace --json`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.records.units import count_text, ns_text, share_text
+from stepscope.reports.page import NARROWEST, Page, bar, cut
+from stepscope.reports.price import price_text
+from stepscope.reports.trace_ranks import rank_rows, rank_shown, worst_ranks
+from stepscope.reports.trace_tables import clean, table_lines
+
+__all__ = ["render_trace"]
+
+Document = Mapping[str, Any]
+
+OTHERS_SHOWN = 8
+STREAMS_SHOWN = 4
+PROBLEMS_SHOWN = 8
+ROWS = 6
+"""Of a table, unless somebody asks for more."""
+NAME_COLUMNS = 16
+TIME_COLUMNS = 12
+LOW_CONFIDENCE = 0.75
+SHOWN: Mapping[str, Sequence[str]] = {
+    "temporal_steps": ("step", "wall_ns", "utilisation_share", "compute_ns", "comm_ns", "overlap_ns", "idle_ns"),
+    "kernel_classes": ("class", "count", "total_ns", "time_share", "tensor_core_ns", "fp32_matmul_ns"),
+    "kernels": ("name", "count", "total_ns", "time_share", "mean_ns", "max_ns", "overlapped_ns", "occupancy_share"),
+    "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
+    "launches": (),
+    "copies": (),
+    "operators": (),
+}
+"""Tables that few rows of mean something, with the columns that matter first (none: all, as far as they fit)."""
+
+
+def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int = ROWS) -> str:
+    """``top``: rows of each table."""
+    page = Page(max(width, NARROWEST), color)
+    _verdict(page, document)
+    _others(page, document)
+    _facts(page, document)
+    if len(document["ranks"]) > 1:
+        _ranks(page, document)
+        _collectives(page, document)
+    else:
+        for rank in document["ranks"].values():
+            _temporal(page, rank["temporal"])
+            _idle(page, rank["idle"])
+    _tables(page, document, top)
+    _notices(page, document)
+    return "\n".join(page.lines).rstrip() + "\n"
+
+
+def _verdict(page: Page, document: Document) -> None:
+    verdict = document["verdict"]
+    healthy = verdict["kind"] == "healthy"
+    page.marked("healthy" if healthy else verdict["severity"], clean(verdict["title"]), bold=True)
+    if verdict["price"]:
+        page.labelled("price", [verdict["price"]])
+    page.labelled("to do", map(clean, verdict["advice"]))
+    if verdict["confidence"] < LOW_CONFIDENCE:
+        page.labelled("certainty", [f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."])
+    page.blank()
+
+
+def _others(page: Page, document: Document) -> None:
+    others = document["findings"][1:]
+    if not others:
+        return
+    page.lines.append(page.paint("Also found", "bold"))
+    for finding in others[:OTHERS_SHOWN]:
+        page.marked(
+            "healthy" if finding["kind"] == "healthy" else finding["severity"], clean(finding["title"]), bold=False
+        )
+        price = price_text(finding["cost"])
+        if price:
+            page.labelled("price", [price])
+        page.labelled("to do", map(clean, finding["advice"][:1]))
+    if len(others) > OTHERS_SHOWN:
+        page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more (--json has them)")
+    page.blank()
+
+
+def _facts(page: Page, document: Document) -> None:
+    files, steps = document["files"], document["steps"]
+    hosts = sorted({file["host"] for file in files if file["host"]})
+    devices = sorted({device for file in files for device in file["devices"][:1]})
+    worlds = {file["world_size"] for file in files if file["world_size"]}
+    ranks = count_text(len(files), "rank")
+    if len(worlds) == 1 and max(worlds) != len(files):
+        ranks = f"{len(files)} of {count_text(max(worlds), 'rank')}"
+    parts = [ranks, f"{sum(file['events'] for file in files):,} events"]
+    if steps["marked"]:
+        parts += [_steps(steps), f"{ns_text(steps['median_ns'])} a step"]
+    elif steps["median_ns"] is not None:
+        parts.append(f"{ns_text(steps['median_ns'])} without profiler steps")
+    parts += [cut(clean(name), 40) for name in devices[:2]]
+    parts += [f"on {clean(hosts[0])}" if len(hosts) == 1 else f"on {len(hosts)} hosts"] if hosts else []
+    page.items("trace", parts)
+    page.blank()
+
+
+def _steps(steps: Mapping[str, Any]) -> str:
+    which = f" ({steps['first']}–{steps['last']})" if steps["count"] > 1 else ""
+    without = f", {steps['left_out'][0]} left out" if steps["left_out"] else ""
+    return count_text(steps["count"], "step") + which + without
+
+
+def _temporal(page: Page, temporal: Mapping[str, int]) -> None:
+    """Parts that add up to the span, and what of the communication was hidden."""
+    span_ns = temporal["span_ns"]
+    if not span_ns:
+        page.labelled("device", ["no work on a device in this trace"])
+        page.blank()
+        return
+    columns = max(page.width - 2 - NAME_COLUMNS - 6 - TIME_COLUMNS, 6)
+    heading = f"  {'on device'.ljust(NAME_COLUMNS)}share {' ' * columns}{'time'.rjust(TIME_COLUMNS)}"
+    page.lines.append(page.paint(heading, "dim"))
+    for name, key in (
+        ("compute", "compute_ns"),
+        ("only comm", "exposed_comm_ns"),
+        ("only copies", "exposed_memory_ns"),
+        ("idle", "idle_ns"),
+    ):
+        share = temporal[key] / span_ns
+        if temporal[key] or name in ("compute", "idle"):
+            blocks = page.paint(bar(share, columns - 1).ljust(columns), "info")
+            time = ns_text(temporal[key]).rjust(TIME_COLUMNS)
+            page.lines.append(f"  {name.ljust(NAME_COLUMNS)}{share_text(share):>5} {blocks}{time}".rstrip())
+    parts = [f"{ns_text(span_ns)} from first to last"]
+    if temporal["comm_ns"]:
+        hidden = share_text(temporal["overlap_ns"] / temporal["comm_ns"])
+        parts.append(f"comm {ns_text(temporal['comm_ns'])}, {hidden} of it hidden")
+    if temporal["memory_ns"]:
+        parts.append(f"copies {ns_text(temporal['memory_ns'])}")
+    page.items("", parts)
+    page.blank()
+
+
+def _idle(page: Page, streams: Mapping[str, Mapping[str, int]]) -> None:
+    """Why each stream had nothing to do, the one with the longest gaps first."""
+    rows: list[dict[str, Any]] = [
+        {"stream": name, "total_ns": idle["host_wait_ns"] + idle["kernel_wait_ns"] + idle["other_ns"], **idle}
+        for name, idle in streams.items()
+    ]
+    rows.sort(key=lambda row: -row["total_ns"])
+    if rows:
+        columns = ("stream", "total_ns", "host_wait_ns", "sync_ns", "kernel_wait_ns", "other_ns")
+        _section(page, "Gaps by stream", table_lines(columns, rows[:STREAMS_SHOWN], page.width - 2, of=len(rows)))
+
+
+def _ranks(page: Page, document: Document) -> None:
+    rows, total = worst_ranks(rank_rows(document)), len(document["ranks"])
+    title = "Ranks" if len(rows) == total else f"The {len(rows)} ranks of {total} that the others wait for most"
+    _section(page, title, table_lines(tuple(rows[0]), rows, page.width - 2))
+
+
+def _collectives(page: Page, document: Document) -> None:
+    collectives = document["collectives"]
+    if not collectives["count"]:
+        return
+    waits_ns = sum(collectives["wait_ns"].values())
+    parts = [
+        f"{count_text(collectives['count'], 'collective')} on several ranks",
+        f"waiting for the last {ns_text(waits_ns)}, all ranks together",
+        f"transfer {ns_text(collectives['transfer_ns'])}",
+    ]
+    page.items("comm", parts)
+    shifted = [(rank, clock["shift_ns"]) for rank, clock in document["clocks"].items() if clock["shift_ns"]]
+    if shifted:
+        rank, shift_ns = max(shifted, key=lambda pair: abs(pair[1]))
+        most = f"rank {rank}'s by {ns_text(shift_ns)}"
+        page.labelled("clocks", [f"of {count_text(len(shifted), 'rank')} shifted to fit the others, {most}"])
+    page.blank()
+    for name in ("collectives",):
+        _table(page, collectives["tables"].get(name), ROWS)
+
+
+def _tables(page: Page, document: Document, top: int) -> None:
+    """Of one rank: the culprit where one is named."""
+    rank = rank_shown(document)
+    if rank is None:
+        return
+    whose = f" (rank {rank})" if len(document["ranks"]) > 1 else ""
+    for name, table in document["ranks"][rank]["tables"].items():
+        if name in SHOWN:
+            _table(page, table, top, SHOWN[name], whose)
+
+
+def _table(page: Page, table: Mapping[str, Any] | None, top: int, columns: Sequence[str] = (), whose: str = "") -> None:
+    if not table or not table["rows"]:
+        return
+    shown = [column for column in columns or table["columns"] if column in table["columns"]]
+    rows = table["rows"]
+    lines = table_lines(shown, rows[:top], page.width - 2, of=len(rows) + table["left_out"])
+    _section(page, f"{table['title']}{whose}", lines)
+
+
+def _section(page: Page, title: str, lines: Sequence[str]) -> None:
+    if not lines:
+        return
+    page.lines.append(page.paint(clean(title), "bold"))
+    page.lines.append(page.paint(f"  {lines[0]}".rstrip(), "dim"))
+    page.lines += [f"  {line}" for line in lines[1:]]
+    page.blank()
+
+
+def _notices(page: Page, document: Document) -> None:
+    told = [*document["notices"]]
+    for file in document["files"]:
+        told += [f"{file['path']}: {problem}" for problem in file["problems"]]
+    if not told:
+        return
+    page.lines.append(page.paint("Worth knowing", "bold"))
+    for notice in told[:PROBLEMS_SHOWN]:
+        page.lines += textwrap.wrap(
+            clean(notice), page.width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False
+        )
+    if len(told) > PROBLEMS_SHOWN:
+        page.lines.append(f"  … and {len(told) - PROBLEMS_SHOWN} more")

@@ -1,0 +1,108 @@
+"""JobAnalysis → findings, in the form of live ones, the most severe and most costly first.
+
+The rules are asked in order, the most telling first, and each works on what those before it have left: a device that
+idles because the host is in the DataLoader waits for the host, too, and that is one cause, not two.  No finding means
+that nothing stands out; there is no finding that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.records.finding import SEVERITIES, Finding
+from stepscope.records.units import count_text, ms_text, share_text
+from stepscope.traces.rules import thresholds
+from stepscope.traces.rules.communication import find_communication, find_slow_rank
+from stepscope.traces.rules.device import find_device, find_underused
+from stepscope.traces.rules.host import find_host
+from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
+from stepscope.traces.rules.memory import find_memory
+from stepscope.traces.rules.practices import find_practices, find_truncated
+from stepscope.traces.rules.stragglers import find_stragglers
+from stepscope.traces.rules.view import Claim, View, view_of
+
+if TYPE_CHECKING:
+    from stepscope.traces.job import JobAnalysis
+
+__all__ = ["find", "verdict_of"]
+
+Ints = NDArray[np.int64]
+OF_THE_HOST: tuple[Callable[[View, Ints], list[Claim]], ...] = (
+    find_loading,
+    find_compiling,
+    find_garbage,
+    find_host,
+)
+"""In the order in which they explain why a device waits for the host."""
+
+
+def find(job: JobAnalysis) -> tuple[Finding, ...]:
+    view = view_of(job)
+    if not view.analyses:
+        return tuple(find_truncated(view))
+    late = find_stragglers(view)
+    claims: list[Claim] = []
+    for rule in OF_THE_HOST:
+        explained_ns = sum((claim.idle_ns for claim in claims), np.zeros(len(view.ranks), np.int64))
+        claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
+    claims = _of_late_ranks([*claims, *find_device(view, claims)], late)
+    claims = [*late, *claims, *find_communication(view, late), *find_slow_rank(view, late)]
+    claims += find_underused(view, claims)
+    findings = [claim.finding for claim in claims]
+    findings += [*find_memory(view), *find_practices(view), *find_truncated(view)]
+    return tuple(sorted(findings, key=_weight, reverse=True))
+
+
+def verdict_of(job: JobAnalysis) -> str:
+    """One sentence: what costs most, or that nothing stands out and how the time is spent."""
+    first = next((finding for finding in job.findings if finding.severity != "info"), None)
+    if first is not None:
+        return first.title
+    view = view_of(job)
+    if not view.analyses:
+        return "The trace holds nothing to judge by."
+    everywhere = np.ones(len(view.ranks), np.bool_)
+    step = ms_text(view.typical(view.per_step(view.step_ns), everywhere) / 1e6)
+    if not view.stepped:
+        seen = f"{step} without profiler steps"
+    else:
+        seen = f"{count_text(int(view.steps.min()), 'step')} of {step}"
+    if int(view.step_ns.max()) < thresholds.TRACE_FLOOR_NS:
+        return f"Too little to judge by: {seen}{_spent(view)}."
+    of = f" on {count_text(len(view.ranks), 'rank')}" if len(view.ranks) > 1 else ""
+    return f"Nothing stands out: {seen}{of}{_spent(view)}."
+
+
+def _spent(view: View) -> str:
+    """How a device spends its time, of the median rank."""
+    if not view.on_device.any():
+        return ", all of it on the host"
+    span_ns = view.each(lambda one: one.temporal.span_ns)
+
+    def share(figure_ns: Ints) -> str:
+        return share_text(view.typical(figure_ns / np.maximum(span_ns, 1), view.on_device))
+
+    computing = share(view.each(lambda one: one.temporal.compute_ns))
+    exposed = share(view.each(lambda one: one.temporal.exposed_comm_ns))
+    idle = share(view.each(lambda one: one.temporal.idle_ns))
+    return f"; the device computes {computing} of the time, {exposed} is communication that shows, {idle} idle"
+
+
+def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
+    """What only a late rank does is why it is late: one cause, and it is named there already."""
+    known = {rank for claim in late if claim.finding.severity != "info" for rank in claim.finding.ranks}
+    return [
+        replace(claim, finding=replace(claim.finding, severity="info"))
+        if claim.finding.ranks and known.issuperset(claim.finding.ranks)
+        else claim
+        for claim in claims
+    ]
+
+
+def _weight(finding: Finding) -> tuple[int, float]:
+    return SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))

@@ -1,0 +1,249 @@
+"""How well the device is used while it has work: gaps, tiny kernels, copies, Tensor Cores, occupancy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.records.short_names import fitted, short_name
+from stepscope.records.units import bytes_text, count_text, ms_text, share_text
+from stepscope.traces.rules import thresholds
+from stepscope.traces.rules.view import Claim, View, claim_of, halved
+
+if TYPE_CHECKING:
+    from stepscope.traces.rank import RankAnalysis
+
+__all__ = ["find_device", "find_underused"]
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+KERNELS_SHOWN = 5
+NAME_CHARS = 60
+
+
+def find_device(view: View, claims: Sequence[Claim]) -> list[Claim]:
+    """``claims``: of the rules about the host."""
+    launch_bound = any(claim.finding.kind == "launch_bound" for claim in claims)
+    tiny = [] if launch_bound else _tiny(view)
+    gaps = [] if tiny else _gaps(view)
+    return [*gaps, *tiny, *_pageable(view), *_without_tensor_cores(view), *_attention(view)]
+
+
+def _gaps(view: View) -> list[Claim]:
+    gaps_ns = view.idle.kernel_ns + view.idle.other_ns
+    where = view.on_device & (view.share(gaps_ns) >= thresholds.GAPS_SHARE)
+    where &= view.per_step(gaps_ns) >= thresholds.FLOOR_NS
+    if not where.any():
+        return []
+    short, long = (view.typical(view.per_step(each), where) for each in (view.idle.kernel_ns, view.idle.other_ns))
+    each_ns = view.typical(view.per_step(gaps_ns), where)
+    mostly = "long gaps, in which they wait for another stream or process" if long > short else "short gaps"
+    return [
+        claim_of(
+            view,
+            "gpu_idle_gaps",
+            f"The device idles between kernels that are queued already{view.of_whom(where)}: "
+            f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(gaps_ns), where))} of the time, "
+            f"mostly in {mostly}.",
+            where=where,
+            saved_ns=halved(gaps_ns),
+            evidence={
+                "short_gaps_ms_per_step": round(short / 1e6, 3),
+                "long_gaps_ms_per_step": round(long / 1e6, 3),
+            },
+            advice=(
+                "Look for waits between streams (wait_stream, wait_event) and for other processes on the device.",
+                "CUDA graphs close the gap after each kernel; fewer and larger kernels have fewer of them.",
+            )[:: 1 if long > short else -1],
+            confidence=0.75,
+        )
+    ]
+
+
+def _tiny(view: View) -> list[Claim]:
+    """Kernels so short that the gap after each is as long as they are; they cost the gaps, and could be fused."""
+    count = view.each(lambda one: one.device.kernel_count)
+    short = view.each(lambda one: one.device.short_kernel_count)
+    taken_ns = view.each(lambda one: one.device.short_kernel_ns) + view.idle.kernel_ns
+    where = view.on_device & (short > thresholds.TINY_COUNT_SHARE * count)
+    where &= (view.per_step(short) >= thresholds.TINY_PER_STEP) & (view.share(taken_ns) >= thresholds.TINY_TIME_SHARE)
+    if not where.any():
+        return []
+    each = round(view.typical(view.per_step(short), where))
+    of_all = view.typical(short / np.maximum(count, 1), where)
+    return [
+        claim_of(
+            view,
+            "tiny_kernels",
+            f"{count_text(each, 'kernel')} {view.in_what}{view.of_whom(where)}, "
+            f"{share_text(of_all)} of them all, are shorter than 10 µs; with the gaps between them they take "
+            f"{share_text(view.typical(view.share(taken_ns), where))} of the time.",
+            where=where,
+            saved_ns=view.idle.kernel_ns,
+            evidence={
+                "short_kernels_per_step": each,
+                "short_kernel_share": round(of_all, 4),
+                "short_kernel_ms_per_step": round(
+                    view.typical(view.per_step(taken_ns - view.idle.kernel_ns), where) / 1e6, 3
+                ),
+                "gaps_ms_per_step": round(view.typical(view.per_step(view.idle.kernel_ns), where) / 1e6, 3),
+            },
+            advice=(
+                "torch.compile fuses chains of elementwise kernels; fused=True or foreach=True those of the optimizer.",
+                'CUDA graphs (torch.compile(mode="reduce-overhead")) close the gaps between those that remain.',
+            ),
+            confidence=0.8,
+        )
+    ]
+
+
+def _pageable(view: View) -> list[Claim]:
+    """What pinned memory would hide: no more than the time in which the device did nothing but copy."""
+    copy_ns = view.each(lambda one: one.device.pageable_copy_ns)
+    size = view.each(lambda one: one.device.pageable_copy_bytes)
+    saved_ns = np.minimum(copy_ns, view.each(lambda one: one.temporal.exposed_memory_ns))
+    where = (view.share(saved_ns) > thresholds.PAGEABLE_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
+    where &= view.per_step(size) >= thresholds.PAGEABLE_BYTES
+    if not where.any():
+        return []
+    each_ns, each_bytes = view.typical(view.per_step(copy_ns), where), view.typical(view.per_step(size), where)
+    count = view.typical(view.per_step(view.each(lambda one: one.device.pageable_copy_count)), where)
+    rate = each_bytes / each_ns * 1e9 if each_ns else 0.0
+    return [
+        claim_of(
+            view,
+            "pageable_copies",
+            f"Copies from pageable memory take {view.each_step(each_ns)}{view.of_whom(where)}, "
+            f"{share_text(view.typical(view.share(saved_ns), where))} of the time the device does nothing else: "
+            f"{bytes_text(each_bytes)} at {bytes_text(rate)}/s.",
+            where=where,
+            saved_ns=saved_ns,
+            phase="h2d",
+            evidence={
+                "copy_ms_per_step": round(each_ns / 1e6, 3),
+                "exposed_ms_per_step": round(view.typical(view.per_step(saved_ns), where) / 1e6, 3),
+                "bytes_per_step": round(each_bytes),
+                "bytes_per_second": round(rate),
+                "copies_per_step": round(count, 1),
+            },
+            advice=(
+                "DataLoader(pin_memory=True) and .to(device, non_blocking=True) send it behind the computation.",
+                "Look for aten::copy_ among the operators: make tensors where they are used (device=…), or pin them.",
+            ),
+            confidence=0.85,
+        )
+    ]
+
+
+def _without_tensor_cores(view: View) -> list[Claim]:
+    eligible_ns = view.each(lambda one: one.device.eligible_fp32_ns)
+    capability = view.each(_capability_of)
+    where = (capability >= thresholds.TENSOR_CORES_FROM) & (view.share(eligible_ns) >= thresholds.FP32_SHARE)
+    where &= view.per_step(eligible_ns) >= thresholds.FLOOR_NS
+    if not where.any():
+        return []
+    each_ns, share = view.typical(view.per_step(eligible_ns), where), view.typical(view.share(eligible_ns), where)
+    tf32 = bool((capability[where] >= thresholds.TF32_FROM).all())
+    device = view.analyses[int(where.argmax())].device
+    autocast = f"torch.autocast(dtype=torch.{'bfloat16' if tf32 else 'float16'})"
+    high = 'torch.set_float32_matmul_precision("high") (TF32; for convolutions torch.backends.cudnn.allow_tf32)'
+    return [
+        claim_of(
+            view,
+            "fp32_matmul",
+            f"Matrix products and convolutions run in float32 without Tensor Cores{view.of_whom(where)}: "
+            f"{view.each_step(each_ns)}, {share_text(share)} of the time.",
+            where=where,
+            saved_ns=halved(eligible_ns),
+            evidence={
+                "eligible_ms_per_step": round(each_ns / 1e6, 3),
+                "eligible_share": round(share, 4),
+                "tensor_core_share": None if device.tensor_core_share is None else round(device.tensor_core_share, 4),
+                "device": device.device_name,
+                "compute_major": int(capability[where].min()),
+            },
+            advice=(
+                f"{high} lets float32 products use them as they are." if tf32 else f"{autocast} with a GradScaler.",
+                f"{autocast} uses them at twice that rate and halves the memory of activations."
+                if tf32
+                else "Sizes that are multiples of 8 let all products use them.",
+            ),
+            confidence=0.85,
+        )
+    ]
+
+
+def _capability_of(one: RankAnalysis) -> int:
+    """The least of the devices seen; 0 where it is not said, or where it is no CUDA device's."""
+    majors = [device.get("computeMajor") for device in one.meta.devices]
+    return min((major for major in majors if isinstance(major, int)), default=0)
+
+
+def _attention(view: View) -> list[Claim]:
+    low_ns = view.each(
+        lambda one: sum(ns for _, share, ns in one.device.low_occupancy if share < thresholds.ATTENTION_OCCUPANCY)
+    )
+    where = (view.share(low_ns) >= thresholds.ATTENTION_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
+    if not where.any():
+        return []
+    row = int(np.where(where, view.share(low_ns), -1.0).argmax())
+    kernels = [each for each in view.analyses[row].device.low_occupancy if each[1] < thresholds.ATTENTION_OCCUPANCY]
+    name, occupancy, _ = max(kernels, key=lambda each: each[2])
+    each_ns = view.typical(view.per_step(low_ns), where)
+    return [
+        claim_of(
+            view,
+            "low_occupancy_attention",
+            f"Attention keeps few of the device's threads busy{view.of_whom(where)}: "
+            f"{fitted(short_name(name), NAME_CHARS)} runs at "
+            f"{share_text(occupancy)} occupancy; such kernels take {view.each_step(each_ns)}, "
+            f"{share_text(view.typical(view.share(low_ns), where))} of the time.",
+            where=where,
+            saved_ns=halved(low_ns),
+            evidence={
+                "attention_ms_per_step": round(each_ns / 1e6, 3),
+                "kernels": [
+                    {"name": name, "occupancy_share": round(share, 4), "total_ms": round(ns / 1e6, 3)}
+                    for name, share, ns in kernels[:KERNELS_SHOWN]
+                ],
+            },
+            advice=(
+                "Batch times heads are fewer than the device's multiprocessors: larger batches, or packed sequences.",
+                "F.scaled_dot_product_attention with the flash or cuDNN backend splits long sequences over blocks.",
+            ),
+            at_most="warning",
+            confidence=0.5,
+        )
+    ]
+
+
+def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
+    """``gpu_underused``, where nothing says why."""
+    if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
+        return []
+    used = np.array([one.device.utilisation if one.device.utilisation is not None else 1.0 for one in view.analyses])
+    where = view.on_device & (used < thresholds.UNDERUSED_SHARE)
+    if not where.any():
+        return []
+    share = view.typical(used, where)
+    idle_ns = (view.step_ns * (1 - used)).astype(np.int64)
+    return [
+        claim_of(
+            view,
+            "gpu_underused",
+            f"The device works only {share_text(share)} of the time{view.of_whom(where)}; "
+            f"{ms_text(view.typical(view.per_step(idle_ns), where) / 1e6)} of each step it has nothing to do.",
+            where=where,
+            saved_ns=halved(idle_ns),
+            evidence={"utilisation": round(share, 4)},
+            advice=(
+                "Larger batches, or several workers on one device (MPS), use what idles.",
+                "The table of idle times says what it waits for.",
+            ),
+            at_most="warning",
+            confidence=0.7,
+        )
+    ]

@@ -1,0 +1,140 @@
+"""``collective_straggler``: a rank that comes last to most collectives, and what it does before.
+
+What a late rank costs is what each of the others waits for it on average, as far as the waiting shows: communication
+that runs beside the computation may wait for nothing.  What it does before is told by what it does longer than the
+median of its peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.records.units import ms_text, named_ranks
+from stepscope.traces.rules import thresholds
+from stepscope.traces.rules.view import Claim, View, claim_of
+
+__all__ = ["find_stragglers"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def find_stragglers(view: View) -> list[Claim]:
+    """Of several late ranks the costliest: once it is on time, the next trace tells of the others."""
+    collectives = view.job.collectives
+    if len(view.ranks) < 2 or collectives.count < thresholds.COLLECTIVES_AT_LEAST:
+        return []
+    took_part, by_chance, late_ns = _attendance(view)
+    last = view.each(lambda one: int(collectives.last_counts.get(one.rank, 0)))
+    often = last / np.maximum(took_part, 1)
+    chance = np.minimum(thresholds.LAST_TIMES_CHANCE * by_chance, thresholds.LAST_AT_MOST)
+    where = (took_part >= thresholds.COLLECTIVES_AT_LEAST) & (often >= np.maximum(thresholds.LAST_SHARE, chance))
+    saved_ns = np.minimum(late_ns, _shown_by_others(view))
+    where &= (view.share(saved_ns) >= thresholds.STRAGGLER_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
+    if not where.any():
+        return []
+    row = int(np.where(where, saved_ns, -1).argmax())
+    where = np.arange(len(where)) == row
+    rank, each_ns = view.ranks[row], float(view.per_step(saved_ns)[row])
+    phase, doing, more_ns = _before(view, row, int(saved_ns[row]))
+    more = (
+        f"; before that it spends {ms_text(more_ns / int(view.steps[row]) / 1e6)} more than its peers {doing}"
+        if doing
+        else ""
+    )
+    others = "the others wait" if len(view.ranks) > 2 else "the other waits"
+    return [
+        claim_of(
+            view,
+            "collective_straggler",
+            f"Rank {rank} comes last to {int(last[row]):,} of {int(took_part[row]):,} collectives; {others} "
+            f"{view.each_step(each_ns)} for it{more}.",
+            where=where,
+            saved_ns=saved_ns,
+            phase=phase,
+            evidence={
+                "last_count": int(last[row]),
+                "collectives": int(took_part[row]),
+                "last_counts": {str(rank): count for rank, count in sorted(collectives.last_counts.items())},
+                "waited_ms_per_step": round(each_ns / 1e6, 3),
+                "longest_waits_ms": round(collectives.cost_by_rank_ns[rank] / 1e6, 3),
+                "alone_ms": round(collectives.alone_by_rank_ns[rank] / 1e6, 3),
+                "transfer_ms": round(collectives.transfer_ns / 1e6, 3),
+                "before": doing or None,
+                "before_ms": round(more_ns / 1e6, 3) if doing else None,
+            },
+            advice=_advice(rank, phase, doing),
+            confidence=0.9,
+        )
+    ]
+
+
+def _attendance(view: View) -> tuple[Ints, Floats, Ints]:
+    """[R] each: collectives it took part in; how often it would be last by chance; what others waited for it."""
+    pairs, split = view.job.collectives.pairs, view.job.collectives.split
+    ranks = len(pairs.ranks)
+    good = split.counts[pairs.whole]
+    took_part = np.bincount(pairs.rank[good], minlength=ranks)
+    chances = np.bincount(pairs.rank[good], 1 / pairs.counts[pairs.whole[good]], minlength=ranks)
+    waits = np.bincount(pairs.whole, split.wait_ns, minlength=len(pairs.first))
+    each = waits / np.maximum(pairs.counts - 1, 1)
+    late_ns = np.bincount(split.last[split.counts], each[split.counts], minlength=ranks)
+    place = {rank: at for at, rank in enumerate(pairs.ranks)}
+    rows = [place[rank] for rank in view.ranks]
+    return took_part[rows], (chances / np.maximum(took_part, 1))[rows], late_ns[rows].astype(np.int64)
+
+
+def _shown_by_others(view: View) -> Ints:
+    """[R]; exposed communication of the median of the other ranks."""
+    return _peers(view.times.exposed_ns).astype(np.int64)
+
+
+def _peers(values: Ints) -> Floats:
+    """[R]; the lower median of all others: dropping one from a sorted list moves its middle by one place at most."""
+    order = np.argsort(values, kind="stable")
+    place = np.empty(len(values), np.intp)
+    place[order] = np.arange(len(values))
+    middle = (len(values) - 2) // 2
+    return np.asarray(values[order][middle + (place <= middle)], np.float64)
+
+
+def _before(view: View, row: int, late_ns: int) -> tuple[str | None, str, int]:
+    """Phase, words and the excess of what the rank does longer than its peers; empty words: nothing explains it."""
+    phase, doing, more_ns = max(_measures(view, row), key=lambda each: each[2])
+    return (phase, doing, more_ns) if more_ns >= thresholds.EXPLAINS_SHARE * late_ns else (None, "", 0)
+
+
+def _measures(view: View, row: int) -> Iterator[tuple[str | None, str, int]]:
+    """What tells most first: where two are as long, the first is taken."""
+    everything: tuple[tuple[str | None, str, Any], ...] = (
+        ("input", "in the DataLoader", view.each(lambda one: one.host.loading_ns)),
+        (None, "collecting garbage", view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses))),
+        (None, "compiling", view.each(lambda one: one.host.compile_ns)),
+        (None, "computing", view.times.compute_ns),
+        (None, "copying", view.each(lambda one: one.temporal.exposed_memory_ns)),
+        (None, "with an idle device", np.where(view.on_device, view.idle.host_ns, 0)),
+    )
+    for phase, doing, values in everything:
+        yield phase, doing, int(values[row] - _peers(values)[row])
+
+
+def _advice(rank: int, phase: str | None, doing: str) -> tuple[str, ...]:
+    who = named_ranks((rank,)).lower()
+    if phase == "input":
+        return (
+            f"Look at what {who} reads: larger or remote files, fewer DataLoader workers, a busy disk.",
+            "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks.",
+        )
+    if doing in ("computing", "copying"):
+        return (
+            f"Check that {who} computes the same as the others: batch shape, sequence length, experts, branches.",
+            "If the work is equal, the machine is not: other processes on its cores or device, clocks, throttling.",
+        )
+    return (
+        f"Look for work of the host that only {who} does: logging, metrics, saving, printing, garbage collection.",
+        "Compare its timeline with a peer's in the merged one (--perfetto).",
+    )

@@ -1,0 +1,247 @@
+"""The figures of all ranks side by side, and what a finding costs.
+
+Ranks are compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some
+by the rank that it hits most, since the others wait for that one.
+
+*Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
+the host, too.  A rank without device work computes on the host, whose every moment counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.records.finding import SEVERITIES, Finding, Severity
+from stepscope.records.units import ms_text, named_ranks
+from stepscope.traces.rules import thresholds
+
+if TYPE_CHECKING:
+    from stepscope.traces.job import JobAnalysis
+    from stepscope.traces.rank import RankAnalysis
+
+__all__ = ["Claim", "Idle", "Times", "View", "claim_of", "cost_of", "halved", "severity_of", "view_of"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """[R] each; of a device's idle time."""
+
+    host_ns: Ints
+    """Nothing was launched yet; of a rank without a device, all of its step."""
+    sync_ns: Ints
+    """Of that, while the launching thread was inside a synchronising call."""
+    kernel_ns: Ints
+    """Short gaps before kernels that were launched already."""
+    other_ns: Ints
+    """Long gaps before kernels that were launched already: they wait for another stream, or for another process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """[R] each; of the device, or of a rank without one of its threads."""
+
+    compute_ns: Ints
+    comm_ns: Ints
+    overlap_ns: Ints
+    """Of the two."""
+
+    @property
+    def exposed_ns(self) -> Ints:
+        """Communication while nothing computed."""
+        return self.comm_ns - self.overlap_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    job: JobAnalysis
+    analyses: tuple[RankAnalysis, ...]
+    """[R]; ranks with steps of some length."""
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(one.rank for one in self.analyses)
+
+    @cached_property
+    def step_ns(self) -> Ints:
+        """[R]; of all steps together."""
+        return self.each(lambda one: sum(step.end_ns - step.start_ns for step in one.steps))
+
+    @cached_property
+    def steps(self) -> Ints:
+        return self.each(lambda one: len(one.steps))
+
+    @cached_property
+    def stepped(self) -> bool:
+        """Whether the profiler marked steps; else all of the trace is one."""
+        return all(step.name for one in self.analyses for step in one.steps)
+
+    @cached_property
+    def on_device(self) -> Bools:
+        return self.each(lambda one: one.temporal.span_ns) > 0
+
+    @cached_property
+    def idle(self) -> Idle:
+        apportioned = [_idle_of(one, int(step_ns)) for one, step_ns in zip(self.analyses, self.step_ns, strict=True)]
+        host, sync, kernel, other = np.array(apportioned, np.int64).reshape(-1, 4).T
+        return Idle(host_ns=host, sync_ns=sync, kernel_ns=kernel, other_ns=other)
+
+    @cached_property
+    def times(self) -> Times:
+        chosen = [one.temporal if one.temporal.span_ns else one.exchanges.host or one.temporal for one in self.analyses]
+        return Times(
+            compute_ns=np.array([times.compute_ns for times in chosen], np.int64),
+            comm_ns=np.array([times.comm_ns for times in chosen], np.int64),
+            overlap_ns=np.array([times.overlap_ns for times in chosen], np.int64),
+        )
+
+    def each(self, figure: Callable[[RankAnalysis], int]) -> Ints:
+        """[R]."""
+        return np.array([figure(one) for one in self.analyses], np.int64)
+
+    def share(self, time_ns: Ints) -> Floats:
+        """[R]; of the rank's steps."""
+        return np.asarray(time_ns / self.step_ns, np.float64)
+
+    def per_step(self, values: Ints) -> Floats:
+        """[R]."""
+        return np.asarray(values / self.steps, np.float64)
+
+    def typical(self, values: Ints | Floats, where: Bools) -> float:
+        """Of some ranks, the (lower) median one's."""
+        chosen = np.sort(np.asarray(values)[where])
+        return float(chosen[(len(chosen) - 1) // 2])
+
+    def culprits(self, where: Bools) -> tuple[int, ...]:
+        """Empty when all ranks are alike."""
+        return () if where.all() else tuple(rank for rank, hit in zip(self.ranks, where, strict=True) if hit)
+
+    def of_whom(self, where: Bools) -> str:
+        """`` on rank 3``: to be added to a sentence; nothing where all ranks are alike."""
+        ranks = self.culprits(where)
+        return f" on {named_ranks(ranks).lower()}" if ranks else ""
+
+    @property
+    def in_what(self) -> str:
+        return "a step" if self.stepped else "in all"
+
+    def each_step(self, time_ns: float) -> str:
+        """``12.3 ms of every step``."""
+        return f"{ms_text(time_ns / 1e6)} of {'every step' if self.stepped else 'the trace'}"
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        numbers = [step.number for one in self.analyses for step in one.steps]
+        return (min(numbers), max(numbers)) if numbers and self.stepped else None
+
+    def confidence(self, at_most: float = thresholds.SURE) -> float:
+        if not self.stepped:
+            return min(at_most, thresholds.NO_STEPS)
+        fewest = int(self.steps.min(initial=thresholds.SURE_STEPS))
+        seen = {1: thresholds.ONE_STEP, 2: thresholds.TWO_STEPS}.get(fewest, thresholds.SURE)
+        return min(at_most, seen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A finding, and what it explains: rules asked later work on what is left."""
+
+    finding: Finding
+    idle_ns: Ints
+    """[R]; of the time that devices wait for the host."""
+
+
+def claim_of(
+    view: View,
+    kind: str,
+    title: str,
+    *,
+    where: Bools,
+    saved_ns: Ints,
+    evidence: dict[str, Any],
+    advice: tuple[str, ...],
+    explained_ns: Ints | None = None,
+    phase: str | None = None,
+    warning: float = thresholds.WARNING_SHARE,
+    at_most: Severity = "critical",
+    confidence: float = thresholds.SURE,
+) -> Claim:
+    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time."""
+    cost = cost_of(view, saved_ns, where)
+    severity = min(severity_of(view, cost, warning=warning), at_most, key=SEVERITIES.index)
+    finding = Finding(
+        kind=kind,
+        severity=severity,
+        title=title,
+        ranks=view.culprits(where),
+        phase=phase,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            **evidence,
+            "step_ms": round(view.typical(view.per_step(view.step_ns), where) / 1e6, 3),
+            "steps_used": int(view.steps.min()),
+        },
+        advice=advice,
+        confidence=view.confidence(confidence),
+    )
+    return Claim(finding=finding, idle_ns=np.where(where, 0 if explained_ns is None else explained_ns, 0))
+
+
+def view_of(job: JobAnalysis) -> View:
+    long_enough = (one for one in job.ranks if any(step.end_ns > step.start_ns for step in one.steps))
+    return View(job=job, analyses=tuple(long_enough))
+
+
+def cost_of(view: View, saved_ns: Ints, where: Bools) -> dict[str, Any]:
+    """What fixing it on some ranks would save; ``saved_ns`` [R]."""
+    saved_ns = np.where(where, np.clip(saved_ns, 0, view.step_ns), 0)
+    order = np.argsort(view.share(saved_ns), kind="stable")
+    # Of some ranks the worst, for which the others wait; of all the median one.
+    row = int(order[(len(order) - 1) // 2] if where.all() else order[-1])
+    total_ns, saved = int(view.step_ns[row]), int(saved_ns[row])
+    left_ns = total_ns - saved
+    return {
+        "share": round(saved / total_ns, 4),
+        "seconds": round(saved / 1e9, 6),
+        "rank_hours": round(saved / 1e9 * len(view.ranks) / 3600, 4),
+        "if_fixed": {
+            "step_ms": round(left_ns / int(view.steps[row]) / 1e6, 3),
+            "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
+        },
+    }
+
+
+def halved(time_ns: Ints) -> Ints:
+    """[R]; what a remedy saves of a time that has no single cause."""
+    return (time_ns * thresholds.REMEDY_GAIN).astype(np.int64)
+
+
+def severity_of(view: View, cost: dict[str, Any], *, warning: float = thresholds.WARNING_SHARE) -> Severity:
+    """By what it costs, and by how much was seen."""
+    share, steps = float(cost["share"]), float(view.steps.max())
+    seen_ns = float(view.step_ns.max())
+    if share < warning or cost["seconds"] * 1e9 / steps < thresholds.FLOOR_NS or seen_ns < thresholds.TRACE_FLOOR_NS:
+        return "info"
+    critical = share >= thresholds.CRITICAL_SHARE and view.stepped and steps >= thresholds.CRITICAL_STEPS
+    return "critical" if critical else "warning"
+
+
+def _idle_of(one: RankAnalysis, step_ns: int) -> tuple[int, int, int, int]:
+    """For the host, of that in synchronising calls, in short gaps, in long ones."""
+    temporal = one.temporal
+    if not temporal.span_ns:
+        return step_ns, 0, 0, 0
+    idle = one.device.idle
+    stepped = all(step.name for step in one.steps)
+    outside = max(step_ns - temporal.span_ns, 0) if stepped else 0
+    return idle.host_wait_ns + outside, idle.sync_ns, idle.kernel_wait_ns, idle.other_ns

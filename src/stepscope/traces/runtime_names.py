@@ -1,0 +1,34 @@
+"""What a call of the device's runtime or driver does, by its name: CUDA's, HIP's and Intel's."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+__all__ = ["is_graph_launch", "is_synchronising"]
+
+SYNCHRONISING: Final = re.compile(
+    r"(cuda|cu|hip)(Stream|Device|Event|Ctx|Thread)Synchronize"
+    r"|(cuda|hip)Memcpy(2D|3D|To(Symbol|Array)|From(Symbol|Array)|Peer|DtoH|HtoD|DtoD|WithStream)?(_ptds|_v\d+)?$"
+    r"|cuMemcpy(DtoH|HtoD|DtoD|2D|3D)?(_v2)?$"
+    r"|(cuda|hip)(Free|FreeHost|HostUnregister)$|cuMemFree(_v2)?$"
+    r"|urQueueFinish|urEventWait$|zeEventHostSynchronize|zeCommandQueueSynchronize|zeCommandListHostSynchronize"
+    r"|zeFenceHostSynchronize"
+)
+"""From the start of the name: calls that come back only when the device has done something.
+
+Freeing waits for all that the device has still to do.  Asynchronous copies wait too where the host's memory is
+pageable, but that is not in their names.
+"""
+GRAPH_LAUNCH: Final = re.compile(r"(cuda|cu|hip)GraphLaunch")
+
+
+@lru_cache(maxsize=4096)
+def is_synchronising(name: str) -> bool:
+    return SYNCHRONISING.match(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def is_graph_launch(name: str) -> bool:
+    return GRAPH_LAUNCH.match(name) is not None

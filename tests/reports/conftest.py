@@ -1,0 +1,155 @@
+"""Trace analyses that nobody ran: figures chosen so that a page of them shows every section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.records.finding import Finding
+from stepscope.traces.columns import TraceMeta
+from stepscope.traces.table import Table, table_of
+from stepscope.traces.temporal import Temporal
+from stepscope.traces.window import Step
+
+MS = 1_000_000
+EVIL = "</style><script>alert(1)</script>\x1b[31m&"
+"""A name that anybody may put into a trace."""
+ADDED = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
+    "(int, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>)"
+)
+
+
+def temporal_of_rank(rank: int) -> Temporal:
+    compute_ns, comm_ns, overlap_ns, idle_ns = (60 + rank) * MS, 24 * MS, 9 * MS, 12 * MS
+    return Temporal(
+        span_ns=compute_ns + comm_ns - overlap_ns + 2 * MS + idle_ns,
+        idle_ns=idle_ns,
+        compute_ns=compute_ns,
+        comm_ns=comm_ns,
+        memory_ns=3 * MS,
+        overlap_ns=overlap_ns,
+        exposed_comm_ns=comm_ns - overlap_ns,
+        exposed_memory_ns=2 * MS,
+    )
+
+
+def tables_of_rank() -> list[Table]:
+    return [
+        table_of(
+            "kernels",
+            "Kernels by name",
+            ("name", "class", "count", "total_ns", "time_share", "mean_ns", "max_ns", "occupancy_share"),
+            [
+                (ADDED, "elementwise", 4200, 41 * MS, 0.48, 9_762, 81_000, 0.62),
+                ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", "matmul", 96, 33 * MS, 0.39, 343_750, 401_000, 0.12),
+                ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication", 12, 12 * MS, 0.13, MS, 2 * MS, None),
+                (EVIL, "other", 1, 850, 1e-5, 850, 850, None),
+            ],
+            limit=3,
+            note="Times are of all steps.",
+        ),
+        table_of(
+            "memory_curve",
+            "Memory over time",
+            ("time_ns", "allocated_bytes", "reserved_bytes"),
+            [(at * MS, (at % 5) << 28, 5 << 28) for at in range(50)],
+        ),
+        table_of("copies", "Copies and memsets", ("direction", "count", "total_ns"), []),
+    ]  # fmt: skip
+
+
+def steps_of_rank(count: int) -> tuple[Step, ...]:
+    return tuple(
+        Step(number=10 + at, name=f"ProfilerStep#{10 + at}", start_ns=at * 20 * MS, end_ns=at * 20 * MS + 19 * MS + at)
+        for at in range(count)
+    )
+
+
+def findings(ranks: int) -> tuple[Finding, ...]:
+    return (
+        Finding(
+            kind="trace_straggler" if ranks > 1 else "launch_bound",
+            severity="critical",
+            title="Rank 1 comes last in 40 of 48 collectives; the others wait 4.1 ms of every step for it."
+            if ranks > 1
+            else "The device waits for the host 4.1 ms of every step: kernels are launched one by one.",
+            ranks=(1,) if ranks > 1 else (),
+            cost={"share": 0.23, "seconds": 0.027, "if_fixed": {"step_ms": 15.9, "speedup": 1.26}},
+            advice=("Look at what it does before its all-reduce.", "torch.compile(model) launches less."),
+            confidence=0.95,
+        ),
+        Finding(
+            kind="fp32_matmul",
+            severity="warning",
+            title=f"Matrix products run in FP32: {EVIL}",
+            cost={"share": 0.06, "seconds": 0.01, "if_fixed": {"step_ms": 18.8, "speedup": 1.06}},
+            advice=('torch.set_float32_matmul_precision("high")',),
+            confidence=0.8,
+        ),
+    )
+
+
+def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        rank=rank,
+        meta=TraceMeta(
+            path=f"traces/rank{rank}.json.gz",
+            rank=rank,
+            world_size=ranks,
+            backend="nccl",
+            host="node0",
+            devices=({"name": "NVIDIA H200"},),
+            read_events=120_000 + rank,
+            problems=("2 events have no name",) if rank == 1 else (),
+        ),
+        steps=steps_of_rank(steps),
+        left_out=Step(number=10 + steps, name="ProfilerStep", start_ns=0, end_ns=1),
+        temporal=temporal_of_rank(rank),
+        idle={
+            "7": {"host_wait_ns": 6 * MS, "kernel_wait_ns": 4 * MS, "other_ns": 2 * MS, "sync_ns": MS},
+            "20": {"host_wait_ns": 30 * MS, "kernel_wait_ns": 0, "other_ns": 0, "sync_ns": 0},
+        },
+        device={},
+        host={},
+        path={},
+        tables={table.name: table for table in tables_of_rank()},
+    )
+
+
+def collectives(ranks: int) -> SimpleNamespace:
+    everyone = range(ranks)
+    several = ranks > 1
+    return SimpleNamespace(
+        count=48 if several else 0,
+        last_counts={rank: (40 if rank == 1 else 8 if rank == 0 else 0) if several else 0 for rank in everyone},
+        wait_ns={rank: 0 if rank == 1 or not several else (20 + rank) * MS for rank in everyone},
+        own_transfer_ns={rank: 4 * MS if several else 0 for rank in everyone},
+        cost_by_rank_ns={rank: 25 * MS if rank == 1 else 0 for rank in everyone},
+        alone_by_rank_ns={rank: 24 * MS if rank == 1 else 0 for rank in everyone},
+        transfer_ns=4 * MS if several else 0,
+        least_ns=3 * MS if several else 0,
+        cost_ns=25 * MS if several else 0,
+        tables={},
+    )
+
+
+@pytest.fixture
+def trace_job() -> Callable[..., Any]:
+    """``trace_job(ranks=8, steps=6)``: with a straggler, an evil name and a file that has problems."""
+
+    def make(ranks: int = 1, steps: int = 6) -> Any:
+        return SimpleNamespace(
+            ranks=tuple(rank_analysis(rank, ranks, steps) for rank in range(ranks)),
+            collectives=collectives(ranks),
+            clocks=SimpleNamespace(clocks=()),
+            distributed=table_of("distributed", "Communication by rank", ("rank",), []),
+            path={},
+            findings=findings(ranks),
+            notices=("1 file names no rank: it is counted as rank 0",),
+        )
+
+    return make

@@ -1,0 +1,50 @@
+"""Trace analyses as text: whole pages against golden files, and what holds for any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.reports.trace_document import document_of
+from stepscope.reports.trace_text import render_trace
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize(("ranks", "width"), [(1, 80), (8, 80), (8, 120), (40, 80)])
+def test_pages(ranks: int, width: int, trace_job: Callable[..., Any], golden: Callable[[Path, str], None]) -> None:
+    text = render_trace(document_of(trace_job(ranks=ranks)), width=width)
+    golden(GOLDEN / f"trace_{ranks}_ranks_{width}.txt", text)
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 120])
+@pytest.mark.parametrize("ranks", [1, 3, 200])
+def test_fits(ranks: int, width: int, trace_job: Callable[..., Any]) -> None:
+    text = render_trace(document_of(trace_job(ranks=ranks)), width=width)
+    assert max(map(len, text.splitlines())) <= max(width, 60)
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert text.count("\n") < 120, "whatever the number of ranks"
+
+
+def test_nothing_of_a_trace_reaches_the_terminal(trace_job: Callable[..., Any]) -> None:
+    text = render_trace(document_of(trace_job(ranks=2)), top=100)
+    assert all(c.isprintable() or c == "\n" for c in text)
+    coloured = render_trace(document_of(trace_job(ranks=2)), color=True)
+    assert coloured.count("\x1b[31m") == 1, "the mark's, not the evil name's"
+
+
+def test_more_rows(trace_job: Callable[..., Any]) -> None:
+    short, long = (render_trace(document_of(trace_job()), top=top) for top in (1, 3))
+    assert "… and 3 more" in short
+    assert "ncclDevKernel_AllReduce" not in short
+    assert "… and 1 more" in long
+    assert "ncclDevKernel_AllReduce" in long
+
+
+def test_healthy(trace_job: Callable[..., Any]) -> None:
+    job = trace_job()
+    job.findings = ()
+    assert render_trace(document_of(job)).splitlines()[0] == "✔ Nothing in this trace stands out."
