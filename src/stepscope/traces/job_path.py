@@ -12,26 +12,25 @@ not at an instant; and names are the few that took most of each stretch, the res
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from stepscope.traces.exchange_names import OPS
 from stepscope.traces.segments import CAUSES, Cause
 from stepscope.traces.table import Table, table_of
-from stepscope.traces.trace_whatif import Change, WhatIf
 
 if TYPE_CHECKING:
     from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["JobPath", "JobStep", "Stretch", "job_path", "like_peers"]
+__all__ = ["JobPath", "JobRanks", "JobStep", "Stretch", "job_path"]
 
+Key = TypeVar("Key")
 BEFORE = "the end of the step"
+UNSEEN = "(before its own step began)"
 COMMUNICATION = int(Cause.COMMUNICATION)
 OTHER = int(Cause.OTHER)
 
@@ -78,21 +77,23 @@ class JobPath:
 
     @property
     def by_rank(self) -> dict[int, int]:
-        return _most_first(sum((Counter(step.by_rank) for step in self.steps), Counter()))
+        return _total([step.by_rank for step in self.steps])
 
     @property
     def by_cause(self) -> dict[str, int]:
-        return _most_first(sum((Counter(step.by_cause) for step in self.steps), Counter()))
+        return _total([step.by_cause for step in self.steps])
 
 
 def job_path(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> JobPath:
     """``analyses``: by rank, as the collectives were matched."""
-    job = _Job(analyses, collectives)
-    steps = tuple(job.step(number) for number in job.numbers)
+    job = JobRanks(analyses, collectives)
+    steps = tuple(_step(job, number) for number in job.numbers)
     return JobPath(steps=steps, table=_table(steps))
 
 
-class _Job:
+class JobRanks:
+    """Ranks on one clock, and what each collective is to the others; a rank's *place* is its index."""
+
     def __init__(self, analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> None:
         self.analyses = analyses
         self.routes = [analysis.path.routes for analysis in analyses]
@@ -104,7 +105,10 @@ class _Job:
         self.last: list[int] = collectives.split.last.tolist()
         self.arrived_ns: list[int] = collectives.split.arrived_ns.tolist()
         pairs = collectives.pairs
-        self.entry = dict(zip(zip(pairs.whole.tolist(), pairs.rank.tolist(), strict=True), pairs.entry.tolist(), strict=True))
+        # By collective and place: which of the rank's exchanges it is.
+        self.entry = dict(
+            zip(zip(pairs.whole.tolist(), pairs.rank.tolist(), strict=True), pairs.entry.tolist(), strict=True)
+        )
         self.at = [{step.number: index for index, step in enumerate(analysis.steps)} for analysis in analyses]
         self.numbers = sorted({number for numbers in self.at for number in numbers})
         self.lengths = [routes.causes_ns.sum(axis=1).tolist() for routes in self.routes]
@@ -114,18 +118,28 @@ class _Job:
         step = self.analyses[place].steps[index]
         return step.start_ns + self.shift_ns[place], step.end_ns + self.shift_ns[place]
 
-    def step(self, number: int) -> JobStep:
+    def end_ns(self, place: int, exchange: int) -> int:
+        """Of one of a rank's collectives, on the common clock."""
+        analysis = self.analyses[place]
+        return int(analysis.exchanges.end_ns[exchange]) - analysis.meta.origin_ns + self.shift_ns[place]
+
+    def latest(self, number: int) -> int:
+        """The place of the rank whose step of that number ends last."""
         there = [place for place, numbers in enumerate(self.at) if number in numbers]
-        place = max(there, key=lambda each: (self.bounds(each, self.at[each][number])[1], -each))
-        index = self.at[place][number]
-        floor_ns, now_ns = self.bounds(place, index)
-        walk = _Walk(self, floor_ns)
-        walk.go(place, index, now_ns)
-        return walk.result(number, self.analyses[place].rank, now_ns - floor_ns)
+        return max(there, key=lambda place: (self.bounds(place, self.at[place][number])[1], -place))
+
+
+def _step(job: JobRanks, number: int) -> JobStep:
+    place = job.latest(number)
+    index = job.at[place][number]
+    start_ns, end_ns = job.bounds(place, index)
+    walk = _Walk(job, start_ns)
+    walk.go(place, index, end_ns)
+    return walk.result(number, job.analyses[place].rank, end_ns - start_ns)
 
 
 class _Walk:
-    def __init__(self, job: _Job, floor_ns: int) -> None:
+    def __init__(self, job: JobRanks, floor_ns: int) -> None:
         self.job, self.floor_ns = job, floor_ns
         self.sums: dict[tuple[int, str, int], int] = defaultdict(int)
         """By place, what it was before, and cause."""
@@ -163,11 +177,12 @@ class _Walk:
     def _earlier(self, place: int, now_ns: int, before: str) -> tuple[int, int, int]:
         """The end of the last of the rank's steps before an instant; without one, nobody knows."""
         job = self.job
-        ends = [job.bounds(place, index)[1] for index in range(len(job.analyses[place].steps))]
-        index = max((at for at, end in enumerate(ends) if end <= now_ns), default=-1, key=ends.__getitem__)
+        index = bisect_right(job.analyses[place].steps, now_ns - job.shift_ns[place], key=lambda step: step.end_ns) - 1
         cause = OTHER if index < 0 else int(Cause.HOST_PYTHON)
-        until_ns = self.floor_ns if index < 0 else max(ends[index], self.floor_ns)
+        until_ns = self.floor_ns if index < 0 else max(job.bounds(place, index)[1], self.floor_ns)
         self._put(place, before, cause, now_ns - until_ns)
+        if index < 0:
+            self.names[place, before, cause][UNSEEN] += now_ns - until_ns
         return place, -1 if index < 0 else int(job.routes[place].ends[index]), until_ns
 
     def _put(self, place: int, before: str, cause: int, time_ns: int) -> None:
@@ -198,9 +213,7 @@ class _Walk:
         for key, time_ns in self.sums.items():
             place, before, cause = key
             name = max(self.names[key].items(), key=lambda each: (each[1], each[0]), default=("", 0))[0]
-            stretches.append(
-                Stretch(rank=ranks[place], before=before, cause=CAUSES[cause], name=name, time_ns=time_ns)
-            )
+            stretches.append(Stretch(rank=ranks[place], before=before, cause=CAUSES[cause], name=name, time_ns=time_ns))
             by_rank[ranks[place]] += time_ns
             by_cause[CAUSES[cause]] += time_ns
         stretches.sort(key=lambda each: (-each.time_ns, each.rank, each.before, each.cause))
@@ -220,7 +233,7 @@ def _labels(analysis: RankAnalysis) -> list[str]:
     out = []
     for op, step in zip(analysis.exchanges.op.tolist(), analysis.exchanges.step.tolist(), strict=True):
         counts[op, step] += 1
-        out.append(f"{OPS[op] or 'collective'} {counts[op, step]}")
+        out.append(f"{'collective' if OPS[op] == 'unknown' else OPS[op]} {counts[op, step]}")
     return out
 
 
@@ -245,5 +258,12 @@ def _table(steps: tuple[JobStep, ...]) -> Table:
     return table_of("job_path", "Critical path over all ranks", columns, rows, limit=200, note=note)
 
 
-def _most_first(sums: Counter[int] | Counter[str]) -> dict[..., int]:
+def _total(many: list[dict[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
+    for each in many:
+        total.update(each)
+    return _most_first(total)
+
+
+def _most_first(sums: Counter[Key]) -> dict[Key, int]:
     return dict(sums.most_common())
