@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stepscope.records.finding import Finding
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.collectives import match
-from stepscope.traces.columns import Trace, TraceMeta
-from stepscope.traces.device_figures import DeviceFigures, device_figures
-from stepscope.traces.device_tables import device_tables
-from stepscope.traces.exchanges import exchanges_of
-from stepscope.traces.findings import find, verdict_of
-from stepscope.traces.host_figures import HostFigures, host_figures
-from stepscope.traces.host_tables import host_tables
-from stepscope.traces.idle import StreamIdle, idle_of
+from stepscope.traces.columns import TraceMeta
+from stepscope.traces.findings import verdict_of
+from stepscope.traces.idle import StreamIdle
+from stepscope.traces.job import JobAnalysis, analyse_job
 from stepscope.traces.pauses import Pause
+from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.read import read_trace
 from stepscope.traces.syncs import SyncPlace
 from stepscope.traces.table import Table, table_of
-from stepscope.traces.temporal import Temporal, temporal_of
-from stepscope.traces.window import Step, window_of
+from stepscope.traces.temporal import Temporal
+from stepscope.traces.window import Step
 
 MS = 1_000_000
 GIB = 1 << 30
 STEP_MS = 100
 STEPS = 4
 DEVICES = ({"id": 0, "name": "NVIDIA H100", "computeMajor": 9, "totalGlobalMem": 80 * GIB},)
-EMPTY = MadeTrace(rank=0).trace()
+EMPTY = analyse_rank(MadeTrace(rank=0).trace(), 0)
 
 
 def idle_of_cause(host: float = 0, kernel: float = 0, other: float = 0, sync: float = 0) -> StreamIdle:
@@ -61,7 +56,7 @@ def rank_of(
     meta: dict[str, Any] | None = None,
     tables: tuple[Table, ...] = (),
     on_device: bool = True,
-) -> SimpleNamespace:
+) -> RankAnalysis:
     """A healthy rank, unless told otherwise; times are milliseconds of all steps together."""
     idle = idle or idle_of_cause()
     whole_ns = round(steps * step_ms * MS)
@@ -79,10 +74,18 @@ def rank_of(
         exposed_memory_ns=memory_ns,
     )
     length_ns = round(step_ms * MS)
-    window = window_of(EMPTY)
-    return SimpleNamespace(
+    figures: dict[str, Any] = {
+        "device_name": "NVIDIA H100",
+        "utilisation": (whole_ns - idle_ns) / max(whole_ns, 1),
+        "kernel_count": 100 * steps,
+        "launch_delay_ns_median": 5 * MS,
+        "idle": idle,
+    }
+    about: dict[str, Any] = {"path": "made.json", "devices": DEVICES}
+    return replace(
+        EMPTY,
         rank=rank,
-        meta=TraceMeta(**({"path": "made.json", "devices": DEVICES} | (meta or {}))),
+        meta=TraceMeta(**about | (meta or {})),
         steps=tuple(
             Step(
                 number=10 + at if stepped else 0,
@@ -92,59 +95,28 @@ def rank_of(
             )
             for at in range(steps)
         ),
-        left_out=None,
-        temporal=times if on_device else temporal_of(window),
-        idle={"7": idle},
-        exchanges=exchanges_of(window, rank),
-        host=dataclasses.replace(host_figures(window), **(host or {})),
-        device=dataclasses.replace(
-            device_figures(window),
-            **(
-                {
-                    "device_name": "NVIDIA H100",
-                    "utilisation": (whole_ns - idle_ns) / max(whole_ns, 1),
-                    "kernel_count": 100 * steps,
-                    "launch_delay_ns_median": 5 * MS,
-                    "idle": idle,
-                }
-                | (device or {})
-            ),
-        ),
+        temporal=times if on_device else EMPTY.temporal,
+        host=replace(EMPTY.host, **host or {}),
+        device=replace(EMPTY.device, **figures | (device or {})),
         tables={table.name: table for table in tables},
     )
 
 
-def job_of(*ranks: SimpleNamespace) -> Any:
-    job = SimpleNamespace(ranks=ranks, collectives=match(ranks), findings=(), notices=())
-    job.findings = find(job)
-    return job
+def analyse_file(path: Path) -> RankAnalysis:
+    trace = read_trace(path)
+    return analyse_rank(trace, trace.meta.rank or 0)
 
 
-def analysed(trace: Trace, rank: int = 0) -> SimpleNamespace:
-    """As ``analyse_rank`` does."""
-    window = window_of(trace)
-    rank = rank if trace.meta.rank is None else trace.meta.rank
-    return SimpleNamespace(
-        rank=rank,
-        meta=trace.meta,
-        steps=window.steps,
-        left_out=window.left_out,
-        temporal=temporal_of(window),
-        idle=idle_of(window),
-        exchanges=exchanges_of(window, rank),
-        host=host_figures(window),
-        device=device_figures(window),
-        tables={table.name: table for table in (*device_tables(window), *host_tables(window))},
-    )
+def job_of(*ranks: RankAnalysis) -> JobAnalysis:
+    return analyse_job(ranks)
 
 
-def kinds(job: Any) -> list[tuple[str, str]]:
+def kinds(job: JobAnalysis) -> list[tuple[str, str]]:
     return [(finding.kind, finding.severity) for finding in job.findings]
 
 
-def only(job: Any) -> Finding:
+def only(job: JobAnalysis) -> Finding:
     (finding,) = job.findings
-    assert isinstance(finding, Finding)
     return finding
 
 
@@ -189,8 +161,8 @@ def test_a_healthy_job_gives_no_finding() -> None:
     job = job_of(*(rank_of(rank, **healthy) for rank in range(4)))
     assert job.findings == ()
     assert verdict_of(job) == (
-        "Nothing stands out: 4 steps of 100 ms on 4 ranks; the device computes 88% of the time, 6% is communication that "
-        "shows, 5% idle."
+        "Nothing stands out: 4 steps of 100 ms on 4 ranks; the device computes 88% of the time, 6% is communication "
+        "that shows, 5% idle."
     )
 
 
@@ -198,19 +170,19 @@ def test_nothing_at_all() -> None:
     job = job_of()
     assert job.findings == ()
     assert verdict_of(job) == "The trace holds nothing to judge by."
-    job = job_of(analysed(EMPTY))
+    job = job_of(rank_of(steps=0, on_device=False))
     assert job.findings == ()
     assert verdict_of(job) == "The trace holds nothing to judge by."
 
 
 def test_a_few_milliseconds_are_no_evidence() -> None:
-    job = job_of(rank_of(steps=1, step_ms=9.9, idle=idle_of_cause(host=5), host={"loading_ns": 4 * MS}))
+    job = job_of(rank_of(steps=1, step_ms=9.9, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "info")]
     assert verdict_of(job) == (
-        "Too little to judge by: 1 step of 9.90 ms; the device computes 49% of the time, 0% is communication that shows, "
-        "51% idle."
+        "Too little to judge by: 1 step of 9.90 ms; the device computes 60% of the time, 0% is communication that "
+        "shows, 40% idle."
     )
-    job = job_of(rank_of(steps=1, step_ms=10, idle=idle_of_cause(host=5), host={"loading_ns": 4 * MS}))
+    job = job_of(rank_of(steps=1, step_ms=10, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "warning")]
 
 
@@ -360,8 +332,8 @@ def test_launch_bound() -> None:
     finding = only(job)
     assert (finding.kind, finding.severity) == ("launch_bound", "critical")
     assert finding.title == (
-        "The device waits for launches 58% of the time: 4,200 kernels a step of 10 µs on average are over before the host "
-        "has launched the next."
+        "The device waits for launches 58% of the time: 4,200 kernels a step of 10 µs on average are over before the "
+        "host has launched the next."
     )
     assert finding.cost["share"] == 0.29
     assert finding.evidence["kernels_per_step"] == 4200
@@ -405,8 +377,8 @@ def test_gpu_idle_gaps() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(kernel=20, other=60))))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("gpu_idle_gaps", "warning", 0.1)
     assert finding.title == (
-        "The device idles between kernels that are queued already: 20.0 ms of every step, 20% of the time, mostly in long "
-        "gaps, in which they wait for another stream or process."
+        "The device idles between kernels that are queued already: 20.0 ms of every step, 20% of the time, mostly in "
+        "long gaps, in which they wait for another stream or process."
     )
     assert finding.evidence["long_gaps_ms_per_step"] == 15.0
     short = only(job_of(rank_of(idle=idle_of_cause(kernel=60, other=20))))
@@ -420,8 +392,8 @@ def test_tiny_kernels() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(kernel=24), device=device)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("tiny_kernels", "warning", 0.06)
     assert finding.title == (
-        "2,400 kernels a step, 80% of them all, are shorter than 10 µs; with the gaps between them they take 16% of the "
-        "time."
+        "2,400 kernels a step, 80% of them all, are shorter than 10 µs; with the gaps between them they take 16% of "
+        "the time."
     )
     # Without gaps they cost nothing that is known: told.
     assert kinds(job_of(rank_of(device=device))) == [("tiny_kernels", "info")]
@@ -435,8 +407,8 @@ def test_pageable_copies() -> None:
     finding = only(job_of(rank_of(exposed_memory=40, device=device)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("pageable_copies", "warning", 0.1)
     assert finding.title == (
-        "Copies from pageable memory take 15.0 ms of every step, 10% of the time the device does nothing else: 150 MiB at "
-        "9.8 GiB/s."
+        "Copies from pageable memory take 15.0 ms of every step, 10% of the time the device does nothing else: 150 MiB "
+        "at 9.8 GiB/s."
     )
     assert finding.evidence["copies_per_step"] == 2.0
     assert job_of(rank_of(exposed_memory=20, device=device)).findings == ()
@@ -560,8 +532,8 @@ def test_low_overlap() -> None:
     finding = only(job_of(rank_of(0, comm=80, overlap=16), rank_of(1, comm=80, overlap=16)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("low_overlap", "warning", 0.12)
     assert finding.title == (
-        "Only 20% of the communication is hidden behind the computation: 16.0 ms of every step, 16% of the time, nothing "
-        "is computed."
+        "Only 20% of the communication is hidden behind the computation: 16.0 ms of every step, 16% of the time, "
+        "nothing is computed."
     )
     assert finding.evidence["hidden_share"] == 0.2
     one = only(job_of(rank_of(0, comm=80, overlap=70), rank_of(1, comm=80, overlap=16)))
@@ -590,7 +562,7 @@ def test_slow_rank() -> None:
     assert job_of(*(rank_of(rank, compute=330 if rank else 250) for rank in range(2))).findings == ()
 
 
-def exchanging(rank: int, ranks: int, late_us: dict[int, float], *, steps: int = 4, each: int = 3) -> SimpleNamespace:
+def exchanging(rank: int, ranks: int, late_us: dict[int, float], *, steps: int = 4, each: int = 3) -> RankAnalysis:
     """Ranks compute 2 ms, more if late, and exchange, so many times a step; the last step is left out."""
     made = MadeTrace(rank=rank, world_size=ranks)
     now = 0.0
@@ -610,7 +582,7 @@ def exchanging(rank: int, ranks: int, late_us: dict[int, float], *, steps: int =
             )
             now = ends
         made.step(step, start, now - start)
-    return analysed(made.trace())
+    return analyse_rank(made.trace(), rank)
 
 
 def test_collective_straggler() -> None:
@@ -619,8 +591,8 @@ def test_collective_straggler() -> None:
     finding = job.findings[0]
     assert (finding.ranks, finding.severity) == ((2,), "warning")
     assert finding.title == (
-        "Rank 2 comes last to 12 of 12 collectives; the others wait 1.50 ms of every step for it; before that it spends "
-        "1.50 ms more than its peers computing."
+        "Rank 2 comes last to 12 of 12 collectives; the others wait 1.50 ms of every step for it; before that it "
+        "spends 1.50 ms more than its peers computing."
     )
     assert finding.cost["share"] == round(1.5 / 7.83, 4)
     assert finding.evidence["last_counts"] == {"0": 0, "1": 0, "2": 12, "3": 0}
@@ -664,12 +636,12 @@ REAL = {
 @pytest.mark.parametrize("folder", REAL)
 def test_real_traces(shared_data: Path, folder: str) -> None:
     (path,) = (shared_data / "traces" / folder).glob("*.json.gz")
-    assert kinds(job_of(analysed(read_trace(path)))) == REAL[folder]
+    assert kinds(job_of(analyse_file(path))) == REAL[folder]
 
 
 def test_the_late_rank_of_a_real_job(shared_data: Path) -> None:
     paths = sorted((shared_data / "traces" / "param_dlrm_8rank").glob("*.json.gz"))
-    job = job_of(*(analysed(read_trace(path)) for path in paths))
+    job = job_of(*(analyse_file(path) for path in paths))
     assert verdict_of(job) == ("Rank 7 comes last to 5 of 8 collectives; the others wait 5.08 ms of every step for it.")
     first = job.findings[0]
     assert (first.kind, first.ranks, first.severity) == ("collective_straggler", (7,), "warning")

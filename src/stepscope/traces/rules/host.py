@@ -17,8 +17,8 @@ from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
 if TYPE_CHECKING:
-    from stepscope.traces.host_figures import SyncPlace
     from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.syncs import SyncPlace
 
 __all__ = ["find_host"]
 
