@@ -124,3 +124,5 @@ FRAGMENTED_BYTES: Final = 1 << 30
 """Below it nothing is won that anybody needs."""
 DEVICE_FULL_SHARE: Final = 0.70
 """Of a device's memory reserved: below it there is room, and fragmented memory hurts nobody."""
+
+__all__ = [name for name in dir() if name.isupper()]  # all of it, and it is long
