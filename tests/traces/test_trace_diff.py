@@ -75,7 +75,7 @@ def test_more_calls() -> None:
     assert found.notices == ()
     assert rows(found, "diff_kernels")["copy_kernel"] == {
         "name": "copy_kernel",
-        "class": "memory",
+        "class": "copy",
         "status": "slower",
         "before_count": 2.0,
         "after_count": 12.0,
