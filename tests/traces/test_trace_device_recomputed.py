@@ -59,7 +59,7 @@ class Call:
 
 
 def nanoseconds(value: Any) -> int:
-    return int((Decimal(value) * 1000).to_integral_value())
+    return value * 1000 if isinstance(value, int) else int((Decimal(value) * 1000).to_integral_value())
 
 
 class Plain:
