@@ -28,6 +28,8 @@ WRAPPER = re.compile(r"^(gpu_kernel_impl\w*|[AB]UnaryFunctor|BinaryFunctor|Reduc
 SAYS_NOTHING = ("Kernel", "Kernel2")
 """CUTLASS calls all of its kernels so."""
 ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
+RETURNS = re.compile(r"^(void |(std::)?enable_if<[^<>]*>::type )+")
+"""Before the name of a function."""
 AUTOGRAD = "autograd::engine::evaluate_function: "
 DEEPEST = 8
 LONGEST = 4096
@@ -59,7 +61,7 @@ def short_name(name: str) -> str:
     templated = "<" in text and ">" in text
     if not templated and not ("(" in text and text.endswith(")") and not text.startswith("Mem")):
         return text
-    base, arguments = _parted(ANONYMOUS.sub("", text))
+    base, arguments = _parted(RETURNS.sub("", ANONYMOUS.sub("", text)))
     inner = _telling(arguments, DEEPEST)
     if not inner:
         return base
