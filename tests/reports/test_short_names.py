@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stepscope.reports.short_names import fitted, short_name, short_names
 
-
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 ADDED = """void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>,
@@ -40,6 +39,7 @@ CUTLASS = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4"
         (MEAN, "reduce_kernel<MeanOps>"),
         (f"void cutlass::Kernel2<{CUTLASS}>(cutlass::Params)", CUTLASS),
         ("void f<g<h>", "f<g>"),
+        ("(outside of operators)", "(outside of operators)"),
         ("<script>alert(1)</script>", "<script>alert"),
         ("", ""),
     ],
@@ -59,7 +59,7 @@ def test_alike_names_are_told_apart() -> None:
         "void f<float>(int)": "f",
         "void f<double>(int)": "f (2)",
         "f": "f (3)",
-        "f (2)": "f (4)",
+        "f (2)": "f (2) (2)",
     }
 
 

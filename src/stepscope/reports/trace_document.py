@@ -21,6 +21,7 @@ from stepscope.traces.window import Step
 if TYPE_CHECKING:
     from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.job import JobAnalysis
+    from stepscope.traces.path import RankPath
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
 
@@ -145,9 +146,13 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
         "idle": plain(analysis.idle),
         "device": plain(analysis.device),
         "host": plain(analysis.host),
-        "path": plain(analysis.path),
-        "tables": {name: table_document(table) for name, table in analysis.tables.items()},
+        "path": _path(analysis.path),
+        "tables": {name: table_document(table) for name, table in (analysis.tables | analysis.path.tables).items()},
     }
+
+
+def _path(path: RankPath) -> dict[str, Any]:
+    return {"length_ns": path.length_ns, "causes": plain(path.causes), "steps": plain(path.steps)}
 
 
 def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:

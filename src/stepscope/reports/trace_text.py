@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.records.units import count_text, ns_text, share_text
 from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_ranks import rank_rows, rank_shown, worst_ranks
+from stepscope.reports.trace_ranks import RANK_COLUMNS, problems_of, rank_shown, worst_ranks
 from stepscope.reports.trace_tables import clean, table_lines
 
 __all__ = ["render_trace"]
@@ -27,14 +27,27 @@ ROWS = 6
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
 LOW_CONFIDENCE = 0.75
+COLLECTIVE_COLUMNS = (
+    *("op", "group", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count", "bytes", "ranks"),
+)
 SHOWN: Mapping[str, Sequence[str]] = {
+    "path_causes": (),
+    "path_operators": ("name", "cause", "time_ns", "time_share", "segments"),
     "temporal_steps": ("step", "wall_ns", "utilisation_share", "compute_ns", "comm_ns", "overlap_ns", "idle_ns"),
+    "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
     "kernel_classes": ("class", "count", "total_ns", "time_share", "tensor_core_ns", "fp32_matmul_ns"),
     "kernels": ("name", "count", "total_ns", "time_share", "mean_ns", "max_ns", "overlapped_ns", "occupancy_share"),
-    "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
     "launches": (),
     "copies": (),
     "operators": (),
+    "operators_by_source": (),
+    "modules": (),
+    "annotations": (),
+    "syncs": (),
+    "loading": (),
+    "compiling": (),
+    "flops": (),
+    "memory_peak": ("operator", "alive_bytes", "blocks", "peak_share", "source", "module"),
 }
 """Tables that few rows of mean something, with the columns that matter first (none: all, as far as they fit)."""
 
@@ -156,9 +169,9 @@ def _idle(page: Page, streams: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def _ranks(page: Page, document: Document) -> None:
-    rows, total = worst_ranks(rank_rows(document)), len(document["ranks"])
+    rows, total = worst_ranks(document), len(document["ranks"])
     title = "Ranks" if len(rows) == total else f"The {len(rows)} ranks of {total} that the others wait for most"
-    _section(page, title, table_lines(tuple(rows[0]), rows, page.width - 2))
+    _section(page, title, table_lines(RANK_COLUMNS, rows, page.width - 2))
 
 
 def _collectives(page: Page, document: Document) -> None:
@@ -178,8 +191,7 @@ def _collectives(page: Page, document: Document) -> None:
         most = f"rank {rank}'s by {ns_text(shift_ns)}"
         page.labelled("clocks", [f"of {count_text(len(shifted), 'rank')} shifted to fit the others, {most}"])
     page.blank()
-    for name in ("collectives",):
-        _table(page, collectives["tables"].get(name), ROWS)
+    _table(page, collectives["tables"]["collectives"], ROWS, COLLECTIVE_COLUMNS)
 
 
 def _tables(page: Page, document: Document, top: int) -> None:
@@ -188,9 +200,9 @@ def _tables(page: Page, document: Document, top: int) -> None:
     if rank is None:
         return
     whose = f" (rank {rank})" if len(document["ranks"]) > 1 else ""
-    for name, table in document["ranks"][rank]["tables"].items():
-        if name in SHOWN:
-            _table(page, table, top, SHOWN[name], whose)
+    tables = document["ranks"][rank]["tables"]
+    for name, columns in SHOWN.items():
+        _table(page, tables.get(name), top, columns, whose)
 
 
 def _table(page: Page, table: Mapping[str, Any] | None, top: int, columns: Sequence[str] = (), whose: str = "") -> None:
@@ -212,9 +224,7 @@ def _section(page: Page, title: str, lines: Sequence[str]) -> None:
 
 
 def _notices(page: Page, document: Document) -> None:
-    told = [*document["notices"]]
-    for file in document["files"]:
-        told += [f"{file['path']}: {problem}" for problem in file["problems"]]
+    told = problems_of(document)
     if not told:
         return
     page.lines.append(page.paint("Worth knowing", "bold"))
