@@ -49,10 +49,7 @@ def tables_of_rank(rank: int, steps: tuple[Step, ...]) -> list[Table]:
             "temporal_steps",
             "Device time by step",
             ("step", "wall_ns", "utilisation_share", *names),
-            [
-                (step.number, step.end_ns - step.start_ns, 0.8, *(getattr(times, name) for name in names))
-                for step in steps
-            ],
+            [(step.number, step.end_ns - step.start_ns, 0.8, *parts) for step in steps],
         ),
         table_of(
             "kernels",
@@ -182,18 +179,7 @@ def collectives(ranks: int) -> SimpleNamespace:
             "collectives": table_of(
                 "collectives",
                 "Collectives by group and operation",
-                (
-                    "group",
-                    "op",
-                    "ranks",
-                    "count",
-                    "bytes",
-                    "wait_ns",
-                    "transfer_ns",
-                    "bus_gbps",
-                    "last_rank",
-                    "last_count",
-                ),
+                ("group", "op", "ranks", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count"),
                 [("0", "all_reduce", ranks, 48, 147 * MS, 4 * MS, 117.4, 1, 40)] if several else [],
             )
         },
