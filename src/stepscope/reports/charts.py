@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from stepscope.records.short_names import fitted
 from stepscope.reports.html import escaped
-from stepscope.reports.short_names import fitted
 
 __all__ = ["CHART_STYLE", "Bar", "Curve", "Part", "curves", "legend", "stacked_bars", "stacked_columns"]
 

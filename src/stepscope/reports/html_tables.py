@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.short_names import fitted, short_name
 from stepscope.reports.cells import cell_text, headings, is_number
 from stepscope.reports.html import escaped
-from stepscope.reports.short_names import fitted, short_name
 
 __all__ = ["TABLE_SCRIPT", "TABLE_STYLE", "sortable_table"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.short_names import fitted, short_names
 from stepscope.reports.cells import cell_text, headings, is_number
-from stepscope.reports.short_names import fitted, short_names
 
 __all__ = ["table_lines"]
 

@@ -82,9 +82,11 @@ class MadeTrace:
         self.runtime("cudaLaunchKernel", at, call, tid=tid, correlation=correlation)
         return self.kernel(name, start, dur, correlation=correlation, **more)
 
-    def memory(self, time: float, size: int, allocated: int, reserved: int, device: int = 0) -> None:
+    def memory(
+        self, time: float, size: int, allocated: int, reserved: int, device: int = 0, address: int | None = None
+    ) -> None:
         args = {"Device Type": 1, "Device Id": device, "Bytes": size, "Total Allocated": allocated}
-        args["Total Reserved"] = reserved
+        args |= {"Total Reserved": reserved} | ({} if address is None else {"Addr": address})
         self.events.append(
             {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "s": "t", "ts": time, "pid": PID}
             | {"tid": MAIN_THREAD, "args": args}

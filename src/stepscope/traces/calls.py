@@ -7,11 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.columns import Rows, Trace
+from stepscope.traces.columns import Ints, Rows, Trace
 
-__all__ = ["CallTree", "calls_of", "parents_of"]
+__all__ = ["CallTree", "calls_of", "innermost_at", "padded", "parents_of"]
 
 FOREVER = 1 << 62
+
+
+def padded(values: NDArray[np.int32]) -> NDArray[np.int32]:
+    """With −1 at the end, so that the row −1 (none) has the value −1 (none)."""
+    return np.append(values, np.int32(-1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,7 @@ class CallTree:
         """[slices]; itself where it is one of ``which``, else the innermost of them that holds it; −1: none."""
         index = np.arange(len(self.parents), dtype=np.int32)
         # One more for −1, so that who is beyond the outermost stays there; each turn doubles how far a row looks.
-        up = np.append(np.where(which, index, self.parents), np.int32(-1))
+        up = padded(np.where(which, index, self.parents))
         while True:
             further = up[up]
             if np.array_equal(further, up):
@@ -36,7 +41,7 @@ class CallTree:
 
     def holder(self, which: NDArray[np.bool_]) -> Rows:
         """[slices]; the innermost of ``which`` that holds it, itself not counted; −1: none."""
-        return np.append(self.nearest(which), np.int32(-1))[self.parents]
+        return padded(self.nearest(which))[self.parents]
 
 
 def calls_of(trace: Trace, rows: Rows) -> CallTree:
@@ -53,6 +58,27 @@ def calls_of(trace: Trace, rows: Rows) -> CallTree:
     for own in np.split(rows[order], np.flatnonzero(np.diff(threads[order])) + 1):
         parents[own], depth[own] = _nested(slices.start_ns[own].tolist(), slices.end_ns[own].tolist(), own.tolist())
     return CallTree(parents=parents, depth=depth)
+
+
+def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.int32], times: Ints) -> Rows:
+    """[n]; which of ``rows`` (ascending, all in the tree) ran at each instant on each thread, the innermost; −1: none.
+
+    A row runs from its start on, and no longer at its end.
+    """
+    slices = trace.slices
+    order = np.lexsort((slices.start_ns[rows], slices.thread[rows]))
+    own = rows[order]
+    step = int(max(slices.end_ns.max(initial=0), times.max(initial=0))) + 1
+    keys = slices.thread[own] * np.int64(step) + slices.start_ns[own]
+    at = np.searchsorted(keys, threads * np.int64(step) + times, side="right") - 1
+    found = padded(own)[at]
+    found = np.where((found >= 0) & (slices.thread[found] == threads), found, -1) if len(own) else found
+    ended = np.flatnonzero((found >= 0) & (slices.end_ns[found] <= times)) if len(own) else at[:0]
+    while len(ended):
+        found[ended] = tree.parents[found[ended]]
+        ended = ended[(found[ended] >= 0)]
+        ended = ended[slices.end_ns[found[ended]] <= times[ended]]
+    return found.astype(np.int32)
 
 
 def parents_of(trace: Trace, rows: Rows) -> Rows:

@@ -208,6 +208,8 @@ class Memory:
     allocated: Ints
     """In all, after it; −1: not said."""
     reserved: Ints
+    address: Ints
+    """Of the block: joins what is freed to what was allocated; −1: not said."""
 
 
 @dataclass(frozen=True, kw_only=True)

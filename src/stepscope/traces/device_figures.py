@@ -11,6 +11,7 @@ from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Ints
 from stepscope.traces.copies import bytes_of, is_pageable
 from stepscope.traces.device_work import Work, work_of
+from stepscope.traces.idle import Gaps, StreamIdle, gaps_of, idle_by_lane, idle_by_operator, on_one_stream
 from stepscope.traces.kernel_names import by_name, is_fp32_matmul, is_matrix_class, kernel_class, uses_tensor_cores
 from stepscope.traces.kernels import occupancy_sums
 from stepscope.traces.launches import SHORT_NS, launches_in, queues_of
@@ -23,6 +24,7 @@ __all__ = ["DeviceFigures", "device_figures", "figures_of"]
 
 LOW_OCCUPANCY: Final = 0.5
 LISTED: Final = 10
+NOT_IDLE: Final = StreamIdle(host_wait_ns=0, kernel_wait_ns=0, other_ns=0, sync_ns=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,10 @@ class DeviceFigures:
     low_occupancy: tuple[tuple[str, float, int], ...]
     """Attention kernels with less than half of the warps that fit: name, occupancy, total_ns; the longest first."""
     graph_launches: int
+    idle: StreamIdle
+    """Of the device as a whole: the gaps in which no stream worked, ``Temporal.idle_ns`` in all."""
+    idle_before: tuple[tuple[str, int], ...]
+    """Operators whose launches ended host waits of the whole device, with these: the longest first."""
 
 
 def device_figures(window: Window) -> DeviceFigures:
@@ -77,6 +83,8 @@ def figures_of(work: Work) -> DeviceFigures:
     pageable[pageable] = by_name(trace, work.name[pageable], is_pageable)
     sizes = bytes_of(work)[pageable]
     calls = work.window.rows_of((Kind.RUNTIME,))
+    joined = on_one_stream(work)
+    gaps = gaps_of(joined)
     return DeviceFigures(
         device_name=_device_name(work),
         utilisation=utilisation_of(work),
@@ -96,7 +104,15 @@ def figures_of(work: Work) -> DeviceFigures:
         pageable_copy_count=int(pageable.sum()),
         low_occupancy=_low_occupancy(work, dur_ns),
         graph_launches=int(by_name(trace, trace.slices.name[calls], is_graph_launch).sum()),
+        idle=idle_by_lane(joined, gaps).get("all", NOT_IDLE),
+        idle_before=_idle_before(joined, gaps),
     )
+
+
+def _idle_before(joined: Work, gaps: Gaps) -> tuple[tuple[str, int], ...]:
+    table = idle_by_operator(joined, gaps)
+    name, wait = table.columns.index("operator"), table.columns.index("host_wait_ns")
+    return tuple((row[name], row[wait]) for row in table.rows[:LISTED])
 
 
 def _device_name(work: Work) -> str | None:

@@ -9,14 +9,15 @@ and their changes to the change of the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.records.short_names import fitted, short_name
 from stepscope.records.units import count_text, ms_text, named_ranks
 from stepscope.traces.diff_sides import OTHERS, Side, per_step
-from stepscope.traces.diff_tables import Change, kernels_diff, operators_diff, shapes_diff
+from stepscope.traces.diff_tables import Change, copies_diff, kernels_diff, operators_diff, shapes_diff
 from stepscope.traces.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -33,9 +34,24 @@ LEAST_SHARE = 0.01
 """… and so much of the step: nobody looks for less."""
 LEADS_SHARE = 0.2
 """Of the change of the step that one operator must explain to be named."""
+LEADS = 2
+"""So many are named."""
 OTHER_CALLS = 0.05
 """By how much the number of calls must differ to be what is told."""
 HOST, DEVICE = 0, 1
+NAME_CHARS = 60
+
+
+class Part(NamedTuple):
+    """Per step of a rank."""
+
+    name: str
+    before_ns: int
+    after_ns: int
+
+    @property
+    def change_ns(self) -> int:
+        return self.after_ns - self.before_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +74,24 @@ class TraceDiff:
 def diff(before: JobAnalysis, after: JobAnalysis) -> TraceDiff:
     one, other, ranks = _sides(before.ranks, after.ranks)
     parts = _parts(one, other)
-    step_before_ns, step_after_ns = (sum(column) for column in zip(*(part[1:] for part in parts), strict=True))
-    change_ns = step_after_ns - step_before_ns
+    step = Part("step", sum(part.before_ns for part in parts), sum(part.after_ns for part in parts))
+    change_ns = step.change_ns
     kernels, kernel_changes = kernels_diff(one, other, change_ns)
     operators, operator_changes = operators_diff(one, other, change_ns)
     clear = _is_clear(one.step_lengths_ns, other.step_lengths_ns)
-    summary = _summary(one, other, parts, change_ns)
     made = (
-        summary,
+        _summary(one, other, step, parts),
         _counts(one, other, kernel_changes, operator_changes),
         _memory(one, other),
         kernels,
+        copies_diff(one, other, change_ns),
         operators,
         shapes_diff(one, other, change_ns),
     )
     return TraceDiff(
-        verdict=_verdict(parts, clear, kernel_changes, operator_changes, stepped=one.stepped and other.stepped),
-        step_before_ns=step_before_ns,
-        step_after_ns=step_after_ns,
+        verdict=_verdict(step, parts, clear, kernel_changes, operator_changes, stepped=one.stepped and other.stepped),
+        step_before_ns=step.before_ns,
+        step_after_ns=step.after_ns,
         clear=clear,
         ranks=ranks,
         tables={table.name: table for table in made if table.rows},
@@ -94,53 +110,46 @@ def _sides(before: Sequence[RankAnalysis], after: Sequence[RankAnalysis]) -> tup
 # -- the tables -----------------------------------------------------------------------------------------------------
 
 
-def _parts(one: Side, other: Side) -> list[tuple[str, int, int]]:
-    """Name, before, after: what the step is made of, on the device where there is one."""
+def _parts(one: Side, other: Side) -> list[Part]:
+    """What the step is made of: on the device, or where there is none on the threads of the host."""
     names = ("compute", "exposed communication", "exposed copies", "idle", "outside")
     columns = []
     for side in (one, other):
-        step_ns = sum(side.step_lengths_ns)
-        times = [each.temporal for each in side.analyses]
-        inside = [
-            sum(each.compute_ns for each in times),
-            sum(each.exposed_comm_ns for each in times),
-            sum(each.exposed_memory_ns for each in times),
-            sum(each.idle_ns for each in times),
-        ]
-        columns.append(per_step([*inside, step_ns - sum(inside)], side.rank_steps))
-    return list(zip(names, *columns, strict=True))
+        times = [_inside(each) for each in side.analyses]
+        inside = [sum(column) for column in zip(*times, strict=True)] or [0] * (len(names) - 1)
+        columns.append(per_step([*inside, sum(side.step_lengths_ns) - sum(inside)], side.rank_steps))
+    return [Part(*values) for values in zip(names, *columns, strict=True)]
 
 
-def _summary(one: Side, other: Side, parts: list[tuple[str, int, int]], step_change_ns: int) -> Table:
-    def figure(name: str, get: str) -> tuple[str, int, int]:
-        totals = (sum(getattr(each.temporal, get) for each in side.analyses) for side in (one, other))
-        before, after = totals
-        return name, one.each_step(before), other.each_step(after)
+def _inside(one: RankAnalysis) -> tuple[int, int, int, int]:
+    """Parts of the device's span, each instant in one of them."""
+    temporal, host = one.temporal, one.exchanges.host
+    if not temporal.span_ns and host is not None:
+        return host.compute_ns, host.comm_ns - host.overlap_ns, 0, host.idle_ns
+    return temporal.compute_ns, temporal.exposed_comm_ns, temporal.exposed_memory_ns, temporal.idle_ns
 
-    step = ("step", *(sum(column) for column in zip(*(part[1:] for part in parts), strict=True)))
-    loading = [sum(each.host.loading_ns for each in side.analyses) for side in (one, other)]
+
+def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
+    def figure(name: str, get: Callable[[RankAnalysis], int]) -> Part:
+        before, after = (sum(get(each) for each in side.analyses) for side in (one, other))
+        return Part(name, one.each_step(before), other.each_step(after))
+
     rows = [
         step,
         *parts,
-        figure("communication", "comm_ns"),
-        figure("communication hidden by compute", "overlap_ns"),
-        figure("copies", "memory_ns"),
-        ("DataLoader", one.each_step(loading[0]), other.each_step(loading[1])),
+        figure("communication", lambda each: each.temporal.comm_ns),
+        figure("communication hidden by compute", lambda each: each.temporal.overlap_ns),
+        figure("copies", lambda each: each.temporal.memory_ns),
+        figure("idle for the host", lambda each: each.device.idle.host_wait_ns),
+        figure("DataLoader", lambda each: each.host.loading_ns),
     ]
     return table_of(
         "diff_summary",
         "What a step is made of, before and after",
         ("figure", "before_ns", "after_ns", "change_ns", "change_share", "step_share"),
         (
-            (
-                name,
-                before,
-                after,
-                after - before,
-                _ratio(after - before, before),
-                _ratio(after - before, step_change_ns),
-            )
-            for name, before, after in rows
+            (*part, part.change_ns, _ratio(part.change_ns, part.before_ns), _ratio(part.change_ns, step.change_ns))
+            for part in rows
         ),
         note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
         "step; outside is negative where the device still works after the host's step.",
@@ -208,49 +217,52 @@ def _is_clear(before: Sequence[int], after: Sequence[int]) -> bool:
 
 
 def _verdict(
-    parts: list[tuple[str, int, int]], clear: bool, kernels: list[Change], operators: list[Change], *, stepped: bool
+    step: Part, parts: list[Part], clear: bool, kernels: list[Change], operators: list[Change], *, stepped: bool
 ) -> str:
-    before_ns, after_ns = (sum(column) for column in zip(*(part[1:] for part in parts), strict=True))
-    change_ns = after_ns - before_ns
     what = "Steps take" if stepped else "The trace takes"
     if not clear:
-        after, before = ms_text(after_ns / 1e6), ms_text(before_ns / 1e6)
+        after, before = ms_text(step.after_ns / 1e6), ms_text(step.before_ns / 1e6)
         return f"{what} as long as before: {after} against {before}, within their spread."
-    longer = f"{ms_text(abs(change_ns) / 1e6)} {'longer' if change_ns > 0 else 'less'}"
-    percent = f" ({change_ns / before_ns:+.0%})" if before_ns else ""
-    return f"{what} {longer}{percent}; {_because(parts, change_ns, kernels, operators)}."
+    longer = f"{ms_text(abs(step.change_ns) / 1e6)} {'longer' if step.change_ns > 0 else 'less'}"
+    percent = f" ({step.change_ns / step.before_ns:+.0%})" if step.before_ns else ""
+    return f"{what} {longer}{percent}; {_because(parts, step.change_ns, kernels, operators)}."
 
 
-def _because(parts: list[tuple[str, int, int]], change_ns: int, kernels: list[Change], operators: list[Change]) -> str:
+def _because(parts: list[Part], change_ns: int, kernels: list[Change], operators: list[Change]) -> str:
     sign = 1 if change_ns > 0 else -1
-    changed = {name: (after - before) * sign for name, before, after in parts}
+    changed = {part.name: part.change_ns * sign for part in parts}
     # What a step has outside of the device's span is the host's, too.
     waiting = changed.pop("idle") + changed.pop("outside")
     part = max(changed, key=lambda name: changed[name])
     on_host = waiting > changed[part]
     if on_host:
-        lead = _lead(operators, HOST, sign)
-        at, of = HOST, "the host in "
+        at, of, changes = HOST, "the host in ", operators
     elif part == "exposed communication":
-        lead = _lead([each for each in kernels if each.label[1] == "communication"], HOST, sign)
-        at, of = HOST, ""
+        at, of, changes = HOST, "", [each for each in kernels if each.label[1] == "communication"]
+    elif any(change.after_ns[DEVICE] or change.before_ns[DEVICE] for change in operators):
+        at, of, changes = DEVICE, "the device work of ", operators
     else:
-        lead = _lead(operators, DEVICE, sign) or _lead(kernels, HOST, sign)
-        at, of = (DEVICE, "the device work of ") if lead in operators else (HOST, "")
-    if lead is None or lead.change_ns[at] * sign < LEADS_SHARE * abs(change_ns):
+        at, of, changes = HOST, "", kernels
+    leads = _leads(changes, at, sign, abs(change_ns))
+    if not leads:
         where = "while the device waits for the host" if on_host else f"in {part}"
-        most = max(waiting, changed[part])
-        return f"{_of_it(most, abs(change_ns))} {where}, and no single operator explains it"
-    return f"{_of_it(abs(lead.change_ns[at]), abs(change_ns))} is {of}{lead.label[0]}{_how(lead, at)}"
+        return f"{ms_text(max(waiting, changed[part]) / 1e6)} of it {where}, and no single operator explains it"
+    first, *others = (f"is {of}{_named(lead)}{_how(lead, at)}" for lead in leads)
+    told = f"{ms_text(abs(leads[0].change_ns[at]) / 1e6)} of it {first}"
+    return told + "".join(
+        f", and {ms_text(abs(lead.change_ns[at]) / 1e6)} {other}" for lead, other in zip(leads[1:], others, strict=True)
+    )
 
 
-def _of_it(amount_ns: int, change_ns: int) -> str:
-    return f"{ms_text(amount_ns / 1e6)} of it" if amount_ns <= change_ns else f"{ms_text(amount_ns / 1e6)}"
-
-
-def _lead(changes: list[Change], at: int, sign: int) -> Change | None:
+def _leads(changes: list[Change], at: int, sign: int, change_ns: int) -> list[Change]:
+    """The few that explain most of the change, each a good part of it."""
     named = [each for each in changes if each.label[0] != OTHERS]
-    return max(named, key=lambda each: each.change_ns[at] * sign, default=None)
+    most = sorted(named, key=lambda each: -each.change_ns[at] * sign)[:LEADS]
+    return [each for each in most if each.change_ns[at] * sign >= LEADS_SHARE * change_ns]
+
+
+def _named(lead: Change) -> str:
+    return fitted(short_name(lead.label[0]), NAME_CHARS)
 
 
 def _how(lead: Change, at: int) -> str:

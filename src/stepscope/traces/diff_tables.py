@@ -6,18 +6,28 @@ of the change of the step, which they may exceed: work on several streams and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepscope.traces.diff_sides import OTHERS, Listed, Side, per_step
 from stepscope.traces.table import Table, table_of
 
-__all__ = ["Change", "changes", "kernels_diff", "operators_diff", "shapes_diff"]
+__all__ = ["Change", "changes", "copies_diff", "kernels_diff", "operators_diff", "shapes_diff"]
 
 SAME_SHARE = 0.02
 """Of its former time: durations of kernels differ by as much from run to run."""
 SAME_NS = 1_000
 """Per step: the resolution of the clocks of most traces."""
+
+WORK_COLUMNS = (
+    *("status", "before_count", "after_count", "before_ns", "after_ns", "change_ns"),
+    *("by_count_ns", "by_length_ns", "step_share"),
+)
+OPERATOR_COLUMNS = (
+    *("status", "before_calls", "after_calls"),
+    *("before_host_ns", "after_host_ns", "host_change_ns", "host_step_share"),
+    *("before_device_ns", "after_device_ns", "device_change_ns", "device_step_share"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,40 +113,32 @@ def _share(change_ns: int, step_change_ns: int) -> float | None:
 
 def kernels_diff(before: Side, after: Side, step_change_ns: int) -> tuple[Table, list[Change]]:
     found = changes(before, after, "kernels", ("name", "class"), "count", ("total_ns",))
-    table = table_of(
-        "diff_kernels",
-        "Kernels that changed, per step",
+    return _of_work("diff_kernels", "Kernels that changed, per step", ("name", "class"), found, step_change_ns), found
+
+
+def copies_diff(before: Side, after: Side, step_change_ns: int) -> Table:
+    labels = ("direction", "memory")
+    found = changes(before, after, "copies", labels, "count", ("total_ns",))
+    return _of_work("diff_copies", "Copies and memsets that changed, per step", labels, found, step_change_ns)
+
+
+def _of_work(name: str, title: str, labels: tuple[str, ...], found: list[Change], step_change_ns: int) -> Table:
+    return table_of(
+        name,
+        title,
+        (*labels, *WORK_COLUMNS),
         (
-            "name",
-            "class",
-            "status",
-            "before_count",
-            "after_count",
-            "before_ns",
-            "after_ns",
-            "change_ns",
-            "by_count_ns",
-            "by_length_ns",
-            "step_share",
-        ),
-        (
-            (
-                *each.label,
-                each.status,
-                each.before_count,
-                each.after_count,
-                each.before_ns[0],
-                each.after_ns[0],
-                each.change_ns[0],
-                each.by_count_ns[0],
-                each.change_ns[0] - each.by_count_ns[0],
-                _share(each.change_ns[0], step_change_ns),
-            )
+            (*each.label, each.status, each.before_count, each.after_count, *_split(each, step_change_ns))
             for each in found
         ),
-        note="step_share: of the change of the step time.",
+        note="step_share: of the change of the step time; by_count: what comes of their number, by_length: the rest.",
     )
-    return table, found
+
+
+def _split(change: Change, step_change_ns: int) -> Iterator[int | float | None]:
+    changed, by_count = change.change_ns[0], change.by_count_ns[0]
+    yield from (change.before_ns[0], change.after_ns[0], changed, by_count, changed - by_count)
+    yield _share(changed, step_change_ns)
 
 
 def operators_diff(before: Side, after: Side, step_change_ns: int) -> tuple[Table, list[Change]]:
@@ -159,36 +161,15 @@ def _of_operators(name: str, title: str, labels: tuple[str, ...], found: list[Ch
     return table_of(
         name,
         title,
+        (*labels, *OPERATOR_COLUMNS),
         (
-            *labels,
-            "status",
-            "before_calls",
-            "after_calls",
-            "before_host_ns",
-            "after_host_ns",
-            "host_change_ns",
-            "host_step_share",
-            "before_device_ns",
-            "after_device_ns",
-            "device_change_ns",
-            "device_step_share",
-        ),
-        (
-            (
-                *each.label,
-                each.status,
-                each.before_count,
-                each.after_count,
-                each.before_ns[0],
-                each.after_ns[0],
-                each.change_ns[0],
-                _share(each.change_ns[0], step_change_ns),
-                each.before_ns[1],
-                each.after_ns[1],
-                each.change_ns[1],
-                _share(each.change_ns[1], step_change_ns),
-            )
+            (*each.label, each.status, each.before_count, each.after_count, *_side_by_side(each, step_change_ns))
             for each in found
         ),
         note="Self times, which add up: of the host over all threads, of the device over all streams.",
     )
+
+
+def _side_by_side(change: Change, step_change_ns: int) -> Iterator[int | float | None]:
+    for before, after, changed in zip(change.before_ns, change.after_ns, change.change_ns, strict=True):
+        yield from (before, after, changed, _share(changed, step_change_ns))

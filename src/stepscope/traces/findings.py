@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.units import count_text, ms_text, share_text
+from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.communication import find_communication, find_slow_rank
 from stepscope.traces.rules.device import find_device, find_underused
 from stepscope.traces.rules.host import find_host
@@ -71,6 +72,8 @@ def verdict_of(job: JobAnalysis) -> str:
         seen = f"{step} without profiler steps"
     else:
         seen = f"{count_text(int(view.steps.min()), 'step')} of {step}"
+    if int(view.step_ns.max()) < thresholds.TRACE_FLOOR_NS:
+        return f"Too little to judge by: {seen}{_spent(view)}."
     of = f" on {count_text(len(view.ranks), 'rank')}" if len(view.ranks) > 1 else ""
     return f"Nothing stands out: {seen}{of}{_spent(view)}."
 

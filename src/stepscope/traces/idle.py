@@ -12,7 +12,7 @@ device (``cudaStreamSynchronize``, ``cudaMemcpy``, a copy to pageable memory …
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,17 @@ from stepscope.traces.runtime_names import is_synchronising
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.window import Window
 
-__all__ = ["Gaps", "StreamIdle", "gaps_of", "idle_by_operator", "idle_of", "idle_table", "synchronising_calls"]
+__all__ = [
+    "Gaps",
+    "StreamIdle",
+    "gaps_of",
+    "idle_by_lane",
+    "idle_by_operator",
+    "idle_of",
+    "idle_table",
+    "on_one_stream",
+    "synchronising_calls",
+]
 
 KERNEL_WAIT_NS: Final = 30_000
 HOST, KERNEL, OTHER = 1, 2, 3
@@ -54,10 +64,18 @@ class Gaps:
     sync_ns: Ints
 
 
+def on_one_stream(work: Work) -> Work:
+    """The same as if all of it were on one stream: its gaps are the idle time of the device as a whole."""
+    return replace(work, lane=np.zeros(len(work), np.int64), lanes=("all",) if len(work) else ())
+
+
 def idle_of(window: Window) -> dict[str, StreamIdle]:
     """By stream."""
     work = work_of(window)
-    gaps = gaps_of(work)
+    return idle_by_lane(work, gaps_of(work))
+
+
+def idle_by_lane(work: Work, gaps: Gaps) -> dict[str, StreamIdle]:
     sums = {name: column.tolist() for name, column in _sums(work, gaps).items()}
     return {
         lane: StreamIdle(**{name: column[index] for name, column in sums.items()})

@@ -23,6 +23,7 @@ ON_DEVICE = frozenset(int(kind) for kind in DEVICE_KINDS)
 NO_STREAM = 2**31 - 1
 """CUPTI writes 2³² − 1 where it means none, or all."""
 MAX_DEVICE = 1024
+MAX_ADDRESS = 2**63 - 1
 SIZED = (int(Kind.MEMCPY), int(Kind.MEMSET))
 
 
@@ -201,6 +202,7 @@ class _Reader:
                 bytes=[event.args.memory_bytes for event in memory],
                 allocated=[event.args.allocated for event in memory],
                 reserved=[event.args.reserved for event in memory],
+                address=[event.args.address & MAX_ADDRESS if event.args.address > 0 else -1 for event in memory],
             )
         arrows = [event for event in events if event.cat == "fwdbwd"]
         for event, time_ns in zip(arrows, self._time_ns(arrows).tolist(), strict=True):

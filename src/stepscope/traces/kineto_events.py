@@ -51,6 +51,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     memory_bytes: int = msgspec.field(name="Bytes", default=0)
     allocated: int = msgspec.field(name="Total Allocated", default=-1)
     reserved: int = msgspec.field(name="Total Reserved", default=-1)
+    address: int = msgspec.field(name="Addr", default=-1)
     name: str = ""
     """Of a thread or process, in metadata."""
 

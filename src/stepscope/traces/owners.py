@@ -27,14 +27,12 @@ def owner_of(window: Window) -> Rows:
     """
     slices = window.trace.slices
     out = np.full(len(slices), -1, np.int32)
-    ops = window.rows_of((Kind.OP,))
+    ops = window.host.ops
     if not len(ops):
         return out
     calls = window.rows_of((Kind.RUNTIME,))
     work = window.rows_of(DEVICE_KINDS)
-    is_op = np.zeros(len(slices), bool)
-    is_op[ops] = True
-    out[calls] = window.calls.holder(is_op)[calls]
+    out[calls] = window.host.op_holder[calls]
     launched = work[window.launch[work] >= 0]
     out[launched] = out[window.launch[launched]]
     rest = np.concatenate([calls, work])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stepscope.traces.calls import CallTree, calls_of
 from stepscope.traces.categories import DEVICE_KINDS, DEVICE_WORK, HOST_KINDS, Kind
 from stepscope.traces.columns import Ints, Rows, Trace
+from stepscope.traces.host import HostView
 from stepscope.traces.links import launches_of
 from stepscope.traces.owners import owner_of
 
@@ -69,6 +70,11 @@ class Window:
     def owner(self) -> Rows:
         """[slices]; the operator that runtime and device rows belong to, see ``owners``; −1: none."""
         return owner_of(self)
+
+    @cached_property
+    def host(self) -> HostView:
+        """What the analyses of the host's side have in common."""
+        return HostView(self)
 
     def rows_of(self, kinds: tuple[Kind, ...]) -> Rows:
         rows = self.trace.rows_of(kinds)

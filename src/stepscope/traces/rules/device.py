@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.short_names import fitted, short_name
 from stepscope.records.units import bytes_text, count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved
@@ -196,7 +197,8 @@ def _attention(view: View) -> list[Claim]:
         claim_of(
             view,
             "low_occupancy_attention",
-            f"Attention keeps few of the device's threads busy{view.of_whom(where)}: {_short(name)} runs at "
+            f"Attention keeps few of the device's threads busy{view.of_whom(where)}: "
+            f"{fitted(short_name(name), NAME_CHARS)} runs at "
             f"{share_text(occupancy)} occupancy; such kernels take {view.each_step(each_ns)}, "
             f"{share_text(view.typical(view.share(low_ns), where))} of the time.",
             where=where,
@@ -218,13 +220,9 @@ def _attention(view: View) -> list[Claim]:
     ]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
-
-
 def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
-    """``gpu_underused``, where nothing that is warned of says why."""
-    if any(claim.finding.severity != "info" for claim in claims):
+    """``gpu_underused``, where nothing says why."""
+    if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
         return []
     used = np.array([one.device.utilisation if one.device.utilisation is not None else 1.0 for one in view.analyses])
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)

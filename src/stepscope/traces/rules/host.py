@@ -145,7 +145,9 @@ def _queues_empty(view: View) -> Bools:
             return queue < thresholds.QUEUED_FEW
         return delay_ns is None or delay_ns < thresholds.DELAY_SMALL_NS
 
-    return np.array([empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], bool)
+    return np.array(
+        [empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], np.bool_
+    )
 
 
 def _rest(view: View, idle_ns: Ints) -> list[Claim]:
@@ -154,9 +156,12 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
         return []
     each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
-    late = _launched_late(view.analyses[row])
-    whole_ns = sum(wait_ns for _, wait_ns in late)
-    mostly = f", mostly before {late[0][0]}" if late and late[0][1] >= thresholds.EXPLAINS_SHARE * whole_ns else ""
+    late, holes = view.analyses[row].device.idle_before, _holes(view.analyses[row])
+    enough_ns = thresholds.EXPLAINS_SHARE * int(idle_ns[row])
+    if holes and holes[0][1] >= enough_ns:
+        mostly = f", mostly in {holes[0][0]}"
+    else:
+        mostly = f", mostly before {late[0][0]}" if late and late[0][1] >= enough_ns else ""
     return [
         claim_of(
             view,
@@ -169,9 +174,8 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
             evidence={
                 "idle_ms_per_step": round(each_ns / 1e6, 3),
                 "idle_share": round(share, 4),
-                "before": [
-                    {"operator": name, "wait_ms": round(wait_ns / 1e6, 3)} for name, wait_ns in late[:PLACES_SHOWN]
-                ],
+                "before": [{"operator": name, "wait_ms": round(each / 1e6, 3)} for name, each in late[:PLACES_SHOWN]],
+                "holes": [{"place": name, "hole_ms": round(each / 1e6, 3)} for name, each in holes[:PLACES_SHOWN]],
             },
             advice=(
                 "See under operators and modules what the host does meanwhile: Python loops, preprocessing, logging.",
@@ -182,13 +186,15 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
     ]
 
 
-def _launched_late(one: RankAnalysis) -> list[tuple[str, int]]:
-    """Whose launches ended the waits of all streams, the longest first."""
-    table = one.tables.get("idle_by_operator")
-    waits: dict[str, int] = {}
+def _holes(one: RankAnalysis) -> list[tuple[str, int]]:
+    """Where the main thread ran no operator for long, the longest first: by line, else by what was around it."""
+    table = one.tables.get("holes")
+    times: dict[str, int] = {}
     for row in table.to_rows() if table else ():
-        waits[row["operator"]] = waits.get(row["operator"], 0) + row["host_wait_ns"]
-    return sorted(waits.items(), key=lambda each: -each[1])
+        place = row["source"] or row["inside"]
+        if place:
+            times[place] = times.get(place, 0) + row["dur_ns"]
+    return sorted(times.items(), key=lambda each: -each[1])
 
 
 def _times(count: float) -> str:

@@ -16,7 +16,7 @@ def find_practices(view: View) -> list[Finding]:
 
 
 def _data_parallel(view: View) -> list[Finding]:
-    where = np.array([one.host.uses_data_parallel for one in view.analyses], bool)
+    where = np.array([one.host.uses_data_parallel for one in view.analyses], np.bool_)
     if not where.any():
         return []
     return [

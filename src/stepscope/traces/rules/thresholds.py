@@ -78,8 +78,8 @@ TENSOR_CORES_FROM: Final = 7
 TF32_FROM: Final = 8
 """Compute capability (Ampere)."""
 ATTENTION_OCCUPANCY: Final = 0.10
-"""Of the warps that fit.  Flash attention runs at 0.12 to 0.25 by design (registers and shared memory); below, there are too few blocks
-for the device."""
+"""Of the warps that fit.  Flash attention runs at 0.12 to 0.25 by design (registers and shared memory); below, there
+are too few blocks for the device."""
 ATTENTION_SHARE: Final = 0.10
 """Of the step in such kernels."""
 UNDERUSED_SHARE: Final = 0.50

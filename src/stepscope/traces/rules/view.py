@@ -3,9 +3,8 @@
 Ranks are compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some
 by the rank that it hits most, since the others wait for that one.
 
-*Idle*, of a device: within its span, as ``temporal`` has it, apportioned to causes as on the stream that has the fewest
-gaps and still all of it; before the first kernel and after the last of a step it waits for the host.  A rank without
-device work computes on the host, whose every moment counts.
+*Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
+the host, too.  A rank without device work computes on the host, whose every moment counts.
 """
 
 from __future__ import annotations
@@ -242,19 +241,7 @@ def _idle_of(one: RankAnalysis, step_ns: int) -> tuple[int, int, int, int]:
     temporal = one.temporal
     if not temporal.span_ns:
         return step_ns, 0, 0, 0
-    # Whatever ran beside it, a stream that was there all the time has the device's idle time among its gaps.
-    streams = sorted(
-        (idle.host_wait_ns + idle.kernel_wait_ns + idle.other_ns, idle.host_wait_ns, idle.kernel_wait_ns, idle.sync_ns)
-        for idle in one.idle.values()
-    )
-    gaps_ns, host_ns, kernel_ns, sync_ns = next(
-        (gaps for gaps in streams if gaps[0] >= temporal.idle_ns), streams[-1] if streams else (0, 0, 0, 0)
-    )
-    if not gaps_ns:
-        gaps_ns, host_ns = 1, 1
-    host_part = temporal.idle_ns * host_ns // gaps_ns
-    kernel_part = temporal.idle_ns * kernel_ns // gaps_ns
-    sync_part = temporal.idle_ns * sync_ns // gaps_ns
+    idle = one.device.idle
     stepped = all(step.name for step in one.steps)
     outside = max(step_ns - temporal.span_ns, 0) if stepped else 0
-    return host_part + outside, sync_part, kernel_part, temporal.idle_ns - host_part - kernel_part
+    return idle.host_wait_ns + outside, idle.sync_ns, idle.kernel_wait_ns, idle.other_ns

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.reports.short_names import fitted, short_name, short_names
+from stepscope.records.short_names import fitted, short_name, short_names
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

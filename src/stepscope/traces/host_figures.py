@@ -1,0 +1,103 @@
+"""The host's side of one rank in a few figures: what rules ask for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stepscope.traces.compiling import compiling_of
+from stepscope.traces.flops import flops_found
+from stepscope.traces.loading import loading_of
+from stepscope.traces.memory_curve import MemoryCurve, memory_of
+from stepscope.traces.pauses import Pause, pauses_of
+from stepscope.traces.syncs import SyncPlace, syncs_of
+from stepscope.traces.window import Window
+
+__all__ = ["HostFigures", "host_figures"]
+
+DATA_PARALLEL = re.compile(r"^(nn\.Module: )?DataParallel(_\d+$|\.forward$)")
+DISTRIBUTED = re.compile(r"^(nn\.Module: )?DistributedDataParallel(_\d+$|\.forward$)|^DistributedDataParallel\.")
+BACKEND = re.compile(r"^(nccl|gloo|mpi|ucc|xccl|rccl):")
+MAX_SYNCS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFigures:
+    loading_ns: int
+    """Main thread inside a loader's ``__next__``, within steps."""
+    loading_by_step: tuple[int, ...]
+    """Nanoseconds, one for each step that counts."""
+    syncs: tuple[SyncPlace, ...]
+    """Where the host waits for the device, the most costly first."""
+    pauses: tuple[Pause, ...]
+    """Garbage collections, by time."""
+    compile_ns: int
+    recompiles: int
+    graph_breaks: int
+    """Compiled regions entered from inside another in one step, in the step with the most."""
+    compiled_regions: int
+    """Different ones that ran."""
+    peak_allocated_bytes: int | None
+    """Of the device's memory, as all below; None: not in the trace."""
+    reserved_at_peak_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_memory_bytes: int | None
+    """What the device has."""
+    flops: int | None
+    """Of all steps that count; None where shapes are missing."""
+    mfu: float | None
+    """Share of the device's peak, 0 to 1."""
+    uses_data_parallel: bool
+    """``nn.DataParallel``: one process, many devices."""
+    ddp_backend: str | None
+    """Of ``DistributedDataParallel``, where it is used and known."""
+
+
+def host_figures(window: Window) -> HostFigures:
+    loading, compiling, flops, curve = (
+        loading_of(window),
+        compiling_of(window),
+        flops_found(window),
+        memory_of(window),
+    )
+    peak, at_peak, reserved = _memory(curve)
+    names = window.trace.strings
+    distributed = any(DISTRIBUTED.match(name) for name in names)
+    return HostFigures(
+        loading_ns=loading.total_ns,
+        loading_by_step=loading.by_step,
+        syncs=syncs_of(window)[:MAX_SYNCS],
+        pauses=pauses_of(window),
+        compile_ns=compiling.compile_ns,
+        recompiles=compiling.recompiles,
+        graph_breaks=compiling.graph_breaks,
+        compiled_regions=len(compiling.regions),
+        peak_allocated_bytes=peak,
+        reserved_at_peak_bytes=at_peak,
+        peak_reserved_bytes=reserved,
+        device_memory_bytes=_device_memory(window, curve),
+        flops=flops.total,
+        mfu=flops.mfu,
+        uses_data_parallel=any(DATA_PARALLEL.match(name) for name in names),
+        ddp_backend=_backend(window) if distributed else None,
+    )
+
+
+def _memory(curve: MemoryCurve | None) -> tuple[int | None, int | None, int | None]:
+    if curve is None or not curve.absolute or curve.device_type == 0:
+        return None, None, None
+    return int(curve.allocated[curve.peak]), int(curve.reserved[curve.peak]), int(curve.reserved.max())
+
+
+def _device_memory(window: Window, curve: MemoryCurve | None) -> int | None:
+    devices = window.trace.meta.devices
+    wanted = curve.device if curve is not None and curve.device_type > 0 else None
+    sizes = [each.get("totalGlobalMem") for each in devices if wanted is None or each.get("id", wanted) == wanted]
+    return sizes[0] if sizes and isinstance(sizes[0], int) else None
+
+
+def _backend(window: Window) -> str | None:
+    if window.trace.meta.backend:
+        return window.trace.meta.backend
+    found = {match.group(1) for name in window.trace.strings if (match := BACKEND.match(name))}
+    return min(found) if len(found) == 1 else None
