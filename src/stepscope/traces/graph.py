@@ -1,8 +1,8 @@
 """What depends on what in one rank's trace: the edges that a critical path goes along.
 
 *Work* is what runs beside the threads: kernels, copies, memsets, and collectives of the host on threads of their own
-(gloo).  A work's start is due to the latest of: the end of the work before it on its stream (``STREAM``), the end of the
-work of another stream that it waited for (``EVENT``), its launch (``LAUNCH``).
+(gloo).  A work's start is due to the latest of: the end of the work before it on its stream (``STREAM``), the end of
+that of another stream which it waited for (``EVENT``), its launch (``LAUNCH``).
 
 A thread goes on from instant to instant, but for its *exits*: instants at which it had been waiting until then for work
 to end or (a full queue) to begin, or for another thread (autograd's, while ``backward`` waits).  Forward operators come
@@ -132,8 +132,8 @@ def graph_of(window: Window) -> Graph:
         before=before.tolist(),
         awaited=awaited.tolist(),
         via=_latest(start_ns, end_ns, launched, launch_thread, before, awaited).tolist(),
-        exits=exits.sorted(lambda exit: exit[1] < exit[0]),
-        checks=exits.sorted(lambda exit: True),
+        exits=exits.sorted(lambda each: each[1] < each[0]),
+        checks=exits.sorted(lambda each: True),
     )
 
 
@@ -175,7 +175,7 @@ def _host_collectives(window: Window) -> Rows:
     trace, slices = window.trace, window.trace.slices
     rows = window.rows_of((Kind.OP, Kind.ANNOTATION))
     rows = rows[trace.names_where(host_communicates)[slices.name[rows]]]
-    return rows[window.calls.depth[rows] == 0]
+    return np.asarray(rows[window.calls.depth[rows] == 0])
 
 
 def _asked(window: Window, collectives: Rows, main: list[int], offset: int) -> tuple[Ints, Ints]:
@@ -257,7 +257,7 @@ class _Exits:
         for begin, end in zip(begins, ends, strict=True):
             self.found[waiter].append((end, begin, Via.THREAD, helper))
             self.found[helper].append((begin, begin - 1, Via.THREAD, waiter))
-        return waited
+        return np.asarray(waited)
 
     def add_collectives(self, collectives: Rows, offset: int, waiters: set[int]) -> None:
         """Where a thread does nothing visible until a collective of the host has ended, it waited for it."""

@@ -1,7 +1,8 @@
 """What each thread of the host does at each instant: its line.
 
-A line cuts a thread's time into pieces; each belongs to the innermost slice that runs, or to none (a gap: Python without
-``with_stack``, or idleness).  Where slices overlap without one holding the other, the one that began last has the time.
+A line cuts a thread's time into pieces; each belongs to the innermost slice that runs, or to none (a gap: Python
+without ``with_stack``, or idleness).  Where slices overlap without one holding the other, the one that began last has
+the time.
 """
 
 from __future__ import annotations

@@ -17,12 +17,11 @@ segments are disjoint, leave no instant out, and come to the step's length exact
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stepscope.traces.columns import Ints
+from stepscope.traces.exchanges import Exchanges
 from stepscope.traces.graph import Graph, graph_of
 from stepscope.traces.routes import Routes, routes_of
 from stepscope.traces.segments import CAUSES, Cause, Segments
@@ -32,18 +31,10 @@ from stepscope.traces.window import Window
 
 __all__ = ["NamedTime", "RankPath", "StepPath", "path_segments", "rank_path"]
 
+NO_ROWS = np.empty(0, np.int32)
 NAMES = 200
 """Operators and kernels kept."""
 DEVICE = (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
-
-
-class Arrivals(Protocol):
-    """What is needed of ``Exchanges``."""
-
-    @property
-    def start_ns(self) -> Ints: ...
-    @property
-    def end_ns(self) -> Ints: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +76,14 @@ class RankPath:
         return dict(sorted(((c, ns) for c, ns in total.items() if ns), key=lambda each: -each[1]))
 
 
-def rank_path(window: Window, exchanges: Arrivals | None = None) -> RankPath:
+def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
     return path_of(graph_of(window), exchanges)
 
 
-def path_of(graph: Graph, exchanges: Arrivals | None = None) -> RankPath:
+def path_of(graph: Graph, exchanges: Exchanges) -> RankPath:
     window = graph.window
     walks = walks_of(graph)
-    origin_ns = window.trace.meta.origin_ns
-    at = (exchanges.start_ns - origin_ns, exchanges.end_ns - origin_ns) if exchanges else None
-    routes, segments = routes_of(graph, walks, at)
+    routes, segments = routes_of(graph, walks, exchanges.row)
     own = segments.take(routes.on_path[segments.node])
     step_of_node = routes.step
     steps = _steps(window, own, step_of_node)
@@ -126,11 +115,12 @@ def walks_of(graph: Graph) -> list[StepWalk]:
 
 
 def path_segments(window: Window) -> Segments:
-    """The segments of all steps' paths by time: for drawing."""
+    """The segments of all steps' paths by step (``node`` is its index) and time: for drawing."""
     graph = graph_of(window)
-    routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], None)
+    routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
     own = segments.take(routes.on_path[segments.node])
-    return own.take(np.argsort(own.start_ns, kind="stable"))
+    own = replace(own, node=routes.step[own.node])
+    return own.take(np.lexsort((own.start_ns, own.node)))
 
 
 def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[StepPath, ...]:

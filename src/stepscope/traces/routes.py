@@ -1,19 +1,20 @@
 """How a rank came to the end of each step and to each of its collectives: the forest of its walks, in sums.
 
 A *node* is a stretch of a walk; its parent is what came before it in time.  A node is one collective's time, or lies
-between collectives.  Size: some nodes per collective, none per event; this is what a path over several ranks is made of.
+between collectives.  There are some nodes per collective, none per event: a path over several ranks is made of these.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.columns import Ints
+from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.graph import Graph
-from stepscope.traces.segments import CAUSES, Pieces, Segments, segments_of
+from stepscope.traces.segments import CAUSES, Cause, Pieces, Segments, segments_of
 from stepscope.traces.walk import Piece, StepWalk, What
 
 __all__ = ["Routes", "routes_of"]
@@ -43,9 +44,7 @@ class Routes:
     ends: Ints
     """[steps]; the node at the step's end."""
     arrivals: Ints
-    """[exchanges]; the node before the arrival at it; −1: it began outside of the steps, or there was nothing before."""
-    linked: NDArray[np.bool_]
-    """[exchanges]; ``arrivals`` is known."""
+    """[exchanges]; the node before the arrival at it; −1: it began outside of the steps."""
 
 
 class _Nodes:
@@ -65,8 +64,8 @@ class _Nodes:
         return len(self.parent) - 1
 
 
-def routes_of(graph: Graph, walks: list[StepWalk], exchanges: tuple[Ints, Ints] | None) -> tuple[Routes, Segments]:
-    """``exchanges``: their starts and ends, as the trace counts time.  With the segments of all nodes."""
+def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Routes, Segments]:
+    """``exchanges``: their slices.  With the segments of all nodes."""
     nodes = _Nodes()
     ends: list[int] = []
     tops: list[dict[int, int]] = []
@@ -75,23 +74,25 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: tuple[Ints, Ints] 
         ends.append(top[0])
         tops.append({work: top[leg] for work, leg in walk.of_collective.items()})
     table = np.array(nodes.pieces, np.int64).reshape(-1, 5)
-    names = ("start_ns", "end_ns", "what", "index", "node")
-    segments = segments_of(graph, Pieces(**{name: table[:, at] for at, name in enumerate(names)}))
+    columns = ("start_ns", "end_ns", "what", "index", "node")
+    segments = segments_of(graph, Pieces(**{column: table[:, at] for at, column in enumerate(columns)}))
     on_path = np.zeros(len(nodes.parent), bool)
     for end in ends:
-        while end >= 0:
-            on_path[end] = True
-            end = nodes.parent[end]
+        node = end
+        while node >= 0:
+            on_path[node] = True
+            node = nodes.parent[node]
     number = _exchange_numbers(graph, exchanges)
-    count = 0 if exchanges is None else len(exchanges[0])
-    arrivals, linked = np.full(count, -1, np.int64), np.zeros(count, bool)
+    arrivals = np.full(len(exchanges), -1, np.int64)
     for step, by_work in enumerate(tops):
         for work, node in by_work.items():
             exchange = number.get(work, -1)
             inside = graph.start_ns[work] >= graph.window.steps[step].start_ns
             if exchange >= 0 and inside:
-                arrivals[exchange], linked[exchange] = node, True
-    sums = _sums(graph, segments, len(nodes.parent))
+                arrivals[exchange] = node
+    top_name, top_cause, top_ns, names = _tops(graph, segments, len(nodes.parent))
+    causes_ns = np.zeros((len(nodes.parent), len(CAUSES)), np.int64)
+    np.add.at(causes_ns, (segments.node, segments.cause), segments.end_ns - segments.start_ns)
     routes = Routes(
         parent=np.array(nodes.parent, np.int64),
         step=np.array(nodes.step, np.int64),
@@ -99,8 +100,11 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: tuple[Ints, Ints] 
         on_path=on_path,
         ends=np.array(ends, np.int64),
         arrivals=arrivals,
-        linked=linked,
-        **sums,
+        causes_ns=causes_ns,
+        top_name=top_name,
+        top_cause=top_cause,
+        top_ns=top_ns,
+        names=names,
     )
     return routes, segments
 
@@ -118,7 +122,7 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
         instants = [leg.end_ns, *sorted(own_cuts - {leg.end_ns}, reverse=True)]
         made = {instant: nodes.add(step) for instant in instants}
         ids = list(made.values())
-        for later, earlier in zip(ids, ids[1:], strict=False):
+        for later, earlier in itertools.pairwise(ids):
             nodes.parent[later] = earlier
         _cut_pieces(nodes, leg.pieces, instants, ids)
         at.append(made)
@@ -140,7 +144,8 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
 def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: list[int]) -> None:
     """Each piece to the node that it lies in, cut where it lies in several; both go back in time."""
     number = 0
-    for start_ns, end_ns, what, index in pieces:
+    for start_ns, piece_end_ns, what, index in pieces:
+        end_ns = piece_end_ns
         while number + 1 < len(ids) and end_ns <= instants[number + 1]:
             number += 1
         while number + 1 < len(ids) and start_ns < instants[number + 1]:
@@ -150,42 +155,29 @@ def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: li
         nodes.pieces.append((start_ns, end_ns, what, index, ids[number]))
 
 
-def _exchange_numbers(graph: Graph, exchanges: tuple[Ints, Ints] | None) -> dict[int, int]:
-    """By work: the exchange that it is, told by its start and end."""
-    if exchanges is None:
-        return {}
-    by_time = {times: at for at, times in enumerate(zip(exchanges[0].tolist(), exchanges[1].tolist(), strict=True))}
-    works = (work for work, is_one in enumerate(graph.collective) if is_one)
-    found = ((work, by_time.get((graph.start_ns[work], graph.end_ns[work]), -1)) for work in works)
-    return {work: at for work, at in found if at >= 0}
+def _exchange_numbers(graph: Graph, rows: Rows) -> dict[int, int]:
+    """By work: the exchange that it is."""
+    by_row = {row: at for at, row in enumerate(rows.tolist())}
+    works = [work for work, is_one in enumerate(graph.collective) if is_one]
+    return {work: by_row[row] for work, row in zip(works, graph.row[works].tolist(), strict=True) if row in by_row}
 
 
-def _sums(graph: Graph, segments: Segments, count: int) -> dict[str, Ints | tuple[str, ...]]:
-    length = segments.end_ns - segments.start_ns
-    causes_ns = np.zeros(count * len(CAUSES), np.int64)
-    np.add.at(causes_ns, segments.node * len(CAUSES) + segments.cause, length)
-    named = np.where(segments.operator >= 0, segments.operator, segments.name)
-    on_device = segments.cause <= 2
-    code = np.where(on_device, segments.name, named).astype(np.int64) + 1
+def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
+    """What took most of each node: names, causes and times; and what the names are."""
     width = len(graph.window.trace.strings) + 1
+    on_host = ~np.isin(segments.cause, (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY))
+    code = np.where(on_host & (segments.operator >= 0), segments.operator, segments.name).astype(np.int64) + 1
     groups, inverse = np.unique((segments.node * len(CAUSES) + segments.cause) * width + code, return_inverse=True)
     time = np.zeros(len(groups), np.int64)
-    np.add.at(time, inverse, length)
+    np.add.at(time, inverse, segments.end_ns - segments.start_ns)
     node = groups // (width * len(CAUSES))
     order = np.lexsort((-time, node))
-    first = np.searchsorted(node[order], np.arange(count))
-    place = np.arange(len(order)) - (first[node[order]] if len(order) else 0)
+    place = np.arange(len(order)) - np.searchsorted(node[order], node[order])
     kept, place = order[place < TOP], place[place < TOP]
-    top = np.full((3, count, TOP), -1, np.int64)
     codes, short = np.unique(groups[kept] % width, return_inverse=True)
-    top[0, node[kept], place] = np.where(codes[short] > 0, short, -1) if len(kept) else -1
-    top[1, node[kept], place] = groups[kept] // width % len(CAUSES)
-    top[2, node[kept], place] = time[kept]
-    names = tuple(graph.window.trace.text(code - 1) for code in codes.tolist())
-    return {
-        "causes_ns": causes_ns.reshape(count, len(CAUSES)),
-        "top_name": top[0],
-        "top_cause": top[1],
-        "top_ns": np.maximum(top[2], 0),
-        "names": names,
-    }
+    top_name, top_cause = np.full((2, count, TOP), -1, np.int64)
+    top_ns = np.zeros((count, TOP), np.int64)
+    top_name[node[kept], place] = np.where(codes[short] > 0, short, -1)
+    top_cause[node[kept], place] = groups[kept] // width % len(CAUSES)
+    top_ns[node[kept], place] = time[kept]
+    return top_name, top_cause, top_ns, tuple(graph.window.trace.text(code - 1) for code in codes.tolist())

@@ -2,7 +2,7 @@
 
 What CUPTI says (``cuda_sync`` rows: which stream, which recorded event) is taken.  Without it a synchronising call is
 taken to have waited for the work launched before it that was the last to end before it returned; and work before whose
-launch its thread called ``cudaStreamWaitEvent`` for the work of another stream that was the last to end before it began.
+launch its thread called ``cudaStreamWaitEvent``, for that of another stream which was the last to end before it began.
 
 A launch that found a thousand others queued waited until the device began the next one.
 """

@@ -1,8 +1,8 @@
 """Walking back through a step's dependencies, from an instant to what it was due to.
 
 A *leg* is a walk from the step's end, or from the arrival at a collective, back to the end of the collective before on
-that walk, or to the step's start; or to where it meets a leg walked earlier, whose way it shares from there on.  All legs
-of a step together are thus a forest whose size is linear in the trace, however many collectives overlap.
+that walk, or to the step's start; or to where it meets a leg walked earlier, whose way it shares from there on.  So all
+legs of a step are a forest, linear in the trace however many collectives overlap.
 
 A leg's *pieces* are disjoint and without holes, from its end down: a thread, a work, or the delay before a work.
 """
@@ -29,8 +29,8 @@ class Piece(NamedTuple):
     start_ns: int
     end_ns: int
     what: What
-    index: int
-    """Of a thread or a work."""
+    which: int
+    """A thread or a work."""
 
 
 @dataclass(kw_only=True)
