@@ -199,6 +199,7 @@ def trace_job() -> Callable[..., Any]:
             distributed=ranks_table(ranks, found),
             path={},
             findings=findings(ranks),
+            verdict=findings(ranks)[0].title,
             notices=("1 file names no rank: it is counted as rank 0",),
         )
 

@@ -31,7 +31,7 @@ SCHEMA = 1
 def document_of(job: JobAnalysis) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "verdict": _verdict(job.findings),
+        "verdict": _verdict(job),
         "findings": [plain(finding.to_dict()) for finding in job.findings],
         "files": [_file(analysis) for analysis in job.ranks],
         "steps": _steps(job.ranks),
@@ -73,18 +73,15 @@ def table_document(table: Table) -> dict[str, Any]:
     }
 
 
-def _verdict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The first finding in short."""
-    if not findings:
-        return {
-            "kind": "healthy", "severity": "info", "title": "Nothing in this trace stands out.", "price": None,
-            "ranks": [], "advice": [], "confidence": 1.0,
-        }  # fmt: skip
-    first = findings[0]
+def _verdict(job: JobAnalysis) -> dict[str, Any]:
+    """The first finding in short, unless nothing is more than worth knowing."""
+    first = next(iter(job.findings), None)
+    if first is None or first.severity == "info":
+        first = Finding(kind="healthy", severity="info", title=job.verdict)
     return {
         "kind": first.kind,
         "severity": first.severity,
-        "title": first.title,
+        "title": job.verdict,
         "price": price_text(first.cost),
         "ranks": list(first.ranks),
         "advice": list(first.advice),

@@ -13,7 +13,7 @@ from stepscope.reports.charts import CHART_STYLE, Bar, Curve, Part, curves, lege
 from stepscope.reports.html import escaped, page
 from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_ranks import problems_of, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import look_of, other_findings, problems_of, rank_shown, worst_ranks
 
 __all__ = ["render_trace_html"]
 
@@ -86,14 +86,13 @@ def _facts(document: Document) -> str:
 
 
 def _findings(document: Document) -> Iterator[str]:
-    others = document["findings"][1 : 1 + FINDINGS_SHOWN]
+    others = other_findings(document)[:FINDINGS_SHOWN]
     if not others:
         return
     yield '<h2>Also found</h2><div class="cards">'
     for finding in others:
-        look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
         price = price_text(finding["cost"])
-        yield f'<div class="card {escaped(look)}"><h3>{escaped(finding["title"])}</h3>'
+        yield f'<div class="card {escaped(look_of(finding))}"><h3>{escaped(finding["title"])}</h3>'
         if price:
             yield f"<p>{escaped(price)}</p>"
         yield from (f'<p class="soft">{escaped(sentence)}</p>' for sentence in finding["advice"])

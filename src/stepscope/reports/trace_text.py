@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.records.units import count_text, ns_text, share_text
 from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_ranks import RANK_COLUMNS, problems_of, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import RANK_COLUMNS, look_of, other_findings, problems_of, rank_shown, worst_ranks
 from stepscope.reports.trace_tables import clean, table_lines
 
 __all__ = ["render_trace"]
@@ -32,6 +32,7 @@ COLLECTIVE_COLUMNS = (
 )
 SHOWN: Mapping[str, Sequence[str]] = {
     "path_causes": (),
+    "what_if": (),
     "path_operators": ("name", "cause", "time_ns", "time_share", "segments"),
     "temporal_steps": ("step", "wall_ns", "utilisation_share", "compute_ns", "comm_ns", "overlap_ns", "idle_ns"),
     "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
@@ -72,8 +73,7 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
 
 def _verdict(page: Page, document: Document) -> None:
     verdict = document["verdict"]
-    healthy = verdict["kind"] == "healthy"
-    page.marked("healthy" if healthy else verdict["severity"], clean(verdict["title"]), bold=True)
+    page.marked(look_of(verdict), clean(verdict["title"]), bold=True)
     if verdict["price"]:
         page.labelled("price", [verdict["price"]])
     page.labelled("to do", map(clean, verdict["advice"]))
@@ -83,7 +83,7 @@ def _verdict(page: Page, document: Document) -> None:
 
 
 def _others(page: Page, document: Document) -> None:
-    others = document["findings"][1:]
+    others = other_findings(document)
     if not others:
         return
     page.lines.append(page.paint("Also found", "bold"))

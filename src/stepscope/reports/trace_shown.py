@@ -1,11 +1,11 @@
-"""Which ranks and which of a trace's tables to look at first, where there is room for some only."""
+"""What of a trace's document to show first, where there is room for some only: ranks, findings, remarks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["RANKS_SHOWN", "RANK_COLUMNS", "problems_of", "rank_shown", "worst_ranks"]
+__all__ = ["RANKS_SHOWN", "RANK_COLUMNS", "look_of", "other_findings", "problems_of", "rank_shown", "worst_ranks"]
 
 Document = Mapping[str, Any]
 
@@ -33,6 +33,16 @@ def rank_shown(document: Document) -> str | None:
     """Whose tables to show where there is room for one rank's: the first culprit's, else the lowest."""
     named = [str(rank) for finding in document["findings"] for rank in finding["ranks"]]
     return next((rank for rank in [*named, *document["ranks"]] if rank in document["ranks"]), None)
+
+
+def look_of(finding: Mapping[str, Any]) -> str:
+    """Of a finding or the verdict: its severity, or that all is well."""
+    return "healthy" if finding["kind"] == "healthy" else str(finding["severity"])
+
+
+def other_findings(document: Document) -> Sequence[Mapping[str, Any]]:
+    """Those that are not the verdict."""
+    return document["findings"][0 if look_of(document["verdict"]) == "healthy" else 1 :]  # type: ignore[no-any-return]
 
 
 def problems_of(document: Document) -> Sequence[str]:
