@@ -6,10 +6,16 @@ limit on their rows, and what the comparison over ranks needs of each collective
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepscope.traces.columns import Trace, TraceMeta
+from stepscope.traces.device_figures import DeviceFigures, device_figures
+from stepscope.traces.device_tables import device_tables
 from stepscope.traces.exchanges import Exchanges, exchanges_of
+from stepscope.traces.host_figures import HostFigures, host_figures
+from stepscope.traces.host_tables import host_tables
+from stepscope.traces.idle import StreamIdle, idle_of
+from stepscope.traces.path import RankPath, rank_path
 from stepscope.traces.table import Table
 from stepscope.traces.temporal import Temporal, temporal_of
 from stepscope.traces.window import Step, window_of
@@ -26,20 +32,33 @@ class RankAnalysis:
     left_out: Step | None
     temporal: Temporal
     """Over all steps that count."""
+    idle: dict[str, StreamIdle]
+    """By stream; ``device:stream`` where there are several devices."""
+    device: DeviceFigures
+    host: HostFigures
     exchanges: Exchanges
     """Its collectives."""
-    tables: dict[str, Table] = field(default_factory=dict)
+    path: RankPath
+    tables: dict[str, Table]
     """By their names, in the order in which people should read them."""
 
 
 def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAnalysis:
     """``rank``: as the file says, or as the job numbers a file that does not."""
     window = window_of(trace, keep_last=keep_last)
+    exchanges = exchanges_of(window, rank)
+    path = rank_path(window, exchanges)
+    tables = (*device_tables(window), *host_tables(window), *path.tables.values())
     return RankAnalysis(
         rank=rank,
         meta=trace.meta,
         steps=window.steps,
         left_out=window.left_out,
         temporal=temporal_of(window),
-        exchanges=exchanges_of(window, rank),
+        idle=idle_of(window),
+        device=device_figures(window),
+        host=host_figures(window),
+        exchanges=exchanges,
+        path=path,
+        tables={table.name: table for table in tables},
     )

@@ -1,0 +1,47 @@
+"""The ranks of a job together: what only shows when they are compared, and the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stepscope.records.finding import Finding
+from stepscope.traces.clocks import Clocks
+from stepscope.traces.collectives import CollectivesAnalysis, match
+from stepscope.traces.distributed import distributed_table
+from stepscope.traces.findings import find, verdict_of
+from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.table import Table
+
+__all__ = ["JobAnalysis", "analyse_job"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAnalysis:
+    ranks: tuple[RankAnalysis, ...]
+    """By rank."""
+    collectives: CollectivesAnalysis
+    distributed: Table
+    """The ranks side by side."""
+    findings: tuple[Finding, ...] = ()
+    """The most severe and costly first."""
+    verdict: str = ""
+    notices: tuple[str, ...] = ()
+    """What a reader should know of the files and of how they were compared."""
+
+    @property
+    def clocks(self) -> Clocks:
+        return self.collectives.clocks
+
+
+def analyse_job(analyses: Sequence[RankAnalysis], notices: Sequence[str] = ()) -> JobAnalysis:
+    ranks = tuple(sorted(analyses, key=lambda one: one.rank))
+    collectives = match(ranks)
+    job = JobAnalysis(
+        ranks=ranks,
+        collectives=collectives,
+        distributed=distributed_table(ranks, collectives),
+        notices=(*notices, *collectives.notices),
+    )
+    job = replace(job, findings=find(job))
+    return replace(job, verdict=verdict_of(job))
