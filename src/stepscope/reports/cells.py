@@ -10,6 +10,8 @@ from stepscope.records.units import bytes_text, ns_text, number_text
 __all__ = ["cell_text", "headings", "is_number"]
 
 ENDINGS = ("_ns", "_bytes", "_share", "_gbps", "_flops", "_tflops", "_percent")
+AGAIN = {"_share": "share", "_ns": "{} time", "_bytes": "{} size"}
+"""Headings of columns whose name without its unit stands there already."""
 LARGE = {10**15: "P", 10**12: "T", 10**9: "G", 10**6: "M"}
 
 
@@ -30,7 +32,7 @@ def headings(columns: Sequence[str]) -> dict[str, str]:
     for column in columns:
         ending = next((ending for ending in ENDINGS if column.endswith(ending)), "")
         text = (column[: len(column) - len(ending)] or column.strip("_")).replace("_", " ")
-        out[column] = text if text not in out.values() else ending.strip("_") or text
+        out[column] = text if text not in out.values() else AGAIN.get(ending, "{}").format(text)
     return out
 
 
@@ -39,6 +41,12 @@ def is_number(value: Any) -> bool:
 
 
 def _number_text(column: str, value: float) -> str:
+    if value > 0 and ("change" in column or column.startswith("by_")):
+        return f"+{_amount_text(column, value)}"
+    return _amount_text(column, value)
+
+
+def _amount_text(column: str, value: float) -> str:
     if column.endswith("_ns"):
         return ns_text(value)
     if column.endswith("bytes"):
@@ -53,7 +61,9 @@ def _number_text(column: str, value: float) -> str:
         return f"{number_text(value)} TFLOP/s"
     if column.endswith("flops"):
         return _large(value)
-    return f"{value:,}" if isinstance(value, int) else number_text(value) if value >= 0 else f"{value:.3g}"
+    if value == int(value):
+        return f"{int(value):,}"
+    return number_text(value) if value >= 0 else f"{value:.3g}"
 
 
 def _percent(percent: float) -> str:

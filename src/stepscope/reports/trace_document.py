@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
+from stepscope.traces.diff import TraceDiff, diff
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.table import Table
 from stepscope.traces.window import Step
@@ -28,7 +29,8 @@ __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
 SCHEMA = 1
 
 
-def document_of(job: JobAnalysis) -> dict[str, Any]:
+def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[str, Any]:
+    """``before``: another job, or the same one earlier, to say what changed since."""
     return {
         "schema": SCHEMA,
         "verdict": _verdict(job),
@@ -39,9 +41,7 @@ def document_of(job: JobAnalysis) -> dict[str, Any]:
         "collectives": _collectives(job.collectives),
         "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
         "distributed": table_document(job.distributed),
-        "path": plain(job.path),
-        "what_if": [],
-        "diff": None,
+        "diff": None if before is None else _diff(diff(before, job)),
         "notices": list(job.notices),
     }
 
@@ -144,7 +144,7 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
         "device": plain(analysis.device),
         "host": plain(analysis.host),
         "path": _path(analysis.path),
-        "tables": {name: table_document(table) for name, table in (analysis.tables | analysis.path.tables).items()},
+        "tables": {name: table_document(table) for name, table in analysis.tables.items()},
     }
 
 
@@ -159,6 +159,10 @@ def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
         *("transfer_ns", "least_ns", "cost_ns", "tables"),
     )
     return {name: plain(getattr(found, name)) for name in figures}
+
+
+def _diff(found: TraceDiff) -> dict[str, Any]:
+    return {**plain(found), "step_change_ns": found.step_change_ns}
 
 
 def _step(step: Step) -> dict[str, Any]:

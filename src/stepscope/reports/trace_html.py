@@ -13,7 +13,7 @@ from stepscope.reports.charts import CHART_STYLE, Bar, Curve, Part, curves, lege
 from stepscope.reports.html import escaped, page
 from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_shown import look_of, other_findings, problems_of, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import look_of, look_of_diff, other_findings, problems_of, rank_shown, worst_ranks
 
 __all__ = ["render_trace_html"]
 
@@ -36,6 +36,7 @@ body { max-width: 72rem; }
 ul { padding-left: 1.2rem; }
 """
 
+TONES = {"critical": "bad", "warning": "doubt", "info": "soft", "healthy": "good"}
 PARTS = {
     "c1": "computing",
     "c2": "computing and communicating",
@@ -53,17 +54,27 @@ DRAWN = ("memory", "queue_curve", "copy_bandwidth")
 def render_trace_html(document: Document, *, top: int = ROWS) -> str:
     """``top``: rows of each table."""
     verdict = document["verdict"]
-    tone = {"critical": "bad", "warning": "doubt"}.get(verdict["severity"], "good")
-    sections = (_verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
+    sections = (_diff, _verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
     lines = [line for section in sections for line in section(document)]
     lines += [*_tables(document, top), *_notes(document)]
     return page(
         verdict["title"],
         "\n".join(lines),
-        tone=tone,
+        tone=TONES[look_of(verdict)],
         style=CHART_STYLE + TABLE_STYLE + STYLE,
         script=TABLE_SCRIPT,
     )
+
+
+def _diff(document: Document) -> Iterator[str]:
+    diff = document["diff"]
+    if diff is None:
+        return
+    yield f'<h2>What changed</h2><p class="{TONES[look_of_diff(diff)]}">{escaped(diff["verdict"])}</p>'
+    yield from (f'<p class="soft">{escaped(notice)}</p>' for notice in diff["notices"])
+    for number, table in enumerate(diff["tables"].values()):
+        yield from _folded(table, ROWS, opened=number == 0)
+    yield "<h2>What is</h2>"
 
 
 def _verdict(document: Document) -> Iterator[str]:
@@ -233,12 +244,12 @@ def _tables(document: Document, top: int) -> Iterator[str]:
             yield from _folded(table, top)
 
 
-def _folded(table: Mapping[str, Any], top: int) -> Iterator[str]:
+def _folded(table: Mapping[str, Any], top: int, *, opened: bool = False) -> Iterator[str]:
     rows = table["rows"][:top]
     if not rows:
         return
     more = len(table["rows"]) - len(rows) + table["left_out"]
-    yield f"<details><summary>{escaped(table['title'])} ({len(rows)})</summary>"
+    yield f"<details{' open' if opened else ''}><summary>{escaped(table['title'])} ({len(rows)})</summary>"
     if table["note"]:
         yield f'<p class="soft">{escaped(table["note"])}</p>'
     yield sortable_table(table["columns"], rows)

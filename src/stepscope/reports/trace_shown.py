@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["RANKS_SHOWN", "RANK_COLUMNS", "look_of", "other_findings", "problems_of", "rank_shown", "worst_ranks"]
+__all__ = [
+    "RANKS_SHOWN",
+    "RANK_COLUMNS",
+    "look_of",
+    "look_of_diff",
+    "other_findings",
+    "problems_of",
+    "rank_shown",
+    "worst_ranks",
+]
 
 Document = Mapping[str, Any]
 
@@ -38,6 +47,13 @@ def rank_shown(document: Document) -> str | None:
 def look_of(finding: Mapping[str, Any]) -> str:
     """Of a finding or the verdict: its severity, or that all is well."""
     return "healthy" if finding["kind"] == "healthy" else str(finding["severity"])
+
+
+def look_of_diff(diff: Mapping[str, Any]) -> str:
+    """Slower is a warning, anything else is none."""
+    if not diff["clear"]:
+        return "info"
+    return "warning" if diff["step_change_ns"] > 0 else "healthy"
 
 
 def other_findings(document: Document) -> Sequence[Mapping[str, Any]]:

@@ -12,7 +12,15 @@ from typing import Any
 from stepscope.records.units import count_text, ns_text, share_text
 from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_shown import RANK_COLUMNS, look_of, other_findings, problems_of, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import (
+    RANK_COLUMNS,
+    look_of,
+    look_of_diff,
+    other_findings,
+    problems_of,
+    rank_shown,
+    worst_ranks,
+)
 from stepscope.reports.trace_tables import clean, table_lines
 
 __all__ = ["render_trace"]
@@ -31,31 +39,60 @@ COLLECTIVE_COLUMNS = (
     *("op", "group", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count", "bytes", "ranks"),
 )
 SHOWN: Mapping[str, Sequence[str]] = {
-    "path_causes": (),
+    "path_causes": ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns"),
     "what_if": (),
     "path_operators": ("name", "cause", "time_ns", "time_share", "segments"),
     "temporal_steps": ("step", "wall_ns", "utilisation_share", "compute_ns", "comm_ns", "overlap_ns", "idle_ns"),
     "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
+    "syncs": (),
     "kernel_classes": ("class", "count", "total_ns", "time_share", "tensor_core_ns", "fp32_matmul_ns"),
     "kernels": ("name", "count", "total_ns", "time_share", "mean_ns", "max_ns", "overlapped_ns", "occupancy_share"),
-    "launches": (),
-    "copies": (),
-    "operators": (),
+    "operators": ("operator", "calls", "device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     "operators_by_source": (),
-    "modules": (),
-    "annotations": (),
-    "syncs": (),
-    "loading": (),
-    "compiling": (),
-    "flops": (),
+    "copies": ("direction", "memory", "count", "moved_bytes", "total_ns", "time_share", "bandwidth_gbps"),
     "memory_peak": ("operator", "alive_bytes", "blocks", "peak_share", "source", "module"),
 }
-"""Tables that few rows of mean something, with the columns that matter first (none: all, as far as they fit)."""
+"""Tables that few rows of say something, with the columns that matter first (none: all, as far as they fit)."""
+ON_REQUEST: Mapping[str, Sequence[str]] = {
+    "kernel_types": (),
+    "short_kernels": ("short_name", "count", "of_count", "total_ns", "call_ns"),
+    "launches": (),
+    "queue": (),
+    "sequences": (),
+    "operators_by_shape": (),
+    "modules": (),
+    "annotations": (),
+    "loading": (),
+    "holes": (),
+    "compiling": (),
+    "flops": (),
+    "path_kernels": ("name", "cause", "time_ns", "time_share", "segments"),
+}
+"""Those that are shown too when somebody says how many rows they want."""
+DIFFERENCES: Mapping[str, Sequence[str]] = {
+    "diff_summary": ("figure", "before_ns", "after_ns", "change_ns", "change_share"),
+    "diff_memory": (),
+    "diff_kernels": (
+        "name",
+        "status",
+        "change_ns",
+        "step_share",
+        "before_count",
+        "after_count",
+        "before_ns",
+        "after_ns",
+    ),
+    "diff_copies": ("direction", "memory", "status", "change_ns", "step_share", "before_count", "after_count"),
+    "diff_operators": ("operator", "status", "device_change_ns", "host_change_ns", "before_calls", "after_calls"),
+}
+WHOLE = "diff_summary"
+"""Its rows belong together."""
 
 
-def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int = ROWS) -> str:
-    """``top``: rows of each table."""
+def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int | None = None) -> str:
+    """``top``: rows of each table; without it few of the most telling."""
     page = Page(max(width, NARROWEST), color)
+    _diff(page, document, top or ROWS)
     _verdict(page, document)
     _others(page, document)
     _facts(page, document)
@@ -66,9 +103,25 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
         for rank in document["ranks"].values():
             _temporal(page, rank["temporal"])
             _idle(page, rank["idle"])
-    _tables(page, document, top)
+    if document["diff"] is None or top:
+        _tables(page, document, SHOWN if top is None else {**SHOWN, **ON_REQUEST}, top or ROWS)
     _notices(page, document)
     return "\n".join(page.lines).rstrip() + "\n"
+
+
+def _diff(page: Page, document: Document, top: int) -> None:
+    """What changed, where there is something to compare with."""
+    diff = document["diff"]
+    if diff is None:
+        return
+    page.marked(look_of_diff(diff), clean(diff["verdict"]), bold=True)
+    for notice in diff["notices"]:
+        page.labelled("note", [clean(notice)])
+    page.blank()
+    for name, columns in DIFFERENCES.items():
+        table = diff["tables"].get(name)
+        rows = [row for row in table["rows"] if row.get("status") != "same"] if table else []
+        _table(page, {**table, "rows": rows} if table else None, max(top, len(rows)) if name == WHOLE else top, columns)
 
 
 def _verdict(page: Page, document: Document) -> None:
@@ -194,14 +247,14 @@ def _collectives(page: Page, document: Document) -> None:
     _table(page, collectives["tables"]["collectives"], ROWS, COLLECTIVE_COLUMNS)
 
 
-def _tables(page: Page, document: Document, top: int) -> None:
+def _tables(page: Page, document: Document, shown: Mapping[str, Sequence[str]], top: int) -> None:
     """Of one rank: the culprit where one is named."""
     rank = rank_shown(document)
     if rank is None:
         return
     whose = f" (rank {rank})" if len(document["ranks"]) > 1 else ""
     tables = document["ranks"][rank]["tables"]
-    for name, columns in SHOWN.items():
+    for name, columns in shown.items():
         _table(page, tables.get(name), top, columns, whose)
 
 
