@@ -1,8 +1,9 @@
 """Databases for tests, as ``nsys export --type sqlite`` would have written them.
 
 Nsight Systems cannot run here: the tables and columns are those of its documented schema, in two generations.
-``OLD`` is about that of 2021: no ``graphId``, ``greenContextId`` or ``eventSyncId``, no table of CUDA events, payloads as
-JSON text.  ``NEW`` is that of 2024 and later, with payloads of NCCL as bytes.  Times are nanoseconds, as in the files.
+``OLD`` is about that of 2021: no ``graphId``, ``greenContextId`` or ``eventSyncId``, no table of CUDA events, payloads
+as JSON text.  ``NEW`` is that of 2024 and later, with payloads of NCCL as bytes.  Times are nanoseconds, as in the
+files.
 
     made = MadeReport(NEW)
     made.nvtx("step 1", 0, 100_000)
@@ -103,7 +104,10 @@ class MadeReport:
         correlation = next(self._correlations) if correlation is None else correlation
         self.add(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
-            **{"start": start, "end": end, "globalTid": packed(self.pid, tid), "correlationId": correlation},
+            start=start,
+            end=end,
+            globalTid=packed(self.pid, tid),
+            correlationId=correlation,
             nameId=self.string(name),
             returnValue=0,
             eventClass=0,
@@ -111,7 +115,7 @@ class MadeReport:
         return correlation
 
     def kernel(self, name: str, start: int, end: int, *, correlation: int = 0, **more: Any) -> None:
-        names = {"demangledName": self.string(name), "shortName": self.string(name.split("<")[0])}
+        names = {"demangledName": self.string(name), "shortName": self.string(name.partition("<")[0])}
         grid = dict.fromkeys(("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"), 1)
         self.add("CUPTI_ACTIVITY_KIND_KERNEL", **self._activity(start, end, correlation) | names | grid | more)
 
@@ -121,7 +125,9 @@ class MadeReport:
         tid = more.pop("tid", 4000)
         self.kernel(name, start, end, correlation=self.runtime(call, at, at + 1000, tid=tid), **more)
 
-    def memcpy(self, start: int, end: int, *, size: int, kind: int = 1, source: int = 0, to: int = 2, **more: Any) -> None:
+    def memcpy(
+        self, start: int, end: int, *, size: int, kind: int = 1, source: int = 0, to: int = 2, **more: Any
+    ) -> None:
         kinds = {"bytes": size, "copyKind": kind, "srcKind": source, "dstKind": to}
         self.add("CUPTI_ACTIVITY_KIND_MEMCPY", **self._activity(start, end, 0) | kinds | more)
 

@@ -149,14 +149,22 @@ class Entry:
         return found
 
     def keep(self, name: str, data: bytes) -> bool:
-        """Whether it worked: not where the traces are not kept either."""
+        """For ``results``; whether it worked, which it does not where the traces are not kept either."""
+
+        def write(path: Path) -> None:
+            with create(path) as file:
+                file.write(data)
+
+        return self.add(name, write)
+
+    def add(self, name: str, write: Callable[[Path], None]) -> bool:
+        """A file beside the traces, made by ``write``; whether it worked."""
         try:
             if not _is_ours(self._cache.folder):
                 return False
             with tempfile.TemporaryDirectory(prefix="new-", dir=self._cache.folder) as made:
                 new = Path(made) / name
-                with create(new) as file:
-                    file.write(data)
+                write(new)
                 new.replace(self.folder / name)
         except OSError:
             return False
@@ -167,8 +175,8 @@ class Entry:
 def code_version() -> str:
     """Of all that reads and analyses traces."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(str(source).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()
 
 

@@ -22,7 +22,7 @@ from stepscope.traces.builder import ROW_TABLES, STRING_COLUMNS, TABLES, dtype_o
 from stepscope.traces.columns import Thread, Trace, TraceMeta, side_columns
 from stepscope.traces.parquet import Places, read_column, read_strings, write_table
 
-__all__ = ["BROKEN", "INDEX", "create", "load_traces", "save_traces"]
+__all__ = ["BROKEN", "INDEX", "create", "is_code", "load_meta", "load_traces", "save_traces"]
 
 INDEX: Final = "index.json"
 BROKEN: Final = (OSError, ValueError, KeyError, msgspec.MsgspecError, zstandard.ZstdError, UnicodeError)
@@ -55,6 +55,16 @@ def save_traces(folder: Path, traces: Sequence[Trace]) -> None:
     kept = [_save(folder, number, trace) for number, trace in enumerate(traces)]
     with create(folder / INDEX) as file:
         file.write(msgspec.json.encode(kept))
+
+
+def load_meta(folder: Path) -> list[TraceMeta]:
+    """Of the traces there, without their columns."""
+    return [kept.meta for kept in msgspec.json.decode((folder / INDEX).read_bytes(), type=list[_Kept])]
+
+
+def is_code(table: str, column: str) -> bool:
+    """Whether a column's numbers stand for strings."""
+    return column in CODES or (table, column) in STRING_COLUMNS
 
 
 def load_traces(folder: Path, path: str) -> list[Trace]:
@@ -104,7 +114,7 @@ def _check(trace: Trace) -> None:
     for table in TABLES:
         for column, values in side_columns(getattr(trace, table)).items():
             lowest = -1
-            if column in CODES or (table, column) in STRING_COLUMNS:
+            if is_code(table, column):
                 end = len(trace.strings)
                 lowest = 0 if table == "slices" else -1
             elif column in THREADS:

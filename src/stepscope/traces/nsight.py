@@ -137,7 +137,7 @@ def _trace(report: _Report, pid: int, path: str) -> Trace:
     process.kernels()
     process.copies()
     process.waits()
-    ranges = report.ranges.get(pid, Ranges())
+    ranges = report.ranges.pop(pid, Ranges())
     about = add_ranges(process.builder, ranges, process.launched)
     events = process.builder.count + about.skipped
     problems = list(about.problems)
@@ -178,9 +178,13 @@ class _Process:
                 key = (self.pid, thread & PID_MASK)
                 self.builder.thread_names[key] = self.report.strings[name]
 
+    def _take(self, table: str) -> Columns | None:
+        """Each once, so that it can be let go of."""
+        return self.report.tables[table].pop(self.pid, None)
+
     def calls(self) -> None:
         for table in ("RUNTIME", "DRIVER"):
-            columns = self.report.tables[table].get(self.pid)
+            columns = self._take(table)
             if columns is None:
                 continue
             tids = columns["globalTid"] & PID_MASK
@@ -193,7 +197,7 @@ class _Process:
                 }  # fmt: skip
 
     def kernels(self) -> None:
-        columns = self.report.tables["KERNEL"].get(self.pid)
+        columns = self._take("KERNEL")
         if columns is not None:
             ids = np.where(columns["demangledName"] >= 0, columns["demangledName"], columns["shortName"])
             names = self._names(ids)
@@ -202,7 +206,7 @@ class _Process:
             graph = np.where(columns["graphId"] > 0, columns["graphId"], node)
             self._kernel_facts(base, columns, graph)
             self.launched |= {"kernel": columns["correlationId"], "kernel_row": base, "kernel_name": names}
-        graphs = self.report.tables["GRAPH_TRACE"].get(self.pid)
+        graphs = self._take("GRAPH_TRACE")
         if graphs is not None:
             names = _coded(graphs["graphId"], lambda graph: self.builder.strings[f"CUDA graph {graph}"])
             base = self._slices(graphs, Kind.KERNEL, names)
@@ -230,13 +234,13 @@ class _Process:
         self.builder.add("kernels", row=base, occupancy=nothing, blocks_per_sm=blocks, warps_per_sm=warps, graph=graph)
 
     def copies(self) -> None:
-        columns = self.report.tables["MEMCPY"].get(self.pid)
+        columns = self._take("MEMCPY")
         if columns is not None:
             key = (columns["copyKind"] & 0xFF) << 16 | (columns["srcKind"] & 0xFF) << 8 | columns["dstKind"] & 0xFF
             names = _coded(key, lambda kinds: self.builder.strings[_copy_name(kinds)])
             base = self._slices(columns, Kind.MEMCPY, names)
             self.builder.add("copies", row=base, bytes=np.maximum(columns["bytes"], -1))
-        columns = self.report.tables["MEMSET"].get(self.pid)
+        columns = self._take("MEMSET")
         if columns is not None:
             names = _coded(
                 columns["memKind"], lambda kind: self.builder.strings[f"Memset ({MEMORY_KINDS.get(kind, 'Unknown')})"]
@@ -245,12 +249,12 @@ class _Process:
             self.builder.add("copies", row=base, bytes=np.maximum(columns["bytes"], -1))
 
     def waits(self) -> None:
-        columns = self.report.tables["SYNCHRONIZATION"].get(self.pid)
+        columns = self._take("SYNCHRONIZATION")
         if columns is None:
             return
         names = _coded(columns["syncType"], lambda kind: self.builder.strings[SYNC_KINDS.get(kind, "Unknown")])
         base = self._slices(columns, Kind.SYNC, names)
-        records = self.report.tables["CUDA_EVENT"].get(self.pid)
+        records = self._take("CUDA_EVENT")
         record = np.full(len(base), -1, np.int64)
         on_stream = np.where(columns["syncType"] == STREAM_WAIT, -1, _streams(columns["streamId"]))
         if records is not None:
@@ -359,6 +363,8 @@ def _by_process(columns: Columns, unknown: int) -> dict[int, dict[str, Ints]]:
     packed = columns["globalTid"] if "globalTid" in columns else columns["globalPid"]
     pids = _pids(packed)
     pids = np.where(pids < 0, unknown, pids)
+    if len(pids) and (pids == pids[0]).all():
+        return {int(pids[0]): dict(columns)}
     return {pid: {name: values[rows] for name, values in columns.items()} for pid, rows in _rows_of(pids).items()}
 
 

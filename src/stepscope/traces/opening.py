@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,10 +12,12 @@ from stepscope.traces.columns import Trace
 from stepscope.traces.nsight import is_nsight, read_nsight
 from stepscope.traces.read import read_trace
 
-__all__ = ["open_traces", "read_traces", "trace_files"]
+__all__ = ["has_traces", "open_traces", "read_traces", "trace_files"]
 
 ENDINGS: Final = (".json", ".json.gz", ".json.zst", ".sqlite")
 """Of files that a folder is searched for; one that is named may be called anything."""
+
+REPORTS: Final = (".nsys-rep", ".qdrep")
 
 
 def trace_files(paths: Iterable[Path]) -> list[Path]:
@@ -25,11 +27,19 @@ def trace_files(paths: Iterable[Path]) -> list[Path]:
         if not path.is_dir():
             found[path] = None
             continue
-        below = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
+        below = sorted(_below(path))
         if not below:
             raise TraceError(f"{path} has no traces in it (files ending in {', '.join(ENDINGS)})")
         found.update(dict.fromkeys(below))
     return list(found)
+
+
+def has_traces(folder: Path) -> bool:
+    return next(_below(folder), None) is not None
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
 
 
 def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
@@ -40,4 +50,6 @@ def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
 
 def read_traces(path: Path) -> list[Trace]:
     """Afresh."""
+    if path.name.endswith(REPORTS):
+        raise TraceError(f"{path} is a report of Nsight Systems: export it first, with `nsys export --type sqlite`")
     return read_nsight(path) if is_nsight(path) else [read_trace(path)]

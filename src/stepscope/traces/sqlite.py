@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -91,11 +92,13 @@ class Database:
         others = [f'"{name}"' if name in there else "NULL" for name in texts]
         count = len(numbers)
         cursor = self._connection.execute(f"SELECT {', '.join([*numbers, *others])} FROM {table}")
-        while rows := cursor.fetchmany(CHUNK):
-            if others:
-                yield (np.array([row[:count] for row in rows], np.int64), [row[count:] for row in rows])
-            else:
-                yield np.array(rows, np.int64), []
+        while others and (rows := cursor.fetchmany(CHUNK)):
+            yield np.array([row[:count] for row in rows], np.int64), [row[count:] for row in rows]
+        while not others:
+            values = np.fromiter(chain.from_iterable(islice(cursor, CHUNK)), np.int64)
+            if not len(values):
+                return
+            yield values.reshape(-1, count), []
 
     def pairs(self, table: str, key: str, value: str) -> dict[int, str]:
         """A table of names."""
