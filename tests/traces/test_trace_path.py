@@ -283,7 +283,7 @@ def test_nothing_at_all() -> None:
     path = check(window_of(MadeTrace().trace()))
     assert path.steps == ()
     assert path.causes == {}
-    assert [table.rows for table in path.tables.values()] == [(), (), ()]
+    assert [table.rows for table in path.tables.values()] == [(), (), (), ()]
 
 
 def test_operators_have_what_they_launched() -> None:
