@@ -271,7 +271,7 @@ def _how(lead: Change, at: int) -> str:
     if lead.status == "gone":
         return f", which is gone ({_times(lead.before_count)} a step before)"
     if abs(lead.after_count - lead.before_count) > OTHER_CALLS * lead.before_count:
-        return f", called {_times(lead.after_count)} a step instead of {_times(lead.before_count)}"
+        return f", called {_times(lead.after_count)} a step instead of {lead.before_count:,.0f}"
     if not lead.before_count or not lead.after_count:
         return ""
     each = (lead.after_ns[at] / lead.after_count, lead.before_ns[at] / lead.before_count)

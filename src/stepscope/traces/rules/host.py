@@ -17,14 +17,15 @@ from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
 if TYPE_CHECKING:
-    from stepscope.traces.host_figures import SyncPlace
     from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.syncs import SyncPlace
 
 __all__ = ["find_host"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 PLACES_SHOWN = 8
+UNTOLD = "Python between operators"
 ON_ITEM = (
     "Keep the value on the device and read it every N steps (.item(), .cpu(), print() and bool() of a tensor wait)."
 )
@@ -106,6 +107,9 @@ def _launches(view: View, idle_ns: Ints) -> list[Claim]:
     mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
     where &= (kernels > 0) & (mean_ns < thresholds.SMALL_KERNEL_NS) & _queues_empty(view)
+    holes_ns = view.each(lambda one: sum(hole_ns for _, hole_ns in _holes(one)))
+    # One long stop of the host is something else than many small ones.
+    where &= holes_ns < thresholds.EXPLAINS_SHARE * idle_ns
     if not where.any():
         return []
     count = round(view.typical(view.per_step(kernels), where))
@@ -141,9 +145,9 @@ def _queues_empty(view: View) -> Bools:
     """[R]; whether kernels begin as soon as they are launched, mostly; True where it is not known."""
 
     def empty(queue: float | None, delay_ns: int | None) -> bool:
-        if queue is not None:
-            return queue < thresholds.QUEUED_FEW
-        return delay_ns is None or delay_ns < thresholds.DELAY_SMALL_NS
+        if delay_ns is not None:
+            return delay_ns < thresholds.DELAY_SMALL_NS
+        return queue is None or queue < thresholds.QUEUED_FEW
 
     return np.array(
         [empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], np.bool_
@@ -191,9 +195,8 @@ def _holes(one: RankAnalysis) -> list[tuple[str, int]]:
     table = one.tables.get("holes")
     times: dict[str, int] = {}
     for row in table.to_rows() if table else ():
-        place = row["source"] or row["inside"]
-        if place:
-            times[place] = times.get(place, 0) + row["dur_ns"]
+        place = row["source"] or row["inside"] or UNTOLD
+        times[place] = times.get(place, 0) + row["dur_ns"]
     return sorted(times.items(), key=lambda each: -each[1])
 
 

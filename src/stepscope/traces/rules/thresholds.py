@@ -50,13 +50,14 @@ COMPILE_SHARE: Final = 0.02
 """Of the step: a job compiles in its first steps and then no more."""
 BREAKS_AT_LEAST: Final = 1
 """Compiled regions beyond the first in a step: each ends in Python and begins with its guards."""
-SMALL_KERNEL_NS: Final = 30_000
-"""Mean length of kernels that a host cannot keep up with: a launch from PyTorch costs 5 to 20 µs, a module's call 10
-more."""
-QUEUED_FEW: Final = 4.0
-"""Launched and not begun, on average: a host that is ahead has dozens to hundreds waiting."""
+SMALL_KERNEL_NS: Final = 100_000
+"""Mean length of kernels that a host may not keep up with: an operator of PyTorch costs it 5 to 20 µs, in modules with
+Python around them up to 100."""
 DELAY_SMALL_NS: Final = 30_000
-"""From launch to start: so little means that the device was waiting for it."""
+"""From launch to start, in the median: so little means that the device was waiting for most of them …"""
+QUEUED_FEW: Final = 4.0
+"""… as does so few launched and not begun, on average, where delays are not known.  A host that is ahead has dozens to
+hundreds waiting."""
 
 # -- the device -----------------------------------------------------------------------------------------------------
 
@@ -123,3 +124,5 @@ FRAGMENTED_BYTES: Final = 1 << 30
 """Below it nothing is won that anybody needs."""
 DEVICE_FULL_SHARE: Final = 0.70
 """Of a device's memory reserved: below it there is room, and fragmented memory hurts nobody."""
+
+__all__ = [name for name in dir() if name.isupper()]  # all of it, and it is long
