@@ -72,7 +72,8 @@ def work_of(window: Window) -> Work:
     name = slices.name[rows]
     device, stream = slices.device[rows].astype(np.int64), slices.stream[rows].astype(np.int64)
     places, lane = np.unique((device << 32) + (stream + 1), return_inverse=True)
-    several = len(np.unique(device)) > 1
+    devices = slices.device[window.trace.device_rows]
+    several = bool(len(devices)) and devices.min() != devices.max()
     lanes = [f"{place >> 32}:{(place & (2**32 - 1)) - 1}" for place in places.tolist()]
     return Work(
         window=window,

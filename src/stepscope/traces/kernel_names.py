@@ -94,9 +94,9 @@ MATRIX_CLASSES: Final = frozenset({"gemm", "conv", "attention"})
 
 TENSOR_CORE_WORDS: Final = (
     "tensorop", "s1688", "s16816", "s884", "h884", "h1688", "h16816", "i8816", "i16832", "s161616", "s16832", "884gemm",
-    "884cudnn", "1688cudnn", "16816cudnn", "tf32", "hmma", "imma_", "wgmma", "wmma", "tcgen05", "nvjet", "_tensor16x8x",
-    "f16f16", "bf16bf16", "e4m3", "e5m2", "e2m1", "mxfp", "xdl", "mfma", "triton_tem_", "deep_gemm", "fp8_gemm",
-    "bmm_bf",
+    "884cudnn", "1688cudnn", "16816cudnn", "tf32", "tfloat32", "hmma", "imma_", "wgmma", "wmma", "tcgen05", "nvjet",
+    "_tensor16x8x", "f16f16", "bf16bf16", "e4m3", "e5m2", "e2m1", "mxfp", "xdl", "mfma", "triton_tem_", "deep_gemm",
+    "fp8_gemm", "bmm_bf",
 )  # fmt: skip
 MATRIX_INSTRUCTION: Final = re.compile(r"_mi\d+x\d+x")
 """AMD's matrix cores, in Tensile's names: the shape of the instruction."""
@@ -153,7 +153,7 @@ def kernel_class(name: str) -> str:
     """``gemm``, ``attention`` …; ``communication``; ``compiled``: fused by a compiler; ``other``: nobody knows."""
     if is_communication(name):
         return "communication"
-    function, whole = (part.replace("convert", "cast") for part in _parts(name))
+    function, whole = (_without_traps(part) for part in _parts(name))
     if function.startswith(COMPILED):
         return _compiled_class(function)
     found = _first(function) or _first(whole)
@@ -162,6 +162,11 @@ def kernel_class(name: str) -> str:
     if found is None:
         return "gemm" if "cutlass" in whole else "other"
     return found
+
+
+def _without_traps(text: str) -> str:
+    """Words that hold another rule's."""
+    return text.replace("convert", "cast").replace("flashinfer", "")
 
 
 def is_matrix_class(found: str) -> bool:
