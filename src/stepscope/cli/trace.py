@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.trace_job import analysed, write_timeline
+from stepscope.cli.trace_job import analysed, changed, changes_of, write_tables, write_timeline
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,14 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
-    from stepscope.reports.trace_document import document_of
+    from stepscope.reports.trace_document import document_of, table_document
+    from stepscope.reports.trace_shown import rank_shown
 
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top {args.top} shows nothing")
+    changes = changes_of(args.what_if)
     options = _options(args)
     job = analysed(args.paths, options, args.engine)
     before = analysed(args.against, options, args.engine) if args.against else None
     document = document_of(job, before=before)
+    if changes:
+        document["what_if"] = table_document(changed(job, options, changes, int(rank_shown(document) or 0)))
+    if args.csv is not None:
+        write_tables(job, args.csv)
     if args.perfetto is not None:
         write_timeline(job, options, args.perfetto)
     if args.html is not None:

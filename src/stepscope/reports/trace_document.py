@@ -41,6 +41,7 @@ def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[
         "collectives": _collectives(job.collectives),
         "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
         "distributed": table_document(job.distributed),
+        "what_if": None,
         "diff": None if before is None else _diff(diff(before, job)),
         "notices": list(job.notices),
     }

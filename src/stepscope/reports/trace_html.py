@@ -85,6 +85,8 @@ def _verdict(document: Document) -> Iterator[str]:
     for number, sentence in enumerate(verdict["advice"]):
         yield f"<dt>{'' if number else 'to do'}</dt><dd>{escaped(sentence)}</dd>"
     yield f"<dt>trace</dt><dd>{escaped(_facts(document))}</dd></dl>"
+    if document["what_if"]:
+        yield from _folded(document["what_if"], ROWS, opened=True)
 
 
 def _facts(document: Document) -> str:

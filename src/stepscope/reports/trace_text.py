@@ -94,6 +94,7 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
     page = Page(max(width, NARROWEST), color)
     _diff(page, document, top or ROWS)
     _verdict(page, document)
+    _what_if(page, document)
     _others(page, document)
     _facts(page, document)
     if len(document["ranks"]) > 1:
@@ -133,6 +134,12 @@ def _verdict(page: Page, document: Document) -> None:
     if verdict["confidence"] < LOW_CONFIDENCE:
         page.labelled("certainty", [f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."])
     page.blank()
+
+
+def _what_if(page: Page, document: Document) -> None:
+    """What was asked for; all of it."""
+    table = document["what_if"]
+    _table(page, table, len(table["rows"]) if table else 0)
 
 
 def _others(page: Page, document: Document) -> None:
