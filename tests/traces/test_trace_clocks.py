@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.testing.trace_ranks import SlimRank, slim_rank
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.clocks import clocks_of
-from stepscope.traces.rank import RankAnalysis, analyse_rank
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 
@@ -25,7 +25,7 @@ def job(
     apart: float = 1000,
     hosts: Sequence[str] = (),
     drift: Sequence[float] = (),
-) -> list[RankAnalysis]:
+) -> list[SlimRank]:
     """µs; every group does ``count`` all-reduces that end together but for ``noise``, on clocks that are ``later``."""
     generator = random.Random(0)
     made = []
@@ -46,7 +46,7 @@ def job(
                 own = end + later[rank] + generator.uniform(-noise, noise)
                 own += number * apart * drift[rank] / 1e6 if drift else 0
                 made[rank].kernel(NAME, round(own - dur, 3), dur, stream=20 + at, **said)
-    return [analyse_rank(each.trace(), rank) for rank, each in enumerate(made)]
+    return [slim_rank(each.trace(), rank) for rank, each in enumerate(made)]
 
 
 offsets = st.lists(st.integers(-10_000_000, 10_000_000), min_size=2, max_size=6)

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.testing.trace_ranks import SlimRank, slim_rank
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.collectives import CollectivesAnalysis, match
 from stepscope.traces.distributed import distributed_table
-from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.read import read_trace
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 GATHER = "ncclDevKernel_AllGather_RING_LL()"
 
 
-def analysed(made: Sequence[MadeTrace], **more: Any) -> list[RankAnalysis]:
-    return [analyse_rank(each.trace(), rank, **more) for rank, each in enumerate(made)]
+def analysed(made: Sequence[MadeTrace], **more: Any) -> list[SlimRank]:
+    return [slim_rank(each.trace(), rank, **more) for rank, each in enumerate(made)]
 
 
 def said(name: str, ranks: Sequence[int], **more: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def test_the_eight_ranks_of_param(shared_data: Path) -> None:
     paths = sorted((shared_data / "traces" / "param_dlrm_8rank").iterdir())
     analyses, events = [], []
     for rank, path in enumerate(paths):
-        analyses.append(analyse_rank(read_trace(path), rank))
+        analyses.append(slim_rank(read_trace(path), rank))
         with gzip.open(path) as file:
             own = [e for e in json.load(file)["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
         events.append(sorted((event["ts"], event["ts"] + event["dur"]) for event in own))

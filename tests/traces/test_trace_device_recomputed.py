@@ -173,7 +173,7 @@ def idle(plain: Plain) -> dict[str, tuple[int, int, int, int]]:
         if call.name in WAITS:
             held[call.thread].append((call.start, call.end))
     for piece in plain.work:
-        if piece.call and "Pageable" in piece.name:
+        if piece.call and "-> Pageable" in piece.name:
             held[piece.call.thread].append((piece.call.start, piece.call.end))
     waits = {thread: merged(pairs) for thread, pairs in held.items()}
     out = {}
@@ -404,6 +404,7 @@ def test_real_files(shared_data: Path, folder: str) -> None:
 TIMES = st.integers(0, 800).map(lambda eighth: eighth / 8)
 WORK = st.tuples(
     st.sampled_from(["gemm", "elementwise", "ncclDevKernel_AllReduce", "Memcpy HtoD (Pageable -> Device)",
+            "Memcpy DtoH (Device -> Pageable)",
                      "Memcpy DtoD (Device -> Device)", "Memset (Device)"]),
     st.sampled_from([(0, 7), (0, 7), (0, 20), (1, 7)]),
     TIMES, TIMES, st.integers(0, 400).map(lambda eighth: eighth / 8), TIMES, st.integers(0, 2), st.booleans(),

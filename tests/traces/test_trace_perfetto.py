@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.testing.trace_ranks import slim_rank
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.clocks import Clocks, clocks_of
 from stepscope.traces.collective_tracks import collective_tracks
@@ -20,7 +21,6 @@ from stepscope.traces.columns import Trace, side_columns
 from stepscope.traces.links import launches_of
 from stepscope.traces.perfetto import Bar, Track, us, write_perfetto
 from stepscope.traces.perfetto_args import SIDES
-from stepscope.traces.rank import analyse_rank
 from stepscope.traces.read import read_trace
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
@@ -106,7 +106,7 @@ def test_times_are_exact() -> None:
 def test_real_files(shared_data: Path, tmp_path: Path, folder: str) -> None:
     paths = sorted((shared_data / "traces" / folder).iterdir())[:3]
     traces = {rank: read_trace(path) for rank, path in enumerate(paths)}
-    clocks = clocks_of([analyse_rank(trace, rank) for rank, trace in traces.items()])
+    clocks = clocks_of([slim_rank(trace, rank) for rank, trace in traces.items()])
     events = check(traces, clocks, tmp_path / "out.json.gz")
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {f"rank {rank}" for rank in traces}
@@ -137,7 +137,7 @@ def test_anything(tmp_path: Path, ranks: Any) -> None:
             made.add(category, f"{category} é\u2028", 1000.125 + start, dur, tid=place, args=args)
         made.memory(1000, 100, 100, 200)
         traces[rank] = made.trace()
-    clocks = clocks_of([analyse_rank(trace, rank) for rank, trace in traces.items()])
+    clocks = clocks_of([slim_rank(trace, rank) for rank, trace in traces.items()])
     check(traces, clocks, tmp_path / "out.json")
 
 
@@ -148,7 +148,7 @@ def test_clocks_are_aligned_and_collectives_have_a_track(tmp_path: Path) -> None
             late, clock = 30 * rank, 5000 * rank
             made[rank].launched(NAME, at=100 * number + clock, start=100 * number + 20 + late + clock, dur=60 - late)
     traces = {rank: each.trace() for rank, each in enumerate(made)}
-    analyses = [analyse_rank(trace, rank) for rank, trace in traces.items()]
+    analyses = [slim_rank(trace, rank) for rank, trace in traces.items()]
     found = match(analyses)
     assert found.clocks.shifts == {0: 0, 1: 5_000_000}
     tracks = collective_tracks(found)
@@ -176,7 +176,7 @@ def test_collectives_at_a_time_are_on_tracks_of_their_own() -> None:
     for each in made:
         for place in range(3):
             each.kernel(NAME, 10 * place, 25, stream=20 + place)
-    found = match([analyse_rank(each.trace(), rank) for rank, each in enumerate(made)])
+    found = match([slim_rank(each.trace(), rank) for rank, each in enumerate(made)])
     names = [(track.rank, track.name, len(track.bars)) for track in collective_tracks(found)]
     name = "collectives: waiting and transfer"
     assert names == [(rank, name + more, 1) for rank in (0, 1) for more in ("", " (2)", " (3)")]

@@ -71,8 +71,13 @@ STRING_COLUMNS = {("ops", "module")}
 class Numbering(dict[Key, int]):
     """Numbers its keys in the order they are first asked for."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_in_order: list[Key] = []
+
     def __missing__(self, key: Key) -> int:
         number = self[key] = len(self)
+        self.keys_in_order.append(key)
         return number
 
 
@@ -120,8 +125,11 @@ class TraceBuilder:
         columns["memory"] = {column: values[by_time] for column, values in memory.items()}
         return Trace(
             meta=replace(meta, origin_ns=meta.origin_ns + first_ns),
-            strings=list(self.strings),
-            threads=[Thread(pid=pid, tid=tid, name=self.thread_names.get((pid, tid), "")) for pid, tid in self.threads],
+            strings=self.strings.keys_in_order,
+            threads=[
+                Thread(pid=pid, tid=tid, name=self.thread_names.get((pid, tid), ""))
+                for pid, tid in self.threads.keys_in_order
+            ],
             **{name: TABLES[name](**columns[name]) for name in TABLES},
         )
 

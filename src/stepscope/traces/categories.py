@@ -42,29 +42,30 @@ CATEGORIES: Final = {
     "user_annotation": Kind.ANNOTATION,
     "nvtx": Kind.ANNOTATION,
     "python_function": Kind.PYTHON,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
+    "python": Kind.PYTHON,
     "runtime": Kind.RUNTIME,
     "driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "xpu_driver": Kind.RUNTIME,
-    "mtia_runtime": Kind.RUNTIME,
-    "mtia_ccp_events": Kind.KERNEL,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "privateuse1_driver": Kind.RUNTIME,
+    "hpu_op": Kind.RUNTIME,
     "kernel": Kind.KERNEL,
     "concurrent_kernel": Kind.KERNEL,
-    "gpu_kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.MEMCPY,
+    "mtia_ccp_events": Kind.KERNEL,
     "memcpy": Kind.MEMCPY,
-    "gpu_memset": Kind.MEMSET,
     "memset": Kind.MEMSET,
-    "cuda_sync": Kind.SYNC,
     "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
     "overhead": Kind.OVERHEAD,
 }
-"""In lower case."""
+"""In lower case.  What Kineto also writes and is none of these, on purpose: ``Trace`` (the span of it all),
+``cuda_profiler_range`` and ``xpu_scope_profiler`` (kernels once more, with counters), ``cuda_event`` (a record, no wait),
+``collective_comm`` (collectives once more), ``mtia_insight``, ``mtia_counters``, ``external_correlation``."""
+ENDINGS: Final = {
+    "_runtime": Kind.RUNTIME,
+    "_driver": Kind.RUNTIME,
+    "_memcpy": Kind.MEMCPY,
+    "_memset": Kind.MEMSET,
+    "_kernel": Kind.KERNEL,
+    "_sync": Kind.SYNC,
+}
+"""Every vendor has its own: ``cuda_``, ``gpu_``, ``hip_``, ``xpu_``, ``mtia_``, ``glow_``, ``gcu_``, ``privateuse1_`` …"""
 
 HOST_KINDS: Final = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME)
 DEVICE_WORK: Final = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
@@ -75,4 +76,8 @@ LAUNCHING: Final = (Kind.RUNTIME,)
 
 
 def kind_of(category: str | None) -> Kind:
-    return CATEGORIES.get((category or "").lower(), Kind.OTHER)
+    name = (category or "").lower()
+    known = CATEGORIES.get(name)
+    if known is not None:
+        return known
+    return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), Kind.OTHER)

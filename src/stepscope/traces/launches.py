@@ -193,9 +193,12 @@ def _usual_ns(launches: Launches) -> Ints:
 
 
 def _queue(lane: int, start_ns: Ints, out_ns: Ints, call_ns: Ints, usual_ns: Ints) -> Queue:
-    time_ns, place = np.unique(np.concatenate([start_ns, out_ns]), return_inverse=True)
-    signs = np.repeat([1, -1], len(start_ns))
-    length = np.cumsum(np.bincount(place.reshape(-1), signs).astype(np.int64))
+    time_ns = np.concatenate([start_ns, out_ns])
+    order = np.argsort(time_ns, kind="stable")
+    time_ns, length = time_ns[order], np.cumsum(np.repeat([1, -1], len(start_ns))[order])
+    # What happens at the same instant happens at once.
+    last = np.append(time_ns[1:] != time_ns[:-1], True)
+    time_ns, length = time_ns[last], length[last]
     lasts_ns = np.diff(time_ns)
     blocked = (length[np.searchsorted(time_ns, start_ns)] >= FULL) & (call_ns > UNUSUAL * usual_ns)
     return Queue(

@@ -1,26 +1,123 @@
-"""Paths in, traces out."""
+"""Paths in, traces out: which files are traces, what one holds, and which rank each is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from stepscope.errors import TraceError
-from stepscope.traces.columns import Trace
+from stepscope.traces.columns import Trace, TraceMeta
 from stepscope.traces.inflate import blocks_of
 from stepscope.traces.kineto import read_kineto
 
-__all__ = ["read_trace"]
+__all__ = ["ENDINGS", "find_traces", "number_ranks", "read_trace"]
+
+ENDINGS: Final = (".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".qdrep")
+"""Of files that a folder is searched for; one that is named may be called anything."""
+REPORTS: Final = (".nsys-rep", ".qdrep")
+LOOKED_AT: Final = 1 << 20
+"""Bytes of a file in a folder, in which a trace would begin its events or at least look like one."""
+
+
+def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Files as they are, folders as the traces anywhere below them, by name, each once; and what was passed over.
+
+    A file that was named must be a trace, which shows when it is read; in a folder there are others, too.
+    """
+    found: dict[Path, None] = {}
+    notices: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            found[path] = None
+            continue
+        below = sorted(file for file in _below(path) if file.is_file())
+        traces = [file for file in below if _looks_like_one(file)]
+        if not traces:
+            endings = ", ".join(ENDINGS[:-2])
+            raise TraceError(f"{path}: there is no trace in this folder (files ending in {endings})")
+        foreign = [file for file in below if file not in set(traces)]
+        if foreign:
+            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+            notices.append(f"no traces, passed over: {foreign[0]}{more}")
+        found.update(dict.fromkeys(traces))
+    return list(found), notices
+
+
+def _below(folder: Path) -> list[Path]:
+    try:
+        return [file for file in folder.rglob("*") if file.name.endswith(ENDINGS)]
+    except OSError as error:
+        raise TraceError(f"{folder}: {error.strerror or error}") from None
+
+
+def _looks_like_one(path: Path) -> bool:
+    """By its first bytes; one that cannot be read at all may be one, and shall say why when it is read."""
+    if not path.name.endswith(ENDINGS[:3]):
+        return True
+    start = bytearray()
+    try:
+        for block in blocks_of(path):
+            start += block
+            if len(start) >= LOOKED_AT:
+                break
+    except TraceError:
+        return True
+    text = bytes(start).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return not text or b'"traceEvents"' in text or (text.startswith(b"[") and b'"ph"' in text)
 
 
 def read_trace(path: Path) -> Trace:
+    """A trace of torch.profiler, or another that Chrome would open."""
+    if path.name.endswith(REPORTS):
+        raise TraceError(f"{path}: is a report of Nsight Systems; export it first: nsys export --type sqlite")
     cut: list[str] = []
     try:
         trace = read_kineto(blocks_of(path, cut), str(path))
     except TraceError as error:
-        raise TraceError(f"{path} {error}" if str(path) not in str(error) else str(error)) from None
-    if cut:
-        problem = f"the packed data end early ({cut[0]}); everything before is used"
-        meta = replace(trace.meta, truncated=trace.meta.truncated or problem, problems=(problem, *trace.meta.problems))
-        return replace(trace, meta=meta)
-    return trace
+        because = f" ({cut[0]})" if cut else ""
+        raise TraceError(str(error) if str(error).startswith(f"{path}:") else f"{path}: {error}{because}") from None
+    if not cut:
+        return trace
+    problems = (f"{cut[0]}; everything before is used", *trace.meta.problems)
+    return replace(trace, meta=replace(trace.meta, problems=problems))
+
+
+def number_ranks(metas: Sequence[TraceMeta]) -> tuple[list[int | None], list[str]]:
+    """[files]; which rank each is, None: it is left out; and why, one line each.
+
+    A file that does not say its rank gets the lowest number that is free, by its place.  Of several files of one rank
+    (several captures of a job) the latest is kept.
+    """
+    notices: list[str] = []
+    ranks: list[int | None] = [meta.rank for meta in metas]
+    by_rank: dict[int, list[int]] = {}
+    for at, meta in enumerate(metas):
+        if meta.rank is not None:
+            by_rank.setdefault(meta.rank, []).append(at)
+    for rank, places in by_rank.items():
+        if len(places) == 1:
+            continue
+        latest = max(places, key=lambda at: metas[at].origin_ns)
+        others = [at for at in places if at != latest]
+        for at in others:
+            ranks[at] = None
+        pids = {metas[at].pid for at in places}
+        differ = ", of different processes" if len(pids) > 1 else ""
+        names = ", ".join(metas[at].path for at in others[:3]) + (
+            f" and {len(others) - 3} more" if len(others) > 3 else ""
+        )
+        notices.append(
+            f"{len(places)} files say that they are of rank {rank}{differ}: "
+            f"the latest is used, {metas[latest].path}; left out: {names}"
+        )
+    unsaid = [at for at, meta in enumerate(metas) if meta.rank is None]
+    free = (number for number in range(len(metas) + len(by_rank)) if number not in by_rank)
+    for at, number in zip(unsaid, free, strict=False):
+        ranks[at] = number
+    if len(metas) > 1 and unsaid:
+        notices.append(
+            f"{len(unsaid)} of {len(metas)} files do not say their rank: numbered in the order of their names"
+        )
+    return ranks, notices
