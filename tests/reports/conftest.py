@@ -88,6 +88,16 @@ def path_of_rank(steps: tuple[Step, ...]) -> SimpleNamespace:
     return SimpleNamespace(length_ns=length_ns, causes=CAUSES, steps=tuple(own), tables={table.name: table})
 
 
+def path_of_job(ranks: int) -> SimpleNamespace:
+    length_ns = sum(CAUSES.values())
+    by_rank = {1: length_ns - 2 * MS, 0: 2 * MS} if ranks > 1 else {0: length_ns}
+    step = SimpleNamespace(number=10, rank=0, length_ns=length_ns, by_rank=by_rank, by_cause=CAUSES)
+    columns = ("rank", "before", "cause", "mostly", "time_ns", "time_share", "steps")
+    rows = [(1, "all_reduce 1", "host_operator", "aten::mm", 60 * MS, 0.53, 6)] if ranks > 1 else []
+    table = table_of("job_path", "Critical path over all ranks", columns, rows)
+    return SimpleNamespace(length_ns=length_ns, by_rank=by_rank, by_cause=CAUSES, steps=(step,), table=table)
+
+
 def ranks_table(ranks: int, found: SimpleNamespace) -> Table:
     columns = (
         *("rank", "measured", "span_ns", "compute_ns", "comm_ns", "overlap_ns", "overlap_share", "exposed_comm_ns"),
@@ -197,7 +207,7 @@ def trace_job() -> Callable[..., Any]:
             collectives=found,
             clocks=SimpleNamespace(clocks=()),
             distributed=ranks_table(ranks, found),
-            path={},
+            path=path_of_job(ranks),
             findings=findings(ranks),
             verdict=findings(ranks)[0].title,
             notices=("1 file names no rank: it is counted as rank 0",),

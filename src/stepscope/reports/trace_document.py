@@ -22,6 +22,7 @@ from stepscope.traces.window import Step
 if TYPE_CHECKING:
     from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.job import JobAnalysis
+    from stepscope.traces.job_path import JobPath
     from stepscope.traces.path import RankPath
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
@@ -41,6 +42,7 @@ def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[
         "collectives": _collectives(job.collectives),
         "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
         "distributed": table_document(job.distributed),
+        "path": _job_path(job.path),
         "what_if": None,
         "diff": None if before is None else _diff(diff(before, job)),
         "notices": list(job.notices),
@@ -151,6 +153,27 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
 
 def _path(path: RankPath) -> dict[str, Any]:
     return {"length_ns": path.length_ns, "causes": plain(path.causes), "steps": plain(path.steps)}
+
+
+def _job_path(path: JobPath) -> dict[str, Any]:
+    """Stretches of single steps are in the table, as far as that goes."""
+    steps = [
+        {
+            "number": step.number,
+            "rank": step.rank,
+            "length_ns": step.length_ns,
+            "by_rank": plain(step.by_rank),
+            "by_cause": plain(step.by_cause),
+        }
+        for step in path.steps
+    ]
+    return {
+        "length_ns": path.length_ns,
+        "by_rank": plain(path.by_rank),
+        "by_cause": plain(path.by_cause),
+        "steps": steps,
+        "table": table_document(path.table),
+    }
 
 
 def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:

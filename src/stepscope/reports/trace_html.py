@@ -165,22 +165,25 @@ def _steps(document: Document) -> Iterator[str]:
 
 
 def _path(document: Document) -> Iterator[str]:
-    """By cause, of the rank that is shown."""
-    rank = rank_shown(document)
-    path = document["ranks"][rank]["path"] if rank is not None else None
-    if not path or not path["length_ns"]:
-        return
+    """Over all ranks by rank and by cause; of a single rank by cause."""
+    path = document["path"]
     length_ns = path["length_ns"]
-    bars = [
-        Bar(
-            label=cause.replace("_", " "),
-            parts=(Part(look=CAUSES.get(cause, "c7"), value=time_ns, title=ns_text(time_ns)),),
-            figure=f"{share_text(time_ns / length_ns)}, {ns_text(time_ns)}",
-        )
-        for cause, time_ns in path["causes"].items()
-    ]
-    yield f"<h2>Critical path of rank {escaped(rank or '')} by cause</h2>"
-    yield stacked_bars(bars)
+    if not length_ns:
+        return
+    yield f"<h2>Critical path: what {ns_text(length_ns)} of steps were due to</h2>"
+    if len(document["ranks"]) > 1:
+        ranks = list(path["by_rank"].items())
+        yield stacked_bars([_path_bar(f"rank {rank}", "c1", ns, length_ns) for rank, ns in ranks[:BARS_SHOWN]])
+        yield "<h3>by cause</h3>"
+    causes = path["by_cause"].items()
+    yield stacked_bars(
+        [_path_bar(name.replace("_", " "), CAUSES.get(name, "c7"), ns, length_ns) for name, ns in causes]
+    )
+
+
+def _path_bar(label: str, look: str, time_ns: int, length_ns: int) -> Bar:
+    text = f"{share_text(time_ns / length_ns)}, {ns_text(time_ns)}"
+    return Bar(label=label, parts=(Part(look=look, value=time_ns, title=text),), figure=text)
 
 
 def _collectives(document: Document) -> Iterator[str]:
@@ -235,7 +238,7 @@ def _of_shown(document: Document, name: str) -> tuple[str, Mapping[str, Any] | N
 def _tables(document: Document, top: int) -> Iterator[str]:
     if len(document["ranks"]) > 1:
         yield f"<h2>Ranks</h2>{sortable_table(document['distributed']['columns'], worst_ranks(document, count=top))}"
-        for table in document["collectives"]["tables"].values():
+        for table in (*document["collectives"]["tables"].values(), document["path"]["table"]):
             yield from _folded(table, top)
     rank = rank_shown(document)
     if rank is None:

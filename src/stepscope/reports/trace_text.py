@@ -38,6 +38,7 @@ LOW_CONFIDENCE = 0.75
 COLLECTIVE_COLUMNS = (
     *("op", "group", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count", "bytes", "ranks"),
 )
+JOB_PATH_COLUMNS = ("rank", "before", "cause", "time_ns", "time_share", "mostly", "steps")
 SHOWN: Mapping[str, Sequence[str]] = {
     "path_causes": ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns"),
     "what_if": (),
@@ -100,6 +101,7 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
     if len(document["ranks"]) > 1:
         _ranks(page, document)
         _collectives(page, document)
+        _table(page, document["path"]["table"], top or ROWS, JOB_PATH_COLUMNS)
     else:
         for rank in document["ranks"].values():
             _temporal(page, rank["temporal"])
