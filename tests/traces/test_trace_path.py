@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from stepscope.testing.traces import BACKWARD_THREAD, MadeTrace
 from stepscope.traces.exchanges import exchanges_of
+from stepscope.traces.graph import graph_of
 from stepscope.traces.path import RankPath, path_segments, rank_path
 from stepscope.traces.read import read_trace
+from stepscope.traces.replay import Plan, as_it_was, replay
 from stepscope.traces.segments import CAUSES, Segments
+from stepscope.traces.trace_whatif import parse_change, what_if
 from stepscope.traces.window import Window, window_of
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
+CHANGES = ("kernel:*=2x", "kernel:*=0", "op:*=2x", "comm=hidden", "copy=0", "launch=0", "host=0", "loader=0")
 REAL = sorted(SHARED.rglob("*.json.gz"))
 
 
@@ -283,7 +287,7 @@ def test_nothing_at_all() -> None:
     path = check(window_of(MadeTrace().trace()))
     assert path.steps == ()
     assert path.causes == {}
-    assert [table.rows for table in path.tables.values()] == [(), (), ()]
+    assert [table.rows for table in path.tables.values()] == [(), (), (), ()]
 
 
 def test_operators_have_what_they_launched() -> None:
@@ -347,10 +351,22 @@ def random_traces(draw: st.DrawFn) -> MadeTrace:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(random_traces(), st.booleans())
 def test_whatever_the_trace_the_path_is_the_step(made: MadeTrace, keep_last: bool) -> None:
     check(window_of(made.trace(), keep_last=keep_last))
+
+
+@settings(max_examples=80, deadline=None)
+@given(random_traces(), st.sampled_from(CHANGES))
+def test_whatever_the_trace_a_replay_without_change_is_the_trace(made: MadeTrace, text: str) -> None:
+    window = window_of(made.trace(), keep_last=True)
+    graph, last = graph_of(window), len(window.steps) - 1
+    for first in range(len(window.steps)):
+        again = replay(Plan(graph, first, last), as_it_was(graph))
+        assert again.steps_ns == tuple(step.end_ns - step.start_ns for step in window.steps[first:])
+    if window.steps:
+        assert all(ns >= 0 for ns in what_if(graph, parse_change(text)).after_ns)
 
 
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")

@@ -110,6 +110,7 @@ class TraceBuilder:
         first_ns = min((int(columns[t][c].min()) for t, c in TIMES if len(columns[t][c])), default=0)
         for table, column in TIMES:
             columns[table][column] -= first_ns
+        self._one_number_per_thread(columns)
         order = np.lexsort((-slices["dur_ns"], slices["start_ns"]))
         columns["slices"] = {name: values[order] for name, values in slices.items()}
         now_at = np.empty(len(order), np.int32)
@@ -132,6 +133,14 @@ class TraceBuilder:
             **{name: TABLES[name](**columns[name]) for name in TABLES},
         )
 
+    def _one_number_per_thread(self, columns: dict[str, dict[str, NDArray[Any]]]) -> None:
+        """Some writers have a thread's id as text with slices and as a number with the allocator's events."""
+        first: dict[tuple[str, str], int] = {}
+        same = [first.setdefault((str(pid), str(tid)), at) for at, (pid, tid) in enumerate(self.threads)]
+        if len(first) < len(same):
+            for table, column in THREADS:
+                columns[table][column] = np.array(same, np.int32)[columns[table][column]]
+
     def _joined(self, table: str) -> dict[str, NDArray[Any]]:
         """All pieces of a table; they are let go of column by column, so that hardly anything is held twice."""
         pieces = self._pieces[table]
@@ -143,3 +152,4 @@ class TraceBuilder:
 
 
 TIMES = (("slices", "start_ns"), ("memory", "time_ns"), ("flows", "from_ns"), ("flows", "to_ns"))
+THREADS = (("slices", "thread"), ("memory", "thread"), ("flows", "from_thread"), ("flows", "to_thread"))

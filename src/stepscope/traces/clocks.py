@@ -19,7 +19,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,6 +58,8 @@ class Clock:
     """Collectives it is measured by."""
     shift_ns: int
     """What to take off its times so that they fit the others'."""
+    doubt_ns: int = 0
+    """How far its times may be from the others' even then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +75,10 @@ class Clocks:
 
     @property
     def unaligned(self) -> tuple[int, ...]:
-        """Ranks whose clock cannot be compared with that of the lowest rank."""
-        return tuple(clock.rank for clock in self.clocks if clock.reference != self.clocks[0].reference)
+        """Ranks whose clock cannot be compared with that of the lowest rank: neither a collective nor a host shared."""
+        near = [clock for clock in self.clocks if clock.reference == self.clocks[0].reference]
+        hosts = {clock.host for clock in near if clock.host is not None}
+        return tuple(clock.rank for clock in self.clocks if clock not in near and clock.host not in hosts)
 
     def table(self) -> Table:
         columns = ("rank", "host", "reference", "offset_ns", "uncertainty_ns", "drift_ppm", "collectives", "shift_ns")
@@ -118,30 +122,25 @@ def clocks_of(analyses: Sequence[RankAnalysis], pairs: Pairs | None = None) -> C
         )
         for analysis, edge in zip(analyses, measured, strict=True)
     ]
-    shifts = _shifts(clocks)
-    clocks = [_shifted(clock, shift_ns) for clock, shift_ns in zip(clocks, shifts, strict=True)]
-    zero_ns = min((each.meta.origin_ns - shift_ns for each, shift_ns in zip(analyses, shifts, strict=True)), default=0)
+    clocks = _shifted(clocks)
+    zero_ns = min((each.meta.origin_ns - own.shift_ns for each, own in zip(analyses, clocks, strict=True)), default=0)
     return Clocks(clocks=tuple(clocks), zero_ns=zero_ns)
 
 
-def _shifted(clock: Clock, shift_ns: int) -> Clock:
-    return Clock(**{**vars(clock), "shift_ns": shift_ns})
-
-
-def _shifts(clocks: list[Clock]) -> list[int]:
+def _shifted(clocks: list[Clock]) -> list[Clock]:
     by_host: dict[tuple[int, str], list[Clock]] = defaultdict(list)
     for clock in clocks:
         by_host[clock.reference, clock.host or f"rank {clock.rank}"].append(clock)
     homes = {clock.rank: clock.host for clock in clocks}
-    out: dict[int, int] = {}
+    out: dict[int, Clock] = {}
     for (reference, _), members in by_host.items():
+        middle = sorted(members, key=lambda clock: clock.offset_ns)[(len(members) - 1) // 2]
         if homes[reference] is not None and members[0].host == homes[reference]:
-            shift_ns = 0
+            shift_ns, doubt_ns = 0, SAME_CLOCK_NS
         else:
-            middle = sorted(members, key=lambda clock: clock.offset_ns)[(len(members) - 1) // 2]
-            doubt_ns = middle.uncertainty_ns * (SURE if middle.shared >= ENOUGH else 1)
-            shift_ns = middle.offset_ns if abs(middle.offset_ns) > max(SAME_CLOCK_NS, doubt_ns) else 0
-        out |= {clock.rank: shift_ns for clock in members}
+            doubt_ns = max(SAME_CLOCK_NS, middle.uncertainty_ns * (SURE if middle.shared >= ENOUGH else 1))
+            shift_ns = middle.offset_ns if abs(middle.offset_ns) > doubt_ns else 0
+        out |= {clock.rank: replace(clock, shift_ns=shift_ns, doubt_ns=doubt_ns) for clock in members}
     return [out[clock.rank] for clock in clocks]
 
 

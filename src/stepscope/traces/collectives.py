@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces import intervals
-from stepscope.traces.clocks import SAME_CLOCK_NS, SURE, Clocks, clocks_of
+from stepscope.traces.clocks import Clocks, clocks_of
 from stepscope.traces.collective_tables import tables_of
 from stepscope.traces.columns import Ints
 from stepscope.traces.exchange_names import SYNCHRONISING
@@ -120,7 +120,7 @@ def match(analyses: Sequence[RankAnalysis]) -> CollectivesAnalysis:
         count=len(ones),
         transfer_ns=int(split.transfer_ns[split.counts].sum()),
         least_ns=int(split.least_ns[split.counts].sum()),
-        cost_ns=_instants(split, split.cost_ns, split.counts),
+        cost_ns=_instants(split, split.cost_ns, np.flatnonzero(split.counts)),
         tables={
             table.name: table for table in (*tables_of(pairs, split, costs, alone, clocks.zero_ns), clocks.table())
         },
@@ -131,14 +131,16 @@ def match(analyses: Sequence[RankAnalysis]) -> CollectivesAnalysis:
 def _by_last(pairs: Pairs, split: Split, before_ns: Ints) -> dict[int, int]:
     """By rank: the instants, up to so much before its arrival, of the collectives in which it was last."""
     out = dict.fromkeys(pairs.ranks, 0)
-    for place in np.unique(split.last[split.counts]).tolist():
-        out[pairs.ranks[place]] = _instants(split, before_ns, split.counts & (split.last == place))
+    wholes = np.flatnonzero(split.counts)
+    wholes = wholes[np.argsort(split.last[wholes], kind="stable")]
+    for own in np.split(wholes, np.flatnonzero(np.diff(split.last[wholes])) + 1) if len(wholes) else ():
+        out[pairs.ranks[split.last[own[0]]]] = _instants(split, before_ns, own)
     return out
 
 
-def _instants(split: Split, before_ns: Ints, which: NDArray[np.bool_]) -> int:
-    arrived_ns = split.arrived_ns[which]
-    return intervals.total(intervals.merge(arrived_ns - before_ns[which], arrived_ns))
+def _instants(split: Split, before_ns: Ints, wholes: NDArray[np.int64]) -> int:
+    arrived_ns = split.arrived_ns[wholes]
+    return intervals.total(intervals.merge(arrived_ns - before_ns[wholes], arrived_ns))
 
 
 def _split(pairs: Pairs, clocks: Clocks) -> Split:
@@ -156,7 +158,7 @@ def _split(pairs: Pairs, clocks: Clocks) -> Split:
     wait_ns = np.minimum(arrived_ns[whole] - start_ns, dur_ns)
     # By whole, then the latest first, then by rank, which is how parts are sorted already.
     order = np.lexsort((-start_ns, whole))
-    doubt_ns = np.array([max(SAME_CLOCK_NS, SURE * clock.uncertainty_ns) for clock in clocks.clocks])[pairs.rank]
+    doubt_ns = np.array([clock.doubt_ns for clock in clocks.clocks], np.int64)[pairs.rank]
     apart = np.maximum.reduceat(arrived_ns[whole] - end_ns > doubt_ns, first)
     return Split(
         wait_ns=wait_ns,
@@ -200,7 +202,7 @@ def _notices(pairs: Pairs, split: Split, clocks: Clocks) -> tuple[str, ...]:
             f"{pairs.unknown_group} collectives are not compared: there are several process groups, and the traces do"
             " not say which they were in"
         )
-    if clocks.unaligned:
+    if len(pairs.first) and clocks.unaligned:
         ranks = ", ".join(map(str, clocks.unaligned[:8])) + (" …" if len(clocks.unaligned) > 8 else "")
         out.append(f"the clocks of ranks {ranks} cannot be aligned with the others': they share no collective")
     return tuple(out)

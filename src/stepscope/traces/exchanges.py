@@ -119,7 +119,7 @@ def _sources(window: Window, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
     said = index[rows]
     launched = trace.slices.device[rows] >= 0
     annotation = np.where(launched, -1, rows)
-    call = np.where(launched, window.launch[rows], -1)
+    call = np.where(launched & (said < 0), window.launch[rows], -1)
     if (call >= 0).any():
         on_host = np.isin(trace.slices.kind, HOST_KINDS) & window.counts
         is_said = on_host & (index[:-1] >= 0)

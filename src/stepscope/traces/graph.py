@@ -18,14 +18,14 @@ from enum import IntEnum
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Ints, Rows
-from stepscope.traces.host_lines import HostLine, lines_of
+from stepscope.traces.host_lines import FAR_NS, HostLine, lines_of
+from stepscope.traces.intervals import EMPTY, Spans
 from stepscope.traces.kernel_names import is_communication
-from stepscope.traces.waits import Work, host_waits, stream_waits, work_of
+from stepscope.traces.waits import HostWaits, Work, host_waits, stream_waits, work_of
 from stepscope.traces.window import Window
 
 __all__ = ["Exits", "Graph", "Via", "graph_of", "host_communicates"]
@@ -33,6 +33,8 @@ __all__ = ["Exits", "Graph", "Via", "graph_of", "host_communicates"]
 AUTOGRAD: Final = re.compile(r"Backward\d*$|^autograd::|^torch::autograd::")
 HOST_COLLECTIVE: Final = re.compile(r"^(gloo|mpi|ucc|ccl|xccl):")
 ISSUES: Final = re.compile(r"^c10d::")
+LONG_WAIT_NS: Final = 100_000
+"""An operator's own time of at least this may be waiting."""
 AFTER_NS: Final = 200_000
 """How long after a collective's end its waiter may go on, at least."""
 
@@ -75,6 +77,8 @@ class Graph:
     """[work]; its slice; device work by start, then collectives of the host."""
     start_ns: list[int]
     end_ns: list[int]
+    stream: Ints
+    """[work]; equal for those of one stream or, of the host's collectives, of one thread."""
     collective: list[bool]
     call: Rows
     """[work]; what launched it; −1: not known."""
@@ -109,11 +113,15 @@ def graph_of(window: Window) -> Graph:
     call = np.concatenate([work.call, np.full(len(collectives), -1, np.int32)])
     asker, lane_before = _asked(window, collectives, main, len(work.row))
     launch_thread = np.concatenate([np.where(work.call >= 0, slices.thread[work.call], -1), asker])
-    launched = np.where(call >= 0, np.minimum(slices.end_ns[call], start_ns), start_ns)
+    waits = host_waits(window, work)
+    # A call that waits for the very work it launches had launched it when it began to wait.
+    waiting = np.isin(call, waits.call[~waits.for_start])
+    launch_end_ns = np.where(waiting, slices.start_ns[call], slices.end_ns[call])
+    launched = np.where(call >= 0, np.minimum(launch_end_ns, start_ns), start_ns)
     before = np.concatenate([work.before, lane_before])
     awaited = np.concatenate([stream_waits(window, work), np.full(len(collectives), -1)])
     exits = _Exits(window, lines)
-    exits.add_waits(work)
+    exits.add_waits(work, waits)
     exits.add_threads(main)
     exits.add_collectives(collectives, len(work.row), set(main) | set(asker.tolist()))
     collective = window.trace.names_where(is_communication)[slices.name[row]] & (slices.kind[row] == Kind.KERNEL)
@@ -125,6 +133,7 @@ def graph_of(window: Window) -> Graph:
         row=row,
         start_ns=start_ns.tolist(),
         end_ns=end_ns.tolist(),
+        stream=np.concatenate([work.line, -1 - slices.thread[collectives].astype(np.int64)]),
         collective=collective.tolist(),
         call=call,
         launch_thread=launch_thread.tolist(),
@@ -211,9 +220,8 @@ class _Exits:
             out[thread] = Exits(at_ns=list(at), since_ns=list(since), via=list(via), target=list(target))
         return out
 
-    def add_waits(self, work: Work) -> None:
+    def add_waits(self, work: Work, waits: HostWaits) -> None:
         slices = self.window.trace.slices
-        waits = host_waits(self.window, work)
         threads = slices.thread[waits.call].tolist()
         since = slices.start_ns[waits.call].tolist()
         for thread, at, began, index, for_start in zip(
@@ -224,9 +232,9 @@ class _Exits:
                 self.found[thread].append((at, began, Via.START if for_start else Via.END, index))
 
     def add_threads(self, main: list[int]) -> None:
-        """Where the main thread waits for autograd's: its slices lie in one piece of the main thread's line.
+        """Where the main thread waits for autograd's, and where other threads wait for the main one.
 
-        What any other thread does is taken to be due to what the main thread did when it began.
+        What a thread does is taken to be due to what the main thread had done when it began.
         """
         trace, slices = self.window.trace, self.window.trace.slices
         ops = self.window.rows_of((Kind.OP,))
@@ -237,27 +245,40 @@ class _Exits:
             own = rows[slices.thread[rows] == thread]
             busy = intervals.merge(slices.start_ns[own], slices.end_ns[own])
             for waiter in sorted(set(main) - {-1}):
-                handed = self._hand_over(waiter, thread, busy) if thread in helpers else np.zeros(len(busy[0]), bool)
-                self.found[thread] += [(at, at - 1, Via.THREAD, waiter) for at in busy.start_ns[~handed].tolist()]
+                begins, ends = self._waits_for(waiter, busy) if thread in helpers else (EMPTY.start_ns, EMPTY.end_ns)
+                for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                    self.found[waiter].append((end, begin, Via.THREAD, thread))
+                alone = np.searchsorted(ends, busy.start_ns, side="right") == np.searchsorted(begins, busy.end_ns)
+                self._follow(thread, waiter, busy, np.union1d(begins, busy.start_ns[alone]))
 
-    def _hand_over(self, waiter: int, helper: int, busy: intervals.Spans) -> NDArray[np.bool_]:
-        """[busy]; which of the helper's spans the waiter waited for."""
-        line = self.lines[waiter]
-        slices = self.window.trace.slices
+    def _waits_for(self, waiter: int, busy: Spans) -> tuple[Ints, Ints]:
+        """From when to when the waiter waits for the thread that is busy then: while it does nothing visible itself,
+        if that thread is busy for at least half of the time from its first span there to its last."""
+        line, slices = self.lines[waiter], self.window.trace.slices
         first, last = line.at(busy.start_ns), line.at(busy.end_ns - 1)
-        row = line.row[last]
-        whole = first == last
-        # A piece into which the helper's work reaches from outside is no wait for it.
-        waited = whole & ~np.isin(last, np.concatenate([first[~whole], last[~whole]]))
-        waited &= (row < 0) | (slices.kind[row] != Kind.RUNTIME)
-        pieces = last[waited]
-        heads = np.flatnonzero(np.append(True, pieces[1:] != pieces[:-1])) if len(pieces) else np.empty(0, np.int64)
-        tails = np.append(heads[1:], len(pieces))[: len(heads)] - 1
-        begins, ends = busy.start_ns[waited][heads].tolist(), busy.end_ns[waited][tails].tolist()
-        for begin, end in zip(begins, ends, strict=True):
-            self.found[waiter].append((end, begin, Via.THREAD, helper))
-            self.found[helper].append((begin, begin - 1, Via.THREAD, waiter))
-        return np.asarray(waited)
+        count = last - first + 1
+        of = np.repeat(np.arange(len(first)), count)
+        piece = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+        starts = np.maximum(busy.start_ns[of], line.start_ns[piece])
+        ends = np.minimum(busy.end_ns[of], line.ends_ns[piece])
+        row = line.row[piece]
+        kind = np.where(row >= 0, slices.kind[row], Kind.ANNOTATION)
+        long_op = (kind == Kind.OP) & (line.ends_ns[piece] - line.start_ns[piece] >= LONG_WAIT_NS)
+        idle = np.isin(kind, (Kind.ANNOTATION, Kind.PYTHON)) | long_op
+        piece, starts, ends = piece[idle], starts[idle], ends[idle]
+        heads = np.flatnonzero(np.diff(piece, prepend=-1))
+        if not len(heads):
+            return EMPTY.start_ns, EMPTY.end_ns
+        begins, until = starts[heads], np.maximum.reduceat(ends, heads)
+        helped = 2 * np.add.reduceat(ends - starts, heads) >= until - begins
+        return begins[helped], until[helped]
+
+    def _follow(self, thread: int, leader: int, busy: Spans, begins: Ints) -> None:
+        """The thread could not begin there before the leader came to it."""
+        before = np.searchsorted(busy.start_ns, begins, side="left") - 1
+        ended = np.append(busy.end_ns, -FAR_NS)[before]
+        for at, since in zip(begins.tolist(), np.minimum(ended, begins - 1).tolist(), strict=True):
+            self.found[thread].append((at, since, Via.THREAD, leader))
 
     def add_collectives(self, collectives: Rows, offset: int, waiters: set[int]) -> None:
         """Where a thread does nothing visible until a collective of the host has ended, it waited for it."""

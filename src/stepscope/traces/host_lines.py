@@ -15,9 +15,10 @@ import numpy as np
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.window import Window
 
-__all__ = ["HostLine", "lines_of"]
+__all__ = ["FAR_NS", "HostLine", "lines_of"]
 
-FAR_NS = np.int64(1) << 62
+FAR_NS = 1 << 62
+"""Later than any instant of a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,11 +105,11 @@ def synchronising_calls(work: Work) -> Rows:
     trace, window = work.window.trace, work.window
     calls = window.rows_of((Kind.RUNTIME,))
     waits = by_name(trace, trace.slices.name[calls], is_synchronising)
-    pageable = work.known & ~work.kernel
-    pageable[pageable] = by_name(trace, work.name[pageable], lambda name: "Pageable" in name)
+    to_pageable = work.known & ~work.kernel
+    to_pageable[to_pageable] = by_name(trace, work.name[to_pageable], lambda name: "-> Pageable" in name)
     holds = np.zeros(len(trace), bool)
     holds[calls[waits]] = True
-    holds[work.launch[pageable]] = True
+    holds[work.launch[to_pageable]] = True
     return np.flatnonzero(holds).astype(np.int32)
 
 

@@ -10,6 +10,7 @@ from stepscope.traces.clocks import Clocks
 from stepscope.traces.collectives import CollectivesAnalysis, match
 from stepscope.traces.distributed import distributed_table
 from stepscope.traces.findings import find, verdict_of
+from stepscope.traces.job_path import JobPath, job_path
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.table import Table
 
@@ -23,6 +24,7 @@ class JobAnalysis:
     collectives: CollectivesAnalysis
     distributed: Table
     """The ranks side by side."""
+    path: JobPath
     findings: tuple[Finding, ...] = ()
     """The most severe and costly first."""
     verdict: str = ""
@@ -41,6 +43,7 @@ def analyse_job(analyses: Sequence[RankAnalysis], notices: Sequence[str] = ()) -
         ranks=ranks,
         collectives=collectives,
         distributed=distributed_table(ranks, collectives),
+        path=job_path(ranks, collectives),
         notices=(*notices, *collectives.notices),
     )
     job = replace(job, findings=find(job))

@@ -120,7 +120,8 @@ def _columns(
     codes = [groups[group.identity] for group in exchanges.groups]
     for code, group in zip(codes, exchanges.groups, strict=True):
         details.setdefault(code, group)
-    numbers = np.array([*(step.number for step in analysis.steps), NO_STEP], np.int64)
+    # Without the profiler's steps all is one, from its first instant to its last, wherever that is.
+    numbers = np.array([*(step.number if step.name else NO_STEP for step in analysis.steps), NO_STEP], np.int64)
     return {
         "rank": np.full(len(exchanges), place, np.int64),
         "entry": np.arange(len(exchanges)),
@@ -188,5 +189,5 @@ def _lay(
 def _misfit(own: Ints, reference: Ints) -> tuple[int, int]:
     distance = own - reference
     middle = int(np.sort(distance)[len(distance) // 2])
-    scatter = int(np.sort(np.abs(distance - middle))[len(distance) // 2])
+    scatter = int(np.abs(distance - middle).sum())
     return (scatter, abs(middle)) if len(distance) >= ENOUGH else (abs(middle), 0)

@@ -17,6 +17,7 @@ segments are disjoint, leave no instant out, and come to the step's length exact
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,8 +25,9 @@ import numpy as np
 from stepscope.traces.exchanges import Exchanges
 from stepscope.traces.graph import Graph, graph_of
 from stepscope.traces.routes import Routes, routes_of
-from stepscope.traces.segments import CAUSES, Cause, Segments
+from stepscope.traces.segments import CAUSES, Cause, Segments, summed
 from stepscope.traces.table import Table, table_of
+from stepscope.traces.trace_whatif import Change, WhatIf, what_if, what_if_table, what_ifs
 from stepscope.traces.walk import StepWalk, walk_step
 from stepscope.traces.window import Window
 
@@ -63,6 +65,10 @@ class RankPath:
     kernels: tuple[NamedTime, ...]
     """Kernels, copies and memsets, most time first."""
     routes: Routes
+    asked: tuple[WhatIf, ...] = ()
+    """The changes that were asked for, over all steps, in that order."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    """Others that gain something, on one step, most first."""
     tables: dict[str, Table] = field(default_factory=dict)
 
     @property
@@ -72,33 +78,41 @@ class RankPath:
     @property
     def causes(self) -> dict[str, int]:
         """Of all steps; those that are there, most time first."""
-        total = {cause: sum(step.causes.get(cause, 0) for step in self.steps) for cause in CAUSES}
-        return dict(sorted(((c, ns) for c, ns in total.items() if ns), key=lambda each: -each[1]))
+        return _total(self.steps)
 
 
-def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
-    return path_of(graph_of(window), exchanges)
-
-
-def path_of(graph: Graph, exchanges: Exchanges) -> RankPath:
-    window = graph.window
+def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = ()) -> RankPath:
+    """``changes``: what else to try than what may be worth a thought anywhere; those of ranks are ``job_path``'s."""
+    graph = graph_of(window)
     walks = walks_of(graph)
     routes, segments = routes_of(graph, walks, exchanges.row)
     own = segments.take(routes.on_path[segments.node])
-    step_of_node = routes.step
-    steps = _steps(window, own, step_of_node)
+    steps = _steps(window, own, routes.step)
     length_ns = sum(step.length_ns for step in steps)
     operators = _named(graph, own, own.operator, by_cause=False)
     on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
     kernels = _named(graph, on_device, on_device.name, by_cause=True)
-    tables = (_cause_table(steps, own, length_ns), *_name_tables(operators, kernels, length_ns))
+    asked = tuple(what_if(graph, change) for change in changes if change.kind != "rank" and steps)
+    tried = what_ifs(graph, _total(steps), *([(e.name, e.time_ns) for e in of] for of in (kernels, operators)))
+    tables = (
+        _cause_table(steps, own, length_ns),
+        *_name_tables(operators, kernels, length_ns),
+        what_if_table((*asked, *tried)),
+    )
     return RankPath(
         steps=steps,
         operators=operators[:NAMES],
         kernels=kernels[:NAMES],
         routes=routes,
+        asked=asked,
+        what_ifs=tried,
         tables={table.name: table for table in tables},
     )
+
+
+def _total(steps: tuple[StepPath, ...]) -> dict[str, int]:
+    total = {cause: sum(step.causes.get(cause, 0) for step in steps) for cause in CAUSES}
+    return dict(sorted(((cause, ns) for cause, ns in total.items() if ns), key=lambda each: -each[1]))
 
 
 def walks_of(graph: Graph) -> list[StepWalk]:
@@ -125,8 +139,7 @@ def path_segments(window: Window) -> Segments:
 
 def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[StepPath, ...]:
     key = step_of_node[own.node] * len(CAUSES) + own.cause
-    by_step = np.zeros(len(window.steps) * len(CAUSES), np.int64)
-    np.add.at(by_step, key, own.end_ns - own.start_ns)
+    by_step = np.bincount(key, own.end_ns - own.start_ns, len(window.steps) * len(CAUSES)).astype(np.int64)
     out = []
     for step, sums in zip(window.steps, by_step.reshape(-1, len(CAUSES)).tolist(), strict=True):
         causes = {cause: ns for cause, ns in zip(CAUSES, sums, strict=True) if ns}
@@ -137,10 +150,8 @@ def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[Ste
 def _named(graph: Graph, own: Segments, codes: np.ndarray, *, by_cause: bool) -> tuple[NamedTime, ...]:
     """Time by name, most first; with the cause that has most of it."""
     key = (codes.astype(np.int64) + 1) * len(CAUSES) + own.cause
-    groups, inverse = np.unique(key, return_inverse=True)
-    time = np.zeros(len(groups), np.int64)
-    np.add.at(time, inverse, own.end_ns - own.start_ns)
-    number = np.bincount(inverse, minlength=len(groups)) if len(groups) else np.empty(0, np.int64)
+    size = (len(graph.window.trace.strings) + 1) * len(CAUSES)
+    groups, time, number = summed(key, own.end_ns - own.start_ns, size)
     found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for group, ns, many in zip(groups.tolist(), time.tolist(), number.tolist(), strict=True):
         code, cause = divmod(group, len(CAUSES))

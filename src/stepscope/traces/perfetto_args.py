@@ -70,6 +70,8 @@ SIDES: Final = {
         "module": ("Python module id", NUMBER),
     },
 }
+NO_STREAM: Final = 2**32 - 1
+"""How CUPTI writes that a synchronisation is of no stream in particular."""
 SLICES: Final = {"correlation": "correlation", "external": "External id", "device": "device", "stream": "stream"}
 
 
@@ -94,6 +96,8 @@ def args_of(trace: Trace, part: slice, values: Values) -> list[str]:
         column = getattr(trace.slices, name)[part]
         for at in np.flatnonzero(column >= 0).tolist():
             out[at].append(f'"{key}":{column[at]}')
+    for at in np.flatnonzero((trace.slices.device[part] >= 0) & (trace.slices.stream[part] < 0)).tolist():
+        out[at].append(f'"stream":{NO_STREAM}')
     for side, keys in SIDES.items():
         table = side_columns(getattr(trace, side))
         begin, end = np.searchsorted(table["row"], [part.start, part.start + len(out)])

@@ -9,17 +9,16 @@ from typing import Final
 __all__ = ["is_graph_launch", "is_synchronising"]
 
 SYNCHRONISING: Final = re.compile(
-    r"(cuda|cu|hip)(Stream|Device|Event|Ctx|Thread)Synchronize"
+    r"(cuda|cu|hip|mtia|xpu|ze)[A-Za-z]*Synchronize(_\w+)?$"
     r"|(cuda|hip)Memcpy(2D|3D|To(Symbol|Array)|From(Symbol|Array)|Peer|DtoH|HtoD|DtoD|WithStream)?(_ptds|_v\d+)?$"
     r"|cuMemcpy(DtoH|HtoD|DtoD|2D|3D)?(_v2)?$"
     r"|(cuda|hip)(Free|FreeHost|HostUnregister)$|cuMemFree(_v2)?$"
-    r"|urQueueFinish|urEventWait$|zeEventHostSynchronize|zeCommandQueueSynchronize|zeCommandListHostSynchronize"
-    r"|zeFenceHostSynchronize"
+    r"|ur(QueueFinish|EventWait)$"
 )
 """From the start of the name: calls that come back only when the device has done something.
 
-Freeing waits for all that the device has still to do.  Asynchronous copies wait too where the host's memory is
-pageable, but that is not in their names.
+Freeing waits for all that the device has still to do.  A copy to the host's pageable memory waits too, whatever its
+name says.
 """
 GRAPH_LAUNCH: Final = re.compile(r"(cuda|cu|hip)GraphLaunch")
 

@@ -111,7 +111,7 @@ def host_waits(window: Window, work: Work) -> HostWaits:
     blocking = trace.names_where(is_synchronising)[slices.name[work.call[copies]]]
     inside = work.end_ns[copies] <= slices.end_ns[work.call[copies]]
     copies = copies[(to_host & inside) | blocking]
-    queued, freed = _full_queue(window, work)
+    queued, freed = _full_queue(window, work, work.call[copies])
     call = np.concatenate([syncing, work.call[copies], queued])
     target = np.concatenate([waited, copies, freed])
     for_start = np.repeat([False, True], [len(call) - len(queued), len(queued)])
@@ -204,15 +204,20 @@ def _ended_before(work: Work, end_ns: Ints, launched_ns: Ints, not_on: Ints) -> 
     return out
 
 
-def _full_queue(window: Window, work: Work) -> tuple[Rows, Ints]:
-    """Launches held up because the queue was full, and the work whose start made room."""
+def _full_queue(window: Window, work: Work, but: Rows) -> tuple[Rows, Ints]:
+    """Launches held up because the queue was full, and the work whose start made room; ``but``: waited for work."""
     slices = window.trace.slices
     calls = np.unique(work.call[work.call >= 0])
     calls = calls[slices.dur_ns[calls] >= BLOCKED_NS]
     begun = np.searchsorted(work.start_ns, slices.start_ns[calls], side="right")
     queued = np.searchsorted(np.sort(work.launch_ns), slices.start_ns[calls], side="left") - begun
     calls = calls[queued >= FULL_QUEUE]
+    calls = np.setdiff1d(calls, but)
     freed = np.searchsorted(work.start_ns, slices.end_ns[calls], side="right") - 1
+    for _ in range(TRIES):
+        # Not what the call launches itself.
+        freed -= (freed >= 0) & (work.launch_ns[np.maximum(freed, 0)] >= slices.start_ns[calls])
+    freed = np.where(work.launch_ns[np.maximum(freed, 0)] < slices.start_ns[calls], freed, -1)
     held_up = (freed >= 0) & (work.start_ns[np.maximum(freed, 0)] > slices.start_ns[calls])
     return calls[held_up], freed[held_up]
 

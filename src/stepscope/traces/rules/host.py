@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from stepscope.records.units import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of, halved
+from stepscope.traces.rules.view import Claim, View, claim_of, halved, holes_of
 
 if TYPE_CHECKING:
-    from stepscope.traces.host_figures import SyncPlace
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.syncs import SyncPlace
 
 __all__ = ["find_host"]
 
@@ -105,7 +104,14 @@ def _launches(view: View, idle_ns: Ints) -> list[Claim]:
     # Without communication: its kernels are as long as ranks wait for each other.
     mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
-    where &= (kernels > 0) & (mean_ns < thresholds.SMALL_KERNEL_NS) & _queues_empty(view)
+    where &= (
+        (view.per_step(kernels) >= thresholds.KERNELS_MANY)
+        & (mean_ns < thresholds.SMALL_KERNEL_NS)
+        & _queues_empty(view)
+    )
+    holes_ns = view.each(lambda one: sum(hole_ns for _, hole_ns in holes_of(one)))
+    # One long stop of the host, unless it is explained already, is something else than many small ones.
+    where &= holes_ns - (view.idle.host_ns - idle_ns) < thresholds.EXPLAINS_SHARE * idle_ns
     if not where.any():
         return []
     count = round(view.typical(view.per_step(kernels), where))
@@ -141,9 +147,9 @@ def _queues_empty(view: View) -> Bools:
     """[R]; whether kernels begin as soon as they are launched, mostly; True where it is not known."""
 
     def empty(queue: float | None, delay_ns: int | None) -> bool:
-        if queue is not None:
-            return queue < thresholds.QUEUED_FEW
-        return delay_ns is None or delay_ns < thresholds.DELAY_SMALL_NS
+        if delay_ns is not None:
+            return delay_ns < thresholds.DELAY_SMALL_NS
+        return queue is None or queue < thresholds.QUEUED_FEW
 
     return np.array(
         [empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], np.bool_
@@ -156,9 +162,10 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
         return []
     each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
-    late, holes = view.analyses[row].device.idle_before, _holes(view.analyses[row])
+    late, holes = view.analyses[row].device.idle_before, holes_of(view.analyses[row])
     enough_ns = thresholds.EXPLAINS_SHARE * int(idle_ns[row])
-    if holes and holes[0][1] >= enough_ns:
+    explained_ns = int(view.idle.host_ns[row] - idle_ns[row])
+    if holes and holes[0][1] - explained_ns >= enough_ns:
         mostly = f", mostly in {holes[0][0]}"
     else:
         mostly = f", mostly before {late[0][0]}" if late and late[0][1] >= enough_ns else ""
@@ -184,17 +191,6 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
             confidence=0.8,
         )
     ]
-
-
-def _holes(one: RankAnalysis) -> list[tuple[str, int]]:
-    """Where the main thread ran no operator for long, the longest first: by line, else by what was around it."""
-    table = one.tables.get("holes")
-    times: dict[str, int] = {}
-    for row in table.to_rows() if table else ():
-        place = row["source"] or row["inside"]
-        if place:
-            times[place] = times.get(place, 0) + row["dur_ns"]
-    return sorted(times.items(), key=lambda each: -each[1])
 
 
 def _times(count: float) -> str:

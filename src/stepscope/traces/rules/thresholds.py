@@ -50,13 +50,18 @@ COMPILE_SHARE: Final = 0.02
 """Of the step: a job compiles in its first steps and then no more."""
 BREAKS_AT_LEAST: Final = 1
 """Compiled regions beyond the first in a step: each ends in Python and begins with its guards."""
-SMALL_KERNEL_NS: Final = 30_000
-"""Mean length of kernels that a host cannot keep up with: a launch from PyTorch costs 5 to 20 µs, a module's call 10
-more."""
-QUEUED_FEW: Final = 4.0
-"""Launched and not begun, on average: a host that is ahead has dozens to hundreds waiting."""
+PIECES_AT_LEAST: Final = 2
+"""Times that compiled code is entered in a step; a model compiled as a whole is entered once."""
+SMALL_KERNEL_NS: Final = 100_000
+"""Mean length of kernels that a host may not keep up with: an operator of PyTorch costs it 5 to 20 µs, in modules with
+Python around them up to 100."""
+KERNELS_MANY: Final = 100
+"""In a step: a host that launches fewer has something else to do."""
 DELAY_SMALL_NS: Final = 30_000
-"""From launch to start: so little means that the device was waiting for it."""
+"""From launch to start, in the median: so little means that the device was waiting for most of them …"""
+QUEUED_FEW: Final = 4.0
+"""… as does so few launched and not begun, on average, where delays are not known.  A host that is ahead has dozens to
+hundreds waiting."""
 
 # -- the device -----------------------------------------------------------------------------------------------------
 
@@ -103,8 +108,13 @@ STRAGGLER_SHARE: Final = 0.02
 """Of the step that others wait for it: as live, ranks of a healthy job differ by one or two per cent."""
 EXPLAINS_SHARE: Final = 0.5
 """Of the lateness: what a rank does longer than its peers is named when it explains half of it."""
-COLLECTIVES_AT_LEAST: Final = 5
-"""Matched over all ranks; of three anybody may be last in two."""
+COLLECTIVES_AT_LEAST: Final = 3
+"""Matched over all ranks: one a step in the shortest trace that says anything …"""
+COLLECTIVES_FEW: Final = 8
+"""… but below this many a rank must be last in all of them, and each time by about as much …"""
+EVENLY: Final = 0.5
+"""… that is, the least of its delays is half of the longest: delays by chance are not (exponential ones differ tenfold
+in three of four samples of that size)."""
 PEERS_AT_LEAST: Final = 3
 """Ranks: of two nobody can say which is the odd one."""
 SLOW_RANK_SHARE: Final = 0.10
@@ -123,3 +133,5 @@ FRAGMENTED_BYTES: Final = 1 << 30
 """Below it nothing is won that anybody needs."""
 DEVICE_FULL_SHARE: Final = 0.70
 """Of a device's memory reserved: below it there is room, and fragmented memory hurts nobody."""
+
+__all__ = [name for name in dir() if name.isupper()]  # all of it, and it is long

@@ -1,0 +1,34 @@
+"""As much of a rank's analysis as the comparison of ranks asks for: quick, and independent of all the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.traces.columns import Trace, TraceMeta
+from stepscope.traces.exchanges import Exchanges, exchanges_of
+from stepscope.traces.temporal import Temporal, temporal_of
+from stepscope.traces.window import Step, window_of
+
+__all__ = ["SlimRank", "slim_rank"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimRank:
+    """Stands for a ``RankAnalysis``."""
+
+    rank: int
+    meta: TraceMeta
+    steps: tuple[Step, ...]
+    temporal: Temporal
+    exchanges: Exchanges
+
+
+def slim_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> SlimRank:
+    window = window_of(trace, keep_last=keep_last)
+    return SlimRank(
+        rank=rank,
+        meta=trace.meta,
+        steps=window.steps,
+        temporal=temporal_of(window),
+        exchanges=exchanges_of(window, rank),
+    )

@@ -1,0 +1,133 @@
+"""What if a rank came to each collective as its peers do?
+
+Every rank's way to a collective, from the collective before on its path or from the step's start, is one *leg*; a
+collective is done for each of its ranks as long after the last arrival as it was.  The rank's legs are made as long as
+the median of its peers' to the same collective, where they were longer, and all arrivals counted anew.  Only what was
+critical to each arrival is known here, so the gain is at most this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from stepscope.errors import TraceError
+from stepscope.traces.job_path import JobRanks
+from stepscope.traces.trace_whatif import Change, WhatIf
+
+if TYPE_CHECKING:
+    from stepscope.traces.collectives import CollectivesAnalysis
+    from stepscope.traces.rank import RankAnalysis
+
+__all__ = ["like_peers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leg:
+    place: int
+    step: int
+    """Index of the rank's steps."""
+    goal: tuple[int, int]
+    """The collective it leads to; or −1 and the number of the step that ends."""
+    after: int
+    """The collective it comes from; −1: the step's start."""
+    lag_ns: int
+    """From the end of that collective, on this rank, to where the leg begins; at most 0."""
+    length_ns: int
+
+
+def like_peers(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, change: Change) -> WhatIf:
+    """``change``: ``rank:3=peers``."""
+    ranks = [analysis.rank for analysis in analyses]
+    if change.rank not in ranks:
+        raise TraceError(f"what-if {change.text!r}: there is no trace of rank {change.rank}")
+    if len(ranks) < 2:
+        raise TraceError(f"what-if {change.text!r} needs the traces of several ranks")
+    job = JobRanks(analyses, collectives)
+    legs = [leg for place in range(len(ranks)) for leg in _legs(job, place)]
+    was, now = _ends(job, legs), _ends(job, _levelled(legs, ranks.index(change.rank)))
+    before_ns, after_ns, last = [], [], 0
+    for number in job.numbers:
+        start_ns, end_ns = job.bounds(job.latest(number), job.at[job.latest(number)][number])
+        last = max(now[number], key=lambda place: (now[number][place], -place))
+        before_ns.append(end_ns - start_ns)
+        after_ns.append(end_ns - start_ns - (max(was[number].values()) - now[number][last]))
+    return WhatIf(
+        change=change,
+        steps=tuple(job.numbers),
+        before_ns=tuple(before_ns),
+        after_ns=tuple(after_ns),
+        limits_ns={f"rank {ranks[last]}": after_ns[-1]} if after_ns else {},
+    )
+
+
+def _legs(job: JobRanks, place: int) -> list[_Leg]:
+    routes, exchanges = job.routes[place], job.analyses[place].exchanges
+    whole, lengths = job.whole[place], job.lengths[place]
+    durations = (exchanges.end_ns - exchanges.start_ns).tolist()
+    tops = [(node, step, -1) for step, node in enumerate(routes.ends.tolist())]
+    tops += [
+        (node, int(routes.step[node]), whole[exchange])
+        for exchange, node in enumerate(routes.arrivals.tolist())
+        if node >= 0 and whole[exchange] >= 0
+    ]
+    out = []
+    for top, step, target in tops:
+        node, length_ns, after, lag_ns = top, 0, -1, 0
+        while node >= 0:
+            exchange = int(routes.exchange[node])
+            if exchange >= 0 and whole[exchange] >= 0 and routes.arrivals[exchange] >= 0:
+                after, lag_ns = whole[exchange], lengths[node] - durations[exchange]
+                break
+            length_ns += lengths[node]
+            node = int(routes.parent[node])
+        number = job.analyses[place].steps[step].number
+        goal = (target, -1) if target >= 0 else (-1, number)
+        leg = _Leg(place=place, step=step, goal=goal, after=after, lag_ns=lag_ns, length_ns=length_ns)
+        out.append(leg)
+    return out
+
+
+def _levelled(legs: list[_Leg], place: int) -> list[_Leg]:
+    """With the legs of one rank no longer than is usual among the others with the same goal."""
+    peers: dict[tuple[int, int], list[int]] = {}
+    for leg in legs:
+        if leg.place != place:
+            peers.setdefault(leg.goal, []).append(leg.length_ns)
+
+    def levelled(leg: _Leg) -> _Leg:
+        if leg.place != place or leg.goal not in peers:
+            return leg
+        return replace(leg, length_ns=min(leg.length_ns, median_low(peers[leg.goal])))
+
+    return [levelled(leg) for leg in legs]
+
+
+def _ends(job: JobRanks, legs: list[_Leg]) -> dict[int, dict[int, int]]:
+    """By the step's number and place: when it ends, on the common clock."""
+    done = {}
+    """By collective and place: when that rank is done with it."""
+    members: dict[int, list[int]] = {}
+    for (whole, place), entry in job.entry.items():
+        done[whole, place] = job.end_ns(place, entry)
+        members.setdefault(whole, []).append(place)
+    to: dict[int, list[_Leg]] = {}
+    for leg in legs:
+        to.setdefault(leg.goal[0], []).append(leg)
+
+    def arrival(leg: _Leg) -> int:
+        begin_ns = done[leg.after, leg.place] + leg.lag_ns if leg.after >= 0 else job.bounds(leg.place, leg.step)[0]
+        return begin_ns + leg.length_ns
+
+    for whole in sorted(members, key=job.arrived_ns.__getitem__):
+        arrivals = [arrival(leg) for leg in to.get(whole, [])]
+        # Of a rank that came to it outside of the steps nothing is known.
+        if len(arrivals) == len(members[whole]):
+            for place in members[whole]:
+                done[whole, place] += max(arrivals) - job.arrived_ns[whole]
+    out: dict[int, dict[int, int]] = {}
+    for leg in to.get(-1, []):
+        out.setdefault(leg.goal[1], {})[leg.place] = arrival(leg)
+    return out

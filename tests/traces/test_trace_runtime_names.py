@@ -1,0 +1,36 @@
+"""Calls of the runtime that wait for the device, and those that launch graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.traces.runtime_names import is_graph_launch, is_synchronising
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize_v3020",
+        "cuCtxSynchronize", "cuStreamSynchronize", "hipDeviceSynchronize", "hipStreamSynchronize",
+        "hipEventSynchronize", "cudaMemcpy", "cudaMemcpy2D", "cudaMemcpyToSymbol", "cuMemcpyDtoH_v2", "hipMemcpy",
+        "hipMemcpyWithStream", "cudaFree", "hipFree", "urQueueFinish", "zeEventHostSynchronize",
+    ],
+)  # fmt: skip
+def test_synchronising(name: str) -> None:
+    assert is_synchronising(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaMemcpyAsync", "cudaMemcpy2DAsync", "cuMemcpyDtoHAsync_v2", "hipMemcpyAsync", "cudaFreeAsync",
+        "cudaLaunchKernel", "cudaEventQuery", "cudaStreamWaitEvent", "cudaMalloc", "myStreamSynchronize", "",
+    ],
+)  # fmt: skip
+def test_not_synchronising(name: str) -> None:
+    assert not is_synchronising(name)
+
+
+def test_graph_launches() -> None:
+    names = ("cudaGraphLaunch", "cudaGraphLaunch_v10000", "hipGraphLaunch", "cuGraphLaunch", "cudaGraphInstantiate")
+    assert [is_graph_launch(name) for name in names] == [True, True, True, True, False]
