@@ -49,7 +49,8 @@ def _made() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         start = number * 10_000
         made.step(number, start, 9_900)
         for at in range(start + 10, start + 9_000, 30):
-            made.op("aten::linear", at, 25, **{"External id": at, "Input Dims": [[64, 1024], [1024, 1024]]})
+            args = made.op("aten::linear", at, 25)
+            args |= {"External id": at, "Input Dims": [[64, 1024], [1024, 1024]]}
             made.op("aten::mm", at + 2, 20)
             made.launched("gemm_f16" if at % 90 else "ncclDevKernel_AllReduce", at=at + 5, start=at + 40, dur=24)
     return made.header, made.events
