@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -629,3 +631,23 @@ def test_few_collectives_and_uneven_delays_prove_nothing() -> None:
     assert "collective_straggler" not in [kind for kind, _ in kinds(job)]
     more = job_of(*(exchanging(rank, 2, {1: 500}, steps=8, each=1, spikes={1: (0, 6000)}) for rank in range(2)))
     assert "collective_straggler" in [kind for kind, _ in kinds(more)]
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_knows_every_kind() -> None:
+    root = Path(__file__).parents[2]
+    sources = "".join(path.read_text() for path in (root / "src/stepscope/traces/rules").glob("*.py"))
+    said = set(re.findall(r'(?:^ +kind=|claim_of\(\s+view,\s+)"([a-z0-9_]+)"', sources, re.MULTILINE))
+    page = (root / "docs/trace-findings.md").read_text()
+    assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == said
+    assert len(said) == 23
+    keys = set(re.findall(r'^ +"([a-z0-9_]+)": ', sources, re.MULTILINE)) - {
+        "share",
+        "seconds",
+        "rank_hours",
+        "if_fixed",
+    }
+    inner = {"speedup", "call", "source", "count", "wait_ms", "name", "occupancy_share", "total_ms"}
+    assert {key for key in keys - inner if f"`{key}`" not in page} == set()
