@@ -37,6 +37,7 @@ CUTLASS = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4"
         (ADDED, "vectorized_elementwise_kernel<CUDAFunctor_add>"),
         (MULTIPLIED, "elementwise_kernel<MulFunctor>"),
         (MEAN, "reduce_kernel<MeanOps>"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(int)", "kernel"),
         (f"void cutlass::Kernel2<{CUTLASS}>(cutlass::Params)", CUTLASS),
         ("void f<g<h>", "f<g>"),
         ("(outside of operators)", "(outside of operators)"),

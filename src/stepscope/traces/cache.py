@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from stepscope.traces.columns import Trace
-from stepscope.traces.kept import BROKEN, INDEX, create, load_traces, save_traces
+from stepscope.traces.kept import BROKEN, INDEX, load_traces, read_sealed, save_traces, write_sealed
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "Cache", "Entry"]
 
@@ -142,7 +142,7 @@ class Entry:
         if not _is_ours(self._cache.folder):
             return None
         try:
-            found = decode((self.folder / name).read_bytes())
+            found = decode(read_sealed(self.folder / name))
             os.utime(self.folder)
         except BROKEN:
             return None
@@ -150,12 +150,7 @@ class Entry:
 
     def keep(self, name: str, data: bytes) -> bool:
         """For ``results``; whether it worked, which it does not where the traces are not kept either."""
-
-        def write(path: Path) -> None:
-            with create(path) as file:
-                file.write(data)
-
-        return self.add(name, write)
+        return self.add(name, lambda path: write_sealed(path, data))
 
     def add(self, name: str, write: Callable[[Path], None]) -> bool:
         """A file beside the traces, made by ``write``; whether it worked."""

@@ -1,13 +1,15 @@
 """A trace in files and back: one Parquet file per table, strings and threads too, and an index in JSON.
 
-    0-slices.parquet  0-ops.parquet  …  0-strings.parquet  0-threads.parquet  1-slices.parquet  …  index.json
+    0-slices.parquet  0-ops.parquet  …  0-strings.parquet  0-threads.parquet  1-slices.parquet  …  index
 
 The number is the trace's (an export of Nsight Systems may hold several processes).  What comes back equals what was
-written, types included.  Nothing in the files is believed: not where a page lies, nor that a code has a string.
+written, types included.  Nothing in the files is believed: not where a page lies, nor that a code has a string.  The
+index, as all that is no Parquet, begins with a checksum of the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +24,22 @@ from stepscope.traces.builder import ROW_TABLES, STRING_COLUMNS, TABLES, dtype_o
 from stepscope.traces.columns import Thread, Trace, TraceMeta, side_columns
 from stepscope.traces.parquet import Places, read_column, read_strings, write_table
 
-__all__ = ["BROKEN", "INDEX", "create", "is_code", "load_meta", "load_traces", "save_traces"]
+__all__ = [
+    "BROKEN",
+    "INDEX",
+    "create",
+    "is_code",
+    "load_meta",
+    "load_traces",
+    "read_sealed",
+    "save_traces",
+    "write_sealed",
+]
 
-INDEX: Final = "index.json"
+INDEX: Final = "index"
 BROKEN: Final = (OSError, ValueError, KeyError, msgspec.MsgspecError, zstandard.ZstdError, UnicodeError)
 """What damaged, foreign or missing files end in."""
+DIGEST_BYTES: Final = 32
 CODES: Final = {
     *("name", "dims", "types", "concrete", "stack", "op", "group", "description", "ranks", "dtype"),
 }
@@ -53,13 +66,27 @@ def create(path: Path) -> BinaryIO:
 def save_traces(folder: Path, traces: Sequence[Trace]) -> None:
     """Into an empty folder; the index comes last."""
     kept = [_save(folder, number, trace) for number, trace in enumerate(traces)]
-    with create(folder / INDEX) as file:
-        file.write(msgspec.json.encode(kept))
+    write_sealed(folder / INDEX, msgspec.json.encode(kept))
+
+
+def write_sealed(path: Path, data: bytes) -> None:
+    """A new file, with a checksum in front."""
+    with create(path) as file:
+        file.write(hashlib.sha256(data).digest() + data)
+
+
+def read_sealed(path: Path) -> bytes:
+    """ValueError where it is not as it was written."""
+    whole = path.read_bytes()
+    digest, data = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError(f"{path} is damaged")
+    return data
 
 
 def load_meta(folder: Path) -> list[TraceMeta]:
     """Of the traces there, without their columns."""
-    return [kept.meta for kept in msgspec.json.decode((folder / INDEX).read_bytes(), type=list[_Kept])]
+    return [kept.meta for kept in _index(folder)]
 
 
 def is_code(table: str, column: str) -> bool:
@@ -69,8 +96,12 @@ def is_code(table: str, column: str) -> bool:
 
 def load_traces(folder: Path, path: str) -> list[Trace]:
     """What ``save_traces`` wrote, or one of ``BROKEN``; ``path``: for messages."""
-    kept = msgspec.json.decode((folder / INDEX).read_bytes(), type=list[_Kept])
+    kept = _index(folder)
     return [_load(folder, number, each, path) for number, each in enumerate(kept)]
+
+
+def _index(folder: Path) -> list[_Kept]:
+    return msgspec.json.decode(read_sealed(folder / INDEX), type=list[_Kept])
 
 
 def _save(folder: Path, number: int, trace: Trace) -> _Kept:

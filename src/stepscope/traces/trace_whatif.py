@@ -54,8 +54,8 @@ ON_DEVICE: Final = ("copy=0", "launch=0", "host=0")
 """On the host alone these mean nothing."""
 MOST_NAMES: Final = 4
 LEAST_SHARE: Final = 0.01
-LEAST_VISITS: Final = 20_000
-EVENTS_PER_VISIT: Final = 10
+LEAST_VISITS: Final = 3_000
+EVENTS_PER_VISIT: Final = 20
 """One visit costs some microseconds, one event of the file some to be read."""
 
 

@@ -50,9 +50,13 @@ COMPILE_SHARE: Final = 0.02
 """Of the step: a job compiles in its first steps and then no more."""
 BREAKS_AT_LEAST: Final = 1
 """Compiled regions beyond the first in a step: each ends in Python and begins with its guards."""
+PIECES_AT_LEAST: Final = 2
+"""Times that compiled code is entered in a step; a model compiled as a whole is entered once."""
 SMALL_KERNEL_NS: Final = 100_000
 """Mean length of kernels that a host may not keep up with: an operator of PyTorch costs it 5 to 20 µs, in modules with
 Python around them up to 100."""
+KERNELS_MANY: Final = 100
+"""In a step: a host that launches fewer has something else to do."""
 DELAY_SMALL_NS: Final = 30_000
 """From launch to start, in the median: so little means that the device was waiting for most of them …"""
 QUEUED_FEW: Final = 4.0
@@ -104,8 +108,13 @@ STRAGGLER_SHARE: Final = 0.02
 """Of the step that others wait for it: as live, ranks of a healthy job differ by one or two per cent."""
 EXPLAINS_SHARE: Final = 0.5
 """Of the lateness: what a rank does longer than its peers is named when it explains half of it."""
-COLLECTIVES_AT_LEAST: Final = 5
-"""Matched over all ranks; of three anybody may be last in two."""
+COLLECTIVES_AT_LEAST: Final = 3
+"""Matched over all ranks: one a step in the shortest trace that says anything …"""
+COLLECTIVES_FEW: Final = 8
+"""… but below this many a rank must be last in all of them, and each time by about as much …"""
+EVENLY: Final = 0.5
+"""… that is, the least of its delays is half of the longest: delays by chance are not (exponential ones differ tenfold
+in three of four samples of that size)."""
 PEERS_AT_LEAST: Final = 3
 """Ranks: of two nobody can say which is the odd one."""
 SLOW_RANK_SHARE: Final = 0.10
