@@ -23,6 +23,7 @@ IDLE = {"host_wait_ns", "kernel_wait_ns", "other_ns"}
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("STEPSCOPE_CACHE_GB", "1")
 
 
 def made(rank: int, *, late: float = 0.0, steps: int = 6) -> MadeTrace:
