@@ -72,6 +72,8 @@ def holes(window: Window) -> Table | None:
 
 
 def _cut(spans: intervals.Spans, borders: Ints) -> tuple[Ints, Ints]:
+    if not len(spans.start_ns):
+        return spans
     index = np.searchsorted(spans.start_ns, borders, side="right") - 1
     within = borders[(index >= 0) & (borders > spans.start_ns[index]) & (borders < spans.end_ns[index])]
     return np.sort(np.append(spans.start_ns, within)), np.sort(np.append(spans.end_ns, within))
