@@ -33,18 +33,20 @@ def decode_analyses(data: bytes) -> list[RankAnalysis]:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind in NUMBERS and value.ndim == 1:
-        return msgspec.msgpack.Ext(ARRAY, value.dtype.str.encode() + b"\0" + value.tobytes())
+    if isinstance(value, np.ndarray) and value.dtype.kind in NUMBERS:
+        about = f"{value.dtype.str} {' '.join(map(str, value.shape))}"
+        return msgspec.msgpack.Ext(ARRAY, about.encode() + b"\0" + value.tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value)} in the results of a trace")
 
 
 def _array(code: int, data: memoryview) -> Any:
-    kind, _, values = bytes(data).partition(b"\0")
-    if code != ARRAY or kind[1:2].decode() not in NUMBERS:
+    about, _, values = bytes(data).partition(b"\0")
+    kind, *shape = about.decode().split()
+    if code != ARRAY or kind[1] not in NUMBERS:
         raise ValueError("no array")
-    return np.frombuffer(values, np.dtype(kind.decode())).copy()
+    return np.frombuffer(values, np.dtype(kind)).reshape([int(length) for length in shape]).copy()
 
 
 def _checked(wanted: Any, value: Any) -> Any:
