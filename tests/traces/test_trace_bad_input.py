@@ -69,8 +69,8 @@ def refused(path: Path) -> str:
         (b"PK\x03\x04" + b"x" * 100, "is a zip archive: unpack it first"),
         (b"SQLite format 3\x00" + b"x" * 100, "is an SQLite database"),
         (b"BZh91AY", "is packed with bzip2: unpack it first (bunzip2)"),
-        (gzip.compress(b"hello"), "is no JSON, let alone a trace"),
-        (gzip.compress(b'{"traceEvents": [{}')[:-12], None),
+        (gzip.compress(b"hello", mtime=0), "is no JSON, let alone a trace"),
+        (gzip.compress(b'{"traceEvents": [{}', mtime=0)[:-12], None),
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, content: bytes, message: str | None) -> None:

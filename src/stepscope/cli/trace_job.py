@@ -26,6 +26,7 @@ def analysed(paths: Sequence[Path], options: Options, engine: str) -> JobAnalysi
     from stepscope.traces.analyse import Problem
     from stepscope.traces.engine import analyse_paths, engine_named
     from stepscope.traces.job import analyse_job
+    from stepscope.traces.one_per_rank import one_per_rank
     from stepscope.traces.opening import trace_files
 
     bar = progress_bar("reading traces", bytes_text)
@@ -40,7 +41,8 @@ def analysed(paths: Sequence[Path], options: Options, engine: str) -> JobAnalysi
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:
         raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
-    return analyse_job(analyses, problems)
+    ranks, notices = one_per_rank(analyses)
+    return analyse_job(ranks, [*problems, *notices])
 
 
 def changes_of(words: Sequence[str]) -> list[Change]:
