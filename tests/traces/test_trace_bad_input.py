@@ -316,6 +316,8 @@ def bomb(filling: bytes, size: int, before: bytes = b"") -> bytes:
         (b"}, {" * (MIB // 4), b'{"traceEvents": [{'),
         (b"{}, " * (MIB // 4), b'{"traceEvents": ['),
         (b"1, " * (MIB // 3), b'{"traceEvents": ['),
+        (b'"traceEvents": [' * (MIB // 16), b'{"a": "'),
+        (b'{"a": 1}, ' * (MIB // 10), b'{"traceEvents": [{"args": ['),
     ],
 )
 def test_a_bomb_is_left_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filling: bytes, before: bytes) -> None:

@@ -37,7 +37,7 @@ from stepscope.traces.text import EventText
 
 __all__ = ["read_kineto"]
 
-LONGEST_NOTHING = 16 << 20
+LONGEST_NOTHING = 4 << 20
 """Bytes of a list in which nothing is an event."""
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from stepscope.traces.mending import mended
 
-__all__ = ["UNREADABLE", "Scan", "scan"]
+__all__ = ["MENDABLE", "UNREADABLE", "Scan", "scan"]
 
 UNREADABLE = (ValueError, RecursionError)
 """What decoders raise: msgspec's and json's errors and wrong UTF-8 are ValueErrors."""
 BETWEEN = re.compile(r"\}\s*,\s*(?=\{)")
-LAST_BRACE = re.compile(r"\}(?=\s*,\s*\{|\s*,?\s*\])")
-"""Of an event, perhaps: another one or the list's end follows."""
+LAST_BRACE = re.compile(r"\}(?=\s*[,\]])")
+"""Of an event, perhaps: something else or the list's end follows."""
 NEXT = re.compile(r"\s*([,\]])?\s*")
 PARTS = 16
 """Guesses at where a broken event ends: it may have ``}, {`` inside."""
@@ -107,5 +107,5 @@ def _no_number(_: str) -> Any:
     raise ValueError("NaN and Infinity are no JSON")
 
 
-VALUES = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_number)
-"""Only where a value ends is asked of it: numbers are not worth reading."""
+VALUES = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_number, object_pairs_hook=len)
+"""Only where a value ends is asked of it: nothing of it is worth keeping."""

@@ -19,7 +19,7 @@ import msgspec
 
 from stepscope.errors import TraceError
 from stepscope.traces.mending import mended
-from stepscope.traces.scanning import UNREADABLE, scan
+from stepscope.traces.scanning import MENDABLE, UNREADABLE, scan
 
 __all__ = ["EventText"]
 
@@ -59,6 +59,7 @@ class EventText(Generic[Events]):
         self._before: bytes | None = None
         """None: of a bare list."""
         self._ended = False
+        self._heads = 0
         self._wait = 0
         """How long the text must be before it is worth another look."""
         self._barren = 0
@@ -106,7 +107,7 @@ class EventText(Generic[Events]):
             else:
                 blank += len(text)
                 text.clear()
-            if len(text) + blank > LONGEST_HEAD:
+            if len(text) + blank > LONGEST_HEAD or self._heads > HEADS:
                 break
         head = HEAD.search(text)
         if head:
@@ -117,13 +118,19 @@ class EventText(Generic[Events]):
 
     def _own_head(self, text: bytearray, start: int) -> re.Match[bytes] | None:
         """The key that is the document's own, not one of something inside it."""
-        for head in itertools.islice(HEAD.finditer(text, start), HEADS):
+        for head in HEAD.finditer(text, start):
+            self._heads += 1
+            if self._heads > HEADS:
+                break
             if _document(bytes(text[: head.start()]), b"}") is not None:
                 return head
         return None
 
     def _complete(self, rest: bytes, block: bytes) -> tuple[Events | None, bytes]:
         """The complete events of a block, with the rest of what came before it, and what is left now."""
+        if len(rest) + len(block) < self._wait:
+            self._barren += len(block)
+            return None, rest + block
         end = len(block)
         for _ in range(CUTS):
             between = _last_between(block, end)
@@ -136,8 +143,6 @@ class EventText(Generic[Events]):
                 return piece, block[between.end() - 1 :]
         text = rest + block
         self._barren += len(block)
-        if len(text) < self._wait:
-            return None, text
         piece, text = self._scanned(text, last=False)
         self._wait = 0 if piece is not None else 2 * len(text)
         self._barren = len(text) if piece is not None else self._barren
@@ -215,13 +220,17 @@ def _last_between(text: bytes, end: int) -> re.Match[bytes] | None:
 def _document(before: bytes, after: bytes) -> dict[str, Any] | None:
     """The document with an empty list of events, mended if it must be."""
     text = before + b'"traceEvents":[]' + after
-    for candidate in (text, mended(text)):
-        try:
-            document = msgspec.json.decode(candidate)
-        except UNREADABLE:
-            continue
-        return document if isinstance(document, dict) else None
-    return None
+    document = _decoded(text)
+    if document is None and len(text) < MENDABLE:
+        document = _decoded(mended(text))
+    return document if isinstance(document, dict) else None
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except UNREADABLE:
+        return None
 
 
 def _no_events(text: bytearray, blank: int) -> str:
