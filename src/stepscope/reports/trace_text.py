@@ -14,6 +14,7 @@ from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
 from stepscope.reports.trace_shown import (
     RANK_COLUMNS,
+    facts_of,
     look_of,
     look_of_diff,
     other_findings,
