@@ -20,8 +20,8 @@ from stepscope.testing.traces import MadeTrace
 from stepscope.traces import engine as engine_module
 from stepscope.traces.analyse import Job, Options, Problem
 from stepscope.traces.cache import Cache
-from stepscope.traces.engine import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
-from stepscope.traces.opening import read_traces, trace_files
+from stepscope.traces.engine import Engine, LocalEngine, RayEngine, analyse_paths, analyse_traces, engine_named
+from stepscope.traces.opening import read_traces
 from stepscope.traces.position import position_in, watched
 from stepscope.traces.rank import RankAnalysis
 
@@ -143,8 +143,13 @@ def test_how_many_processes_pay(
 
 
 @contextlib.contextmanager
-def killing_reader(pipe: Path, wanted: Callable[[psutil.Process], bool]) -> Iterator[None]:
-    """A pipe for a file: the process of ours that reads it waits for a writer, who comes and has it killed."""
+def killing_reader(cache: Cache, path: Path, wanted: Callable[[psutil.Process], bool]) -> Iterator[None]:
+    """Whoever analyses ``path`` finds a pipe in the cache: it waits for a writer, who comes and has it killed."""
+    analyse_paths([path], Options(cache=cache), HERE)
+    entry = cache.entry(path)
+    assert entry is not None
+    pipe = entry.folder / "analyses.msgpack"
+    pipe.unlink()
     os.mkfifo(pipe)
     over = threading.Event()
 
@@ -164,14 +169,14 @@ def killing_reader(pipe: Path, wanted: Callable[[psutil.Process], bool]) -> Iter
 
 @pytest.mark.faults
 def test_a_worker_that_is_killed_costs_its_file(tmp_path: Path) -> None:
-    good = make(tmp_path, 2)
-    pipe = tmp_path / "pipe.json"
-    jobs = [Job(path=path, number=n, size_bytes=n) for n, path in enumerate((good[0], pipe, good[1]))]
-    with killing_reader(pipe, lambda process: True):
-        outcomes = dict(engine_module._in_workers(jobs, Options(), None, 1))
+    good = make(tmp_path, 3)
+    cache = Cache(folder=tmp_path / "cache")
+    jobs = [Job(path=path, number=n, size_bytes=n) for n, path in enumerate(good)]
+    with killing_reader(cache, good[1], lambda process: True):
+        outcomes = dict(engine_module._in_workers(jobs, Options(cache=cache), None, 1))
     assert outcomes[1] == Problem(
-        path=str(pipe),
-        message=f"{pipe}: the process that read it was killed (SIGKILL), most likely for want of memory",
+        path=str(good[1]),
+        message=f"{good[1]}: the process that read it was killed (SIGKILL), most likely for want of memory",
     )
     assert isinstance(outcomes[0], list)
     assert isinstance(outcomes[2], list)
@@ -251,22 +256,28 @@ def test_a_bar_moves_within_one_large_file(tmp_path: Path) -> None:
 # ── folders ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_files_of_folders(tmp_path: Path) -> None:
-    for name in ("b.json", "a/x.pt.trace.json.gz", "a/y.json.zst", "a/z.sqlite", "a/notes.txt", "c.nsys-rep"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("")
-    found = trace_files([tmp_path / "a", tmp_path, tmp_path / "a" / "notes.txt"])
-    assert [str(path.relative_to(tmp_path)) for path in found] == [
-        "a/x.pt.trace.json.gz", "a/y.json.zst", "a/z.sqlite", "b.json", "a/notes.txt",
-    ]  # fmt: skip
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceError, match="empty has no traces in it"):
-        trace_files([tmp_path / "empty"])
-
-
-def test_reports_of_nsight_are_to_be_exported(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="export it first, with `nsys export --type sqlite`"):
-        read_traces(tmp_path / "a.nsys-rep")
+def test_folders_and_numbers(tmp_path: Path) -> None:
+    """Each rank once, the latest capture of it; what does not say its rank gets a free number."""
+    make(tmp_path, 2)
+    late = MadeTrace(rank=1, header={"baseTimeNanoseconds": 10**18})
+    late.kernel("late", 0, 5)
+    late.write(tmp_path / "z.json")
+    unsaid = MadeTrace(rank=None)
+    unsaid.kernel("unsaid", 0, 6)
+    unsaid.write(tmp_path / "a.json")
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"traceEvents": 5}')
+    (tmp_path / "notes.json").write_text('{"no": "trace"}')
+    found, notices = analyse_traces([tmp_path], Options(), HERE)
+    assert sorted(shown([*found])) == [(0, 30), (1, 5), (2, 6)]  # type: ignore[type-var]
+    assert [sum(words in notice for notice in notices) for words in (
+        "passed over", "bad.json", "are of rank 1", "do not say their rank",
+    )] == [1, 1, 1, 1]  # fmt: skip
+    assert len(notices) == 4
+    with pytest.raises(TraceError, match=r"bad\.json.* \(and 1 more files like it\)$"):
+        analyse_traces([bad, tmp_path / "none.json"], Options(), HERE)
+    with pytest.raises(TraceError, match="there are no traces to analyse"):
+        analyse_traces([], Options())
 
 
 # ── Ray ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -306,9 +317,8 @@ def test_a_real_local_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False):
         assert shown(analyse_paths(files, Options(cache=cache), RayEngine())) == shown(found)
         assert ray.is_initialized()
-        pipe = tmp_path / "pipe.json"
-        with killing_reader(pipe, lambda process: process.name().startswith("ray::outcome")):
-            (killed,) = analyse_paths([pipe], Options(), RayEngine())
+        with killing_reader(cache, paths[1], lambda process: process.name().startswith("ray::outcome")):
+            (killed,) = analyse_paths(paths[1:2], Options(cache=cache), RayEngine())
         assert isinstance(killed, Problem)
-        assert killed.message.startswith(f"{pipe}: the Ray worker that read it is gone: ")
+        assert killed.message.startswith(f"{paths[1]}: the Ray worker that read it is gone: ")
         assert shown(analyse_paths(paths[:1], Options(), RayEngine())) == [(0, 30)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.records.finding import Finding
 from stepscope.testing.traces import MadeTrace
+from stepscope.traces.collectives import match
 from stepscope.traces.columns import TraceMeta
-from stepscope.traces.findings import verdict_of
+from stepscope.traces.findings import find, verdict_of
 from stepscope.traces.idle import StreamIdle
 from stepscope.traces.job import JobAnalysis, analyse_job
 from stepscope.traces.pauses import Pause
@@ -101,7 +104,9 @@ def rank_of(
 
 
 def job_of(*ranks: RankAnalysis) -> JobAnalysis:
-    return analyse_job(ranks)
+    """Without the critical path, which needs more of a rank than its figures."""
+    job = replace(analyse_job([]), ranks=ranks, collectives=match(ranks))
+    return replace(job, findings=find(job))
 
 
 def kinds(job: JobAnalysis) -> list[tuple[str, str]]:
@@ -626,3 +631,23 @@ def test_few_collectives_and_uneven_delays_prove_nothing() -> None:
     assert "collective_straggler" not in [kind for kind, _ in kinds(job)]
     more = job_of(*(exchanging(rank, 2, {1: 500}, steps=8, each=1, spikes={1: (0, 6000)}) for rank in range(2)))
     assert "collective_straggler" in [kind for kind, _ in kinds(more)]
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_knows_every_kind() -> None:
+    root = Path(__file__).parents[2]
+    sources = "".join(path.read_text() for path in (root / "src/stepscope/traces/rules").glob("*.py"))
+    said = set(re.findall(r'(?:^ +kind=|claim_of\(\s+view,\s+)"([a-z0-9_]+)"', sources, re.MULTILINE))
+    page = (root / "docs/trace-findings.md").read_text()
+    assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == said
+    assert len(said) == 23
+    keys = set(re.findall(r'^ +"([a-z0-9_]+)": ', sources, re.MULTILINE)) - {
+        "share",
+        "seconds",
+        "rank_hours",
+        "if_fixed",
+    }
+    inner = {"speedup", "call", "source", "count", "wait_ms", "name", "occupancy_share", "total_ms"}
+    assert {key for key in keys - inner if f"`{key}`" not in page} == set()

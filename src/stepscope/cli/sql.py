@@ -11,6 +11,7 @@ from typing import Any
 
 from stepscope.cli.located import RUN_HELP, located
 from stepscope.cli.table import format_table
+from stepscope.errors import TraceError
 from stepscope.store.paths import META
 from stepscope.store.sql import QueryResult, ask, query
 
@@ -55,23 +56,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(path: Path | None, sql: str) -> QueryResult:
-    if path is None or not _has_traces(path):
+    files = None if path is None else _traces(path)
+    if files is None:
         return query(located(path), sql)
     from stepscope.traces.cache import Cache
-    from stepscope.traces.opening import trace_files
     from stepscope.traces.sql import trace_database
 
-    with trace_database(trace_files([path]), Cache.of_environment()) as (database, files):
-        return ask(database, sql, files)
+    with trace_database(files, Cache.of_environment()) as (database, readable, notices):
+        for notice in notices:
+            print(f"stepscope: {notice}", file=sys.stderr)
+        return ask(database, sql, readable)
 
 
-def _has_traces(path: Path) -> bool:
-    """Whether it is a file, or a folder that is no run and holds traces."""
-    if not path.is_dir():
-        return path.is_file()
-    from stepscope.traces.opening import has_traces
+def _traces(path: Path) -> list[Path] | None:
+    """A file, or those of a folder that is no run and holds traces."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir() or (path / META).exists():
+        return None
+    from stepscope.traces.opening import trace_files
 
-    return not (path / META).exists() and has_traces(path)
+    try:
+        return trace_files([path])
+    except TraceError:
+        return None
 
 
 def _table(result: QueryResult) -> str:

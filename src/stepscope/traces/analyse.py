@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stepscope.errors import StepscopeError
 from stepscope.traces.cache import Cache, Entry
+from stepscope.traces.columns import TraceMeta
 from stepscope.traces.opening import open_traces, read_traces
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.results import decode_analyses, encode_analyses
@@ -56,8 +57,11 @@ def _analyses(job: Job, options: Options) -> list[RankAnalysis]:
         return _afresh(job, options, None)
     name = "analyses-with-last.msgpack" if options.keep_last else "analyses.msgpack"
     kept = entry.results(name, decode_analyses)
-    if kept is not None and all(_numbered(job, place, found) for place, found in enumerate(kept)):
-        return [replace(found, meta=replace(found.meta, path=str(job.path))) for found in kept]
+    if kept is not None:
+        return [
+            replace(found, rank=_rank(job, place, found.meta), meta=replace(found.meta, path=str(job.path)))
+            for place, found in enumerate(kept)
+        ]
     found = _afresh(job, options, entry)
     data = encode_analyses(found)
     if data is not None:
@@ -65,18 +69,13 @@ def _analyses(job: Job, options: Options) -> list[RankAnalysis]:
     return found
 
 
-def _numbered(job: Job, place: int, found: RankAnalysis) -> bool:
-    """Whether it has the number it would get today."""
-    return found.meta.rank is not None or found.rank == job.number + place
+def _rank(job: Job, place: int, meta: TraceMeta) -> int:
+    return job.number + place if meta.rank is None else meta.rank
 
 
 def _afresh(job: Job, options: Options, entry: Entry | None) -> list[RankAnalysis]:
     traces = open_traces(job.path, None) if entry is None else entry.traces(read_traces)
     return [
-        analyse_rank(
-            trace,
-            job.number + place if trace.meta.rank is None else trace.meta.rank,
-            keep_last=options.keep_last,
-        )
+        analyse_rank(trace, _rank(job, place, trace.meta), keep_last=options.keep_last)
         for place, trace in enumerate(traces)
     ]

@@ -277,7 +277,8 @@ class Trace:
     @cached_property
     def _names(self) -> list[int]:
         """Strings that are names of slices."""
-        return np.flatnonzero(np.bincount(self.slices.name, minlength=len(self.strings))).tolist()
+        used: list[int] = np.flatnonzero(np.bincount(self.slices.name, minlength=len(self.strings))).tolist()
+        return used
 
     @cached_property
     def _answers(self) -> dict[Any, NDArray[np.bool_]]:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stepscope.traces.causes import CAUSES, Cause
 from stepscope.traces.exchanges import Exchanges
 from stepscope.traces.graph import Graph, graph_of
 from stepscope.traces.routes import Routes, routes_of
-from stepscope.traces.segments import CAUSES, Cause, Segments, summed
+from stepscope.traces.segments import Segments, summed
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.trace_whatif import Change, WhatIf, what_if, what_if_table, what_ifs
 from stepscope.traces.walk import StepWalk, walk_step

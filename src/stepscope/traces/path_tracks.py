@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope.traces.causes import CAUSES
 from stepscope.traces.path import path_segments
 from stepscope.traces.perfetto import Bar, Track
-from stepscope.traces.segments import CAUSES
 from stepscope.traces.window import Window
 
 __all__ = ["path_track"]

@@ -60,6 +60,8 @@ def holes(window: Window) -> Table | None:
         np.array([step.end_ns for step in window.steps], np.int64),
     )
     free = intervals.difference(steps, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
+    if not len(free.start_ns):
+        return None
     # Steps that touch are one span there: a hole from one into the next is cut at their border.
     starts, ends = _cut(free, np.array([step.start_ns for step in window.steps], np.int64))
     long = ends - starts > MIN_HOLE_NS

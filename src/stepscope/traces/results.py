@@ -34,19 +34,19 @@ def decode_analyses(data: bytes) -> list[RankAnalysis]:
 
 def _encoded(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in NUMBERS:
-        shape = ",".join(map(str, value.shape))
-        return msgspec.msgpack.Ext(ARRAY, f"{value.dtype.str}\0{shape}\0".encode() + value.tobytes())
+        about = f"{value.dtype.str} {' '.join(map(str, value.shape))}"
+        return msgspec.msgpack.Ext(ARRAY, about.encode() + b"\0" + value.tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value)} in the results of a trace")
 
 
 def _array(code: int, data: memoryview) -> Any:
-    kind, _, rest = bytes(data).partition(b"\0")
-    shape, _, values = rest.partition(b"\0")
-    if code != ARRAY or kind[1:2].decode() not in NUMBERS:
+    about, _, values = bytes(data).partition(b"\0")
+    kind, *shape = about.decode().split()
+    if code != ARRAY or kind[1] not in NUMBERS:
         raise ValueError("no array")
-    return np.frombuffer(values, np.dtype(kind.decode())).reshape([int(size) for size in shape.split(b",")]).copy()
+    return np.frombuffer(values, np.dtype(kind)).reshape([int(length) for length in shape]).copy()
 
 
 def _checked(wanted: Any, value: Any) -> Any:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.traces.causes import CAUSES, Cause
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.graph import Graph
-from stepscope.traces.segments import CAUSES, Cause, Pieces, Segments, segments_of, summed
+from stepscope.traces.segments import Pieces, Segments, segments_of, summed
 from stepscope.traces.walk import Piece, StepWalk, What
 
 __all__ = ["Routes", "routes_of"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from stepscope.traces.columns import Trace, TraceMeta, side_columns
 from stepscope.traces.kept import BROKEN, create, is_code, load_meta
 from stepscope.traces.opening import read_traces
 from stepscope.traces.parquet import write_table
+from stepscope.traces.read import number_ranks
 from stepscope.traces.window import window_of
 
 __all__ = ["trace_database"]
@@ -50,29 +51,30 @@ class _Source(NamedTuple):
 
 
 @contextmanager
-def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple[Any, list[Path]]]:
-    """A DuckDB connection with the views, and the files that they read."""
+def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple[Any, list[Path], list[str]]]:
+    """A DuckDB connection with the views, the files that they read, and remarks on which rank is what."""
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="stepscope-") as temporary:
         spare = Cache(folder=Path(temporary) / "traces", limit_bytes=1 << 62)
         usable = cache if cache is not None and not GLOB & set(str(cache.folder)) else None
-        sources = [source for number, path in enumerate(paths) for source in _sources(path, number, usable, spare)]
+        kept = [each for path in paths for each in _kept(path, usable, spare)]
+        ranks, notices = number_ranks([meta for _, _, meta in kept])
+        sources = [_Source(rank, *each) for rank, each in zip(ranks, kept, strict=True) if rank is not None]
         with duckdb.connect(config={"threads": 2}) as database:
             _make_views(database, sources)
             tables = ("placed", "strings", "threads", "memory", *ROW_TABLES)
-            yield database, [source.file(table) for source in sources for table in tables]
+            yield database, [source.file(table) for source in sources for table in tables], notices
 
 
-def _sources(path: Path, number: int, cache: Cache | None, spare: Cache) -> list[_Source]:
+def _kept(path: Path, cache: Cache | None, spare: Cache) -> list[tuple[int, Path, TraceMeta]]:
+    """Of the traces of one file: the number, where they lie, and what they say of themselves."""
     for each in (cache, spare):
         entry = each.entry(path) if each is not None else None
         metas = _prepared(entry) if entry is not None else None
         if entry is not None and metas is not None:
-            return [
-                _Source(number + place if meta.rank is None else meta.rank, place, entry.folder.absolute(), meta)
-                for place, meta in enumerate(metas)
-            ]
+            folder = entry.folder.absolute()
+            return [(place, folder, replace(meta, path=str(path))) for place, meta in enumerate(metas)]
     read_traces(path)  # says what is wrong with the path
     raise TraceError(f"{path} cannot be kept for a query: there is no room for it in {tempfile.gettempdir()}")
 

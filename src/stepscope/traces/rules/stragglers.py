@@ -23,6 +23,7 @@ __all__ = ["find_stragglers"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 IDLE = "with an idle device"
+BETWEEN = "between operators"
 
 
 def find_stragglers(view: View) -> list[Claim]:
@@ -118,7 +119,7 @@ def _before(view: View, row: int, late_ns: int) -> tuple[str | None, str, int]:
     if more_ns < thresholds.EXPLAINS_SHARE * late_ns:
         return None, "", 0
     holes = holes_of(view.analyses[row])
-    if doing == IDLE and holes and holes[0][1] >= thresholds.EXPLAINS_SHARE * more_ns:
+    if doing in (IDLE, BETWEEN) and holes and holes[0][1] >= thresholds.EXPLAINS_SHARE * more_ns:
         doing = f"in {holes[0][0]}"
     return phase, doing, more_ns
 
@@ -132,6 +133,7 @@ def _measures(view: View, row: int) -> Iterator[tuple[str | None, str, int]]:
         (None, "computing", view.times.compute_ns),
         (None, "copying", view.each(lambda one: one.temporal.exposed_memory_ns)),
         (None, IDLE, np.where(view.on_device, view.idle.host_ns - _waits_of_host(view), 0)),
+        (None, BETWEEN, view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
     )
     for phase, doing, values in everything:
         yield phase, doing, int(values[row] - _peers(values)[row])

@@ -94,6 +94,10 @@ UNDERUSED_SHARE: Final = 0.50
 
 EXPOSED_SHARE: Final = 0.10
 """Of the step that a device only communicates: the TensorBoard plugin's threshold."""
+EXPOSED_HOST_SHARE: Final = 0.25
+"""As live, where threads of the host exchange (gloo): they share its cores with the computation …"""
+EXPOSED_HOST_FLOOR_NS: Final = 5_000_000
+"""… and on a crowded machine a tiny model spends milliseconds of a step in them, whatever one does."""
 OVERLAP_LOW: Final = 0.50
 """Of the communication is hidden: a bucketed all-reduce hides all but its last bucket."""
 HIDEABLE_SHARE: Final = 0.75
@@ -120,6 +124,8 @@ PEERS_AT_LEAST: Final = 3
 SLOW_RANK_SHARE: Final = 0.10
 """By how much a rank's steps, or its computation, are longer than the median rank's: clocks of healthy devices differ
 by up to five per cent."""
+SLOW_HOST_FLOOR_NS: Final = 5_000_000
+"""Per step, of ranks without a device: on a crowded machine the scheduler puts milliseconds between equal ranks."""
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 

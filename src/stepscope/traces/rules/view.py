@@ -174,13 +174,12 @@ def claim_of(
     advice: tuple[str, ...],
     explained_ns: Ints | None = None,
     phase: str | None = None,
-    warning: float = thresholds.WARNING_SHARE,
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
 ) -> Claim:
     """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time."""
     cost = cost_of(view, saved_ns, where)
-    severity = min(severity_of(view, cost, warning=warning), at_most, key=SEVERITIES.index)
+    severity = min(severity_of(view, cost), at_most, key=SEVERITIES.index)
     finding = Finding(
         kind=kind,
         severity=severity,
@@ -229,11 +228,15 @@ def halved(time_ns: Ints) -> Ints:
     return (time_ns * thresholds.REMEDY_GAIN).astype(np.int64)
 
 
-def severity_of(view: View, cost: dict[str, Any], *, warning: float = thresholds.WARNING_SHARE) -> Severity:
+def severity_of(view: View, cost: dict[str, Any]) -> Severity:
     """By what it costs, and by how much was seen."""
     share, steps = float(cost["share"]), float(view.steps.max())
     seen_ns = float(view.step_ns.max())
-    if share < warning or cost["seconds"] * 1e9 / steps < thresholds.FLOOR_NS or seen_ns < thresholds.TRACE_FLOOR_NS:
+    if (
+        share < thresholds.WARNING_SHARE
+        or cost["seconds"] * 1e9 / steps < thresholds.FLOOR_NS
+        or seen_ns < thresholds.TRACE_FLOOR_NS
+    ):
         return "info"
     critical = share >= thresholds.CRITICAL_SHARE and view.stepped and steps >= thresholds.CRITICAL_STEPS
     return "critical" if critical else "warning"
