@@ -23,6 +23,7 @@ import numpy as np
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
 from stepscope.traces.causes import host_causes, host_communicates
+from stepscope.traces.chains import Chains, chains_of
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.host_lines import FAR_NS, HostLine, lines_of
 from stepscope.traces.intervals import EMPTY, Spans
@@ -94,6 +95,7 @@ class Graph:
     """[work]; the one of another stream that it waited for; −1: none known."""
     via: list[int]
     """[work]; which of them was the latest."""
+    chains: Chains
     exits: dict[int, Exits]
     """By thread; where it had been waiting."""
     checks: dict[int, Exits]
@@ -129,6 +131,9 @@ def graph_of(window: Window) -> Graph:
     exits.add_collectives(collectives, len(work.row), set(main) | set(asker.tolist()))
     collective = named(window.trace, row, is_communication) & (slices.kind[row] == Kind.KERNEL)
     collective[len(work.row) :] = True
+    via = _latest(start_ns, end_ns, launched, launch_thread, before, awaited)
+    stream = np.concatenate([work.line, -1 - slices.thread[collectives].astype(np.int64)])
+    follows = (via == Via.STREAM) & ~np.append(collective, False)[before] & ~collective
     return Graph(
         window=window,
         lines=lines,
@@ -136,14 +141,15 @@ def graph_of(window: Window) -> Graph:
         row=row,
         start_ns=start_ns.tolist(),
         end_ns=end_ns.tolist(),
-        stream=np.concatenate([work.line, -1 - slices.thread[collectives].astype(np.int64)]),
+        stream=stream,
+        chains=chains_of(stream, start_ns, follows),
         collective=collective.tolist(),
         call=call,
         launch_thread=launch_thread.tolist(),
         launched_ns=launched.tolist(),
         before=before.tolist(),
         awaited=awaited.tolist(),
-        via=_latest(start_ns, end_ns, launched, launch_thread, before, awaited).tolist(),
+        via=via.tolist(),
         exits=exits.sorted(lambda each: each[1] < each[0]),
         checks=exits.sorted(lambda each: True),
     )
