@@ -19,11 +19,13 @@ __all__ = ["Chains", "chains_of", "expanded"]
 class Chains:
     order: Ints
     """Works by stream, then by start; a work's *place* is its index in this."""
-    place: list[int]
+    place: Ints
     """[work]"""
     head: list[int]
     """[work]; the first work of its chain."""
-    start_ns: list[int]
+    low: Ints
+    """[work]; the head's place."""
+    start_ns: Ints
     """[places]"""
     line: Ints
     """[places]; which stream, ascending."""
@@ -35,13 +37,13 @@ def chains_of(stream: Ints, start_ns: Ints, follows: NDArray[np.bool_]) -> Chain
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     head = np.maximum.accumulate(np.where(follows[order], 0, np.arange(len(order)))) if len(order) else order
-    _, line = np.unique(stream[order], return_inverse=True)
     return Chains(
         order=order,
-        place=place.tolist(),
+        place=place,
         head=order[head][place].tolist(),
-        start_ns=start_ns[order].tolist(),
-        line=line.astype(np.int64),
+        low=head[place],
+        start_ns=start_ns[order],
+        line=np.cumsum(np.diff(stream[order], prepend=stream[order][:1]) != 0),
     )
 
 
@@ -52,12 +54,10 @@ def expanded(
 
     Which stretch; the start and end; the work; whether it is the delay before it (1) or the work itself (0).
     """
-    starts = np.array(chains.start_ns, np.int64)
-    place = np.array(chains.place, np.int64)
+    starts = chains.start_ns
     span = int(max(starts.max(initial=0), until_ns.max(initial=0))) + 2
     key = chains.line * span + starts
-    top = place[work]
-    low = place[np.array(chains.head, np.int64)[work]]
+    top, low = chains.place[work], chains.low[work]
     first = np.clip(np.searchsorted(key, chains.line[top] * span + start_ns, side="right") - 1, low, top)
     last = np.clip(np.searchsorted(key, chains.line[top] * span + until_ns, side="left") - 1, low, top)
     count = last - first + 1

@@ -80,8 +80,6 @@ class Graph:
     """[work]; its slice; device work by start, then collectives of the host."""
     start_ns: list[int]
     end_ns: list[int]
-    stream: Ints
-    """[work]; equal for those of one stream or, of the host's collectives, of one thread."""
     collective: list[bool]
     call: Rows
     """[work]; what launched it; −1: not known."""
@@ -96,10 +94,21 @@ class Graph:
     via: list[int]
     """[work]; which of them was the latest."""
     chains: Chains
+    """Of those of one stream or, of the host's collectives, of one thread."""
     exits: dict[int, Exits]
     """By thread; where it had been waiting."""
     checks: dict[int, Exits]
     """By thread; the exits, and where it would have waited had it come earlier (``since_ns`` is ``at_ns``)."""
+
+    @cached_property
+    def work_ends_ns(self) -> Ints:
+        """[work]; ``end_ns`` as an array."""
+        return np.array(self.end_ns, np.int64)
+
+    @cached_property
+    def work_ns(self) -> Ints:
+        """[work]; how long each took."""
+        return self.work_ends_ns - np.array(self.start_ns, np.int64)
 
     @cached_property
     def causes(self) -> dict[int, Ints]:
@@ -141,7 +150,6 @@ def graph_of(window: Window) -> Graph:
         row=row,
         start_ns=start_ns.tolist(),
         end_ns=end_ns.tolist(),
-        stream=stream,
         chains=chains_of(stream, start_ns, follows),
         collective=collective.tolist(),
         call=call,

@@ -41,7 +41,7 @@ class Durations:
 
 
 def as_it_was(graph: Graph) -> Durations:
-    return Durations(work_ns=np.array(graph.end_ns, np.int64) - np.array(graph.start_ns, np.int64), pieces_ns={})
+    return Durations(work_ns=graph.work_ns, pieces_ns={})
 
 
 class ThreadTime:
@@ -86,7 +86,7 @@ class Plan:
         self.graph, self.first, self.last = graph, first, last
         self.steps = graph.window.steps[first : last + 1]
         self.start_ns, self.end_ns = self.steps[0].start_ns, max(step.end_ns for step in self.steps)
-        self.starts, self.ends = np.array(graph.start_ns, np.int64), np.array(graph.end_ns, np.int64)
+        self.starts, self.ends = graph.work_ends_ns - graph.work_ns, graph.work_ends_ns
         self.launched = np.array(graph.launched_ns, np.int64)
         via = np.array(graph.via, np.int64)
         self.thread = np.where(via == Via.NOTHING, graph.main[first], np.array(graph.launch_thread, np.int64))
@@ -128,12 +128,11 @@ class Plan:
 
     def busiest_ns(self, work_ns: Ints) -> tuple[int, ...]:
         """[steps]; how long the busiest stream works on what was launched in the step, but no more than the step."""
-        lines, which = np.unique(self.graph.stream, return_inverse=True)
+        line = self.graph.chains.line[self.graph.chains.place]
         out = []
         for step in self.steps:
             own = (self.launched >= step.start_ns) & (self.launched < step.end_ns)
-            sums = np.zeros(len(lines), np.int64)
-            np.add.at(sums, which[own], work_ns[own])
+            sums = np.bincount(line[own], work_ns[own])
             out.append(min(int(sums.max(initial=0)), step.end_ns - step.start_ns))
         return tuple(out)
 

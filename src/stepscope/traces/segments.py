@@ -90,9 +90,8 @@ def _operators(window: Window) -> Rows:
 
 
 def _of_chains(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
-    end_ns = np.array(graph.end_ns, np.int64)
     of, start_ns, until_ns, work, delay = expanded(
-        graph.chains, end_ns, pieces.start_ns[which], pieces.end_ns[which], pieces.index[which]
+        graph.chains, graph.work_ends_ns, pieces.start_ns[which], pieces.end_ns[which], pieces.index[which]
     )
     what = np.where(delay > 0, int(What.DELAY), int(What.WORK))
     node = pieces.node[which][of]
