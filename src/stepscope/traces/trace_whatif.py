@@ -53,6 +53,7 @@ STANDARD: Final = {
 ON_DEVICE: Final = ("copy=0", "launch=0", "host=0")
 """On the host alone these mean nothing."""
 MOST_NAMES: Final = 4
+MOST_TRIED: Final = 8
 LEAST_SHARE: Final = 0.01
 LEAST_VISITS: Final = 3_000
 EVENTS_PER_VISIT: Final = 40
@@ -140,7 +141,7 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
         if visits * len(candidates) <= budget:
             break
     plan = Plan(graph, first, step)
-    tried = [_tried(plan, change, warm_up=step - first) for change in candidates[: budget // visits]]
+    tried = [_tried(plan, change, warm_up=step - first) for change in candidates[: min(budget // visits, MOST_TRIED)]]
     return tuple(sorted((each for each in tried if each.gain_ns > 0), key=lambda each: -each.gain_ns))
 
 
