@@ -30,6 +30,8 @@ GRACE_S = 5.0
 
 # Many ranks share two cores: one thread each, here and in everything started from here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test leaves traces in the user's cache, or finds some there; those that want one bring their own.
+os.environ["STEPSCOPE_CACHE_GB"] = "0"
 
 # No example fails for being slow on a busy machine, and a run that gates a change finds the same things each time.
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True, derandomize="CI" in os.environ)
@@ -351,7 +353,7 @@ class Commands:
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE")}
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
-        return {**inherited, "PYTHONPATH": path, TOKEN: self._token}
+        return {**inherited, "PYTHONPATH": path, TOKEN: self._token, "STEPSCOPE_CACHE_GB": "0"}
 
     def newest_run(self) -> Path | None:
         found = sorted(self.folder.rglob("run.json"), key=lambda path: path.stat().st_mtime_ns)

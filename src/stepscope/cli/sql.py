@@ -11,23 +11,30 @@ from typing import Any
 
 from stepscope.cli.located import RUN_HELP, located
 from stepscope.cli.table import format_table
-from stepscope.store.sql import QueryResult, query
+from stepscope.errors import TraceError
+from stepscope.store.paths import META
+from stepscope.store.sql import QueryResult, ask, query
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "query a run with SQL"
+HELP = "query a run or traces with SQL"
 EPILOG = """\
-tables: steps (a row per rank and step), samples, events, findings, ranks
+tables of a run: steps (a row per rank and step), samples, events, findings, ranks
+tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives, syncs, pythons, memory,
+                  ranks
 
 examples:
   stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
   stepscope sql "describe steps"                 of the newest run in runs/
   stepscope sql --csv runs/NAME "select * from steps" > steps.csv
+  stepscope sql traces/ "select rank, name, sum(dur_ns) / 1e6 as ms from kernels group by all order by ms desc limit 9"
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN", nargs="?", help=RUN_HELP)
+    parser.add_argument(
+        "path", type=Path, metavar="RUN", nargs="?", help=f"{RUN_HELP}; or a trace, or a folder of them"
+    )
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
@@ -35,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    result = query(located(args.path), args.sql)
+    result = _asked(args.path, args.sql)
     if args.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         print(json.dumps(rows, indent=2, default=str))
@@ -46,6 +53,33 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_table(result))
     return 0
+
+
+def _asked(path: Path | None, sql: str) -> QueryResult:
+    files = None if path is None else _traces(path)
+    if files is None:
+        return query(located(path), sql)
+    from stepscope.traces.cache import Cache
+    from stepscope.traces.sql import trace_database
+
+    with trace_database(files, Cache.of_environment()) as (database, readable, notices):
+        for notice in notices:
+            print(f"stepscope: {notice}", file=sys.stderr)
+        return ask(database, sql, readable)
+
+
+def _traces(path: Path) -> list[Path] | None:
+    """A file, or those of a folder that is no run and holds traces."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir() or (path / META).exists():
+        return None
+    from stepscope.traces.opening import trace_files
+
+    try:
+        return trace_files([path])
+    except TraceError:
+        return None
 
 
 def _table(result: QueryResult) -> str:

@@ -17,7 +17,7 @@ from stepscope.records.series import RankSeries, RunData
 from stepscope.store.load import open_run
 from stepscope.store.results import load_summary
 
-__all__ = ["QueryResult", "query"]
+__all__ = ["QueryResult", "ask", "query"]
 
 EVENT_COLUMNS = {
     "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
@@ -47,6 +47,8 @@ _LARGEST = (1 << 63) - 1
 _NOT_ONE = "SQL: one statement at a time, please: these are {}"
 _OURS = ("schema", "key", "seq")
 """Of an event: what only the store needs."""
+_NEITHER = ("COPY", "EXPORT", "ATTACH")
+"""Statements that write to files: even one that may be read is not to be written."""
 _SHUT = (
     "SET temp_directory = ''",
     "SET autoinstall_known_extensions = false",
@@ -71,17 +73,28 @@ def query(run_dir: Path, sql: str) -> QueryResult:
     findings = (load_summary(run_dir) or {}).get("findings", [])
     with duckdb.connect(config={"threads": 2}) as con:
         _make_tables(con, data, findings)
-        for statement in _SHUT:
-            con.execute(statement)
-        try:
-            statements = con.extract_statements(sql)
-            if len(statements) != 1:
-                raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
-            result = con.execute(statements[0])
-            columns = tuple(column[0] for column in result.description or ())
-            rows = tuple(result.fetchall()) if columns else ()
-        except duckdb.Error as error:
-            raise UsageError(f"SQL: {_one_line(error)}") from error
+        return ask(con, sql)
+
+
+def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
+    """Shut a database in, but for the files that its views read, and ask it one thing: UsageError as in ``query``."""
+    import duckdb
+
+    if readable:
+        con.execute(f"SET allowed_paths = [{', '.join(_literal(str(path)) for path in readable)}]")
+    for statement in _SHUT:
+        con.execute(statement)
+    try:
+        statements = con.extract_statements(sql)
+        if len(statements) != 1:
+            raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
+        if readable and statements[0].type.name in _NEITHER:
+            raise UsageError(f"SQL: {statements[0].type.name} is not allowed: nothing is written to files")
+        result = con.execute(statements[0])
+        columns = tuple(column[0] for column in result.description or ())
+        rows = tuple(result.fetchall()) if columns else ()
+    except duckdb.Error as error:
+        raise UsageError(f"SQL: {_one_line(error)}") from error
     return QueryResult(columns=columns, rows=rows)
 
 
@@ -130,6 +143,10 @@ def _value(kind: str, value: Any) -> Any:
     if not isinstance(value, int if kind == "BIGINT" else (int, float)) or isinstance(value, bool):
         return None
     return value if abs(value) <= _LARGEST else None
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,29 @@
+"""One file → the traces in it, whatever wrote it, from the cache where it was read before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from stepscope.traces.cache import Cache
+from stepscope.traces.columns import Trace
+from stepscope.traces.nsight import is_nsight, read_nsight
+from stepscope.traces.read import find_traces, read_trace
+
+__all__ = ["open_traces", "read_traces", "trace_files"]
+
+
+def trace_files(paths: Iterable[Path]) -> list[Path]:
+    """``find_traces`` without its remarks."""
+    return find_traces(paths)[0]
+
+
+def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
+    """One trace, or of an export of Nsight Systems one per process that used a GPU."""
+    entry = cache.entry(path) if cache is not None else None
+    return read_traces(path) if entry is None else entry.traces(read_traces)
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Afresh."""
+    return read_nsight(path) if is_nsight(path) else [read_trace(path)]

@@ -1,0 +1,37 @@
+"""Tables as CSV files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import TraceError
+from stepscope.traces.csv_out import write_csv
+from stepscope.traces.table import table_of
+
+
+def test_one_file_per_table(tmp_path: Path) -> None:
+    kernels = table_of("kernels", "Kernels", ["name", "total_ns"], [("a,b", 3), ('"q"', None)])
+    other = table_of("kernels", "Kernels", ["name", "share", "total_ns"], [("c\nd", 0.5, 1)])
+    of_job = [
+        table_of("distributed", "Distributed", ["rank", "wait_ns"], [(0, 1)]),
+        table_of("kernels", "Kernels of all", ["name"], [("a",)]),
+        table_of("empty", "Nothing", ["x"], []),
+    ]
+    folder = tmp_path / "a" / "b"
+    written = write_csv(folder, {1: {"kernels": other}, 0: {"kernels": kernels}}, of_job)
+    assert [path.name for path in written] == ["kernels.csv", "distributed.csv", "job_kernels.csv", "empty.csv"]
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "kernels.csv": 'rank,name,total_ns,share\n0,"a,b",3,\n0,"""q""",,\n1,"c\nd",1,0.5\n',
+        "distributed.csv": "rank,wait_ns\n0,1\n",
+        "job_kernels.csv": "name\na\n",
+        "empty.csv": "x\n",
+    }
+    assert write_csv(folder, {}) == []
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraceError, match="file cannot be written: File exists"):
+        write_csv(tmp_path / "file", {})
