@@ -13,6 +13,7 @@ from stepscope.errors import TraceError
 from stepscope.testing.nsight import NEW, OLD, MadeReport, packed
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Trace
+from stepscope.traces.job import analyse_job
 from stepscope.traces.links import launches_of
 from stepscope.traces.nsight import is_nsight, read_nsight
 from stepscope.traces.rank import analyse_rank
@@ -193,6 +194,43 @@ def test_old_waits_know_no_record(tmp_path: Path) -> None:
     made.kernel("k", 0, 10)
     made.wait(2, 100, 100, correlation=7, event=3, streamId=20)
     assert read_one(made, tmp_path).syncs.record_correlation.tolist() == [-1]
+
+
+def test_what_is_sent_is_a_part_or_the_whole(tmp_path: Path) -> None:
+    made = MadeReport()
+    made.nccl_init(communicator=9, rank=0, ranks=4)
+    for place, call in enumerate(("AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Broadcast")):
+        made.nccl(f"nccl{call}", 100 + place * 10, 101 + place * 10, communicator=9, size=10)
+    made.nccl("ncclAllGather", 200, 201, communicator=8, size=10)
+    made.kernel("k", 0, 1)
+    said = read_one(made, tmp_path).collectives
+    assert list(zip(said.in_elements.tolist(), said.out_elements.tolist(), strict=True)) == [
+        (10, 10), (10, 40), (40, 10), (40, 40), (10, 40), (10, 10), (10, -1),
+    ]  # fmt: skip
+
+
+@GENERATIONS
+def test_ranks_of_one_report_are_compared(tmp_path: Path, generation: str) -> None:
+    """Both reach every collective's end together; rank 1 comes 50 µs later each time."""
+    made = MadeReport(generation)
+    for rank, pid in enumerate((10, 20)):
+        made.pid = pid
+        made.nccl_init(communicator=77, rank=rank, ranks=2)
+        for step in range(4):
+            at, late = step * 1_000_000, rank * 50_000
+            made.nvtx(f"step {step}", at, at + 900_000, tid=pid)
+            made.launched("gemm", at=at + 1000, start=at + 10_000, end=at + 300_000 + late, tid=pid)
+            made.nccl("ncclAllReduce", at + 3000, at + 3500, communicator=77, size=1 << 20, tid=pid)
+            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+            made.launched(name, at=at + 4000, start=at + 300_000 + late, end=at + 400_000, streamId=20, tid=pid)
+    analyses = [analyse_rank(trace, rank) for rank, trace in enumerate(read_nsight(made.write(tmp_path / "a.sqlite")))]
+    assert [each.meta.rank for each in analyses] == [0, 1]
+    job = analyse_job(analyses)
+    rows = {row["rank"]: row for row in job.distributed.to_rows()}
+    assert [rows[rank]["wait_ns"] for rank in (0, 1)] == [150_000, 0]
+    assert [rows[rank]["transfer_ns"] for rank in (0, 1)] == [150_000, 150_000]
+    assert [rows[rank]["last_count"] for rank in (0, 1)] == [0, 3]
+    assert analyses[0].exchanges.bytes.tolist() == [1 << 20] * 3
 
 
 @GENERATIONS
