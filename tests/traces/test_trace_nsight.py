@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.testing.nsight import NEW, OLD, MadeReport, packed
@@ -302,6 +304,56 @@ def test_calls_tell_the_process_of_work_that_does_not(tmp_path: Path) -> None:
     made = MadeReport()
     made.launched("k", at=0, start=10, end=20, globalPid=None)
     assert read_one(made, tmp_path).meta.pid == 4000
+
+
+@settings(max_examples=60)
+@given(data=st.data(), generation=st.sampled_from([OLD, NEW]))
+def test_every_row_of_random_tables_is_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, generation: str
+) -> None:
+    """Against the rows themselves, one by one: zero-length, overlapping, reversed, unlinked, several processes."""
+    times = st.tuples(st.integers(0, 500), st.integers(-3, 60))
+    made = MadeReport(generation)
+    expected: dict[int, list[tuple[str, Kind, int, int, int, int]]] = {}
+    for pid in (10, 20):
+        made.pid = pid
+        own = expected.setdefault(pid, [])
+        for start, dur in data.draw(st.lists(times, max_size=6)):
+            stream = data.draw(st.sampled_from([0, 7, (1 << 32) - 1]))
+            correlation = data.draw(st.integers(0, 3))
+            made.kernel(f"k{dur}", start, start + dur, streamId=stream, correlation=correlation)
+            own.append((f"k{dur}", Kind.KERNEL, start, max(dur, 0), stream if stream < 8 else -1, correlation))
+        for start, dur in data.draw(st.lists(times, max_size=4)):
+            made.memcpy(start, start + dur, size=dur, kind=8, source=2, to=2)
+            own.append(("Memcpy DtoD (Device -> Device)", Kind.MEMCPY, start, max(dur, 0), 7, 0))
+        has_work = bool(own)
+        for start, dur in data.draw(st.lists(times, max_size=6)):
+            correlation = data.draw(st.integers(0, 3))
+            made.runtime("cuLaunchKernelEx_v11060_ptsz", start, start + dur, correlation=correlation)
+            own.append(("cuLaunchKernelEx", Kind.RUNTIME, start, max(dur, 0), -1, correlation))
+        for start, dur in data.draw(st.lists(times, max_size=4)):
+            made.nvtx(f"range {dur}", start, start + abs(dur), registered=data.draw(st.booleans()))
+            own.append((f"range {dur}", Kind.ANNOTATION, start, abs(dur), -1, -1))
+        if not has_work:
+            del expected[pid]
+    path = tmp_path_factory.mktemp("random") / "a.sqlite"
+    made.write(path)
+    if not expected:
+        with pytest.raises(TraceError):
+            read_nsight(path)
+        return
+    traces = read_nsight(path)
+    assert [trace.meta.pid for trace in traces] == list(expected)
+    for trace in traces:
+        assert trace.meta.pid is not None
+        slices, origin_ns = trace.slices, trace.meta.origin_ns
+        found = [
+            (name, kind, start + origin_ns, dur, int(slices.stream[row]), int(slices.correlation[row]))
+            for row, (name, kind, start, dur) in enumerate(rows(trace))
+        ]
+        assert sorted(found) == sorted(expected[trace.meta.pid])
+        keys = [(start, -dur) for _, _, start, dur, _, _ in found]
+        assert keys == sorted(keys)
 
 
 # ── bad files ───────────────────────────────────────────────────────────────────────────────────────────────────────
