@@ -37,8 +37,10 @@ CUTLASS = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4"
         (ADDED, "vectorized_elementwise_kernel<CUDAFunctor_add>"),
         (MULTIPLIED, "elementwise_kernel<MulFunctor>"),
         (MEAN, "reduce_kernel<MeanOps>"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(int)", "kernel"),
         (f"void cutlass::Kernel2<{CUTLASS}>(cutlass::Params)", CUTLASS),
         ("void f<g<h>", "f<g>"),
+        ("(outside of operators)", "(outside of operators)"),
         ("<script>alert(1)</script>", "<script>alert"),
         ("", ""),
     ],
@@ -58,7 +60,7 @@ def test_alike_names_are_told_apart() -> None:
         "void f<float>(int)": "f",
         "void f<double>(int)": "f (2)",
         "f": "f (3)",
-        "f (2)": "f (4)",
+        "f (2)": "f (2) (2)",
     }
 
 

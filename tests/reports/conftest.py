@@ -18,9 +18,12 @@ MS = 1_000_000
 EVIL = "</style><script>alert(1)</script>\x1b[31m&"
 """A name that anybody may put into a trace."""
 ADDED = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3> >"
-    "(int, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>)"
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "at::detail::Array<char*, 3> >(int, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>)"
 )
+GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
+REDUCED = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+CAUSES = {"host_operator": 60 * MS, "compute": 40 * MS, "communication": 14 * MS}
 
 
 def temporal_of_rank(rank: int) -> Temporal:
@@ -37,29 +40,77 @@ def temporal_of_rank(rank: int) -> Temporal:
     )
 
 
-def tables_of_rank() -> list[Table]:
+def tables_of_rank(rank: int, steps: tuple[Step, ...]) -> list[Table]:
+    times = temporal_of_rank(rank)
+    names = ("span_ns", "idle_ns", "compute_ns", "comm_ns", "memory_ns", "overlap_ns", "exposed_comm_ns")
+    parts = [getattr(times, name) for name in names]
     return [
+        table_of(
+            "temporal_steps",
+            "Device time by step",
+            ("step", "wall_ns", "utilisation_share", *names),
+            [(step.number, step.end_ns - step.start_ns, 0.8, *parts) for step in steps],
+        ),
         table_of(
             "kernels",
             "Kernels by name",
             ("name", "class", "count", "total_ns", "time_share", "mean_ns", "max_ns", "occupancy_share"),
             [
                 (ADDED, "elementwise", 4200, 41 * MS, 0.48, 9_762, 81_000, 0.62),
-                ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", "matmul", 96, 33 * MS, 0.39, 343_750, 401_000, 0.12),
-                ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication", 12, 12 * MS, 0.13, MS, 2 * MS, None),
+                (GEMM, "gemm", 96, 33 * MS, 0.39, 343_750, 401_000, 0.12),
+                (REDUCED, "communication", 12, 12 * MS, 0.13, MS, 2 * MS, None),
                 (EVIL, "other", 1, 850, 1e-5, 850, 850, None),
             ],
             limit=3,
             note="Times are of all steps.",
         ),
+        table_of("copies", "Copies and memsets", ("direction", "count", "total_ns"), []),
         table_of(
-            "memory_curve",
-            "Memory over time",
+            "queue_curve",
+            "Launches queued over time",
+            ("stream", "start_ns", "max_length"),
+            [("7", at * MS, at % 7) for at in range(50)],
+        ),
+        table_of(
+            "memory",
+            "Memory",
             ("time_ns", "allocated_bytes", "reserved_bytes"),
             [(at * MS, (at % 5) << 28, 5 << 28) for at in range(50)],
         ),
-        table_of("copies", "Copies and memsets", ("direction", "count", "total_ns"), []),
-    ]  # fmt: skip
+    ]
+
+
+def path_of_rank(steps: tuple[Step, ...]) -> SimpleNamespace:
+    length_ns = sum(CAUSES.values())
+    rows = [(cause, time_ns, time_ns / length_ns) for cause, time_ns in CAUSES.items()]
+    table = table_of("path_causes", "Critical path by cause", ("cause", "time_ns", "time_share"), rows)
+    own = ({"number": step.number, "length_ns": step.end_ns - step.start_ns, "causes": {}} for step in steps)
+    return SimpleNamespace(length_ns=length_ns, causes=CAUSES, steps=tuple(own), tables={table.name: table})
+
+
+def path_of_job(ranks: int) -> SimpleNamespace:
+    length_ns = sum(CAUSES.values())
+    by_rank = {1: length_ns - 2 * MS, 0: 2 * MS} if ranks > 1 else {0: length_ns}
+    step = SimpleNamespace(number=10, rank=0, length_ns=length_ns, by_rank=by_rank, by_cause=CAUSES)
+    columns = ("rank", "before", "cause", "mostly", "time_ns", "time_share", "steps")
+    rows = [(1, "all_reduce 1", "host_operator", "aten::mm", 60 * MS, 0.53, 6)] if ranks > 1 else []
+    table = table_of("job_path", "Critical path over all ranks", columns, rows)
+    return SimpleNamespace(length_ns=length_ns, by_rank=by_rank, by_cause=CAUSES, steps=(step,), table=table)
+
+
+def ranks_table(ranks: int, found: SimpleNamespace) -> Table:
+    columns = (
+        *("rank", "measured", "span_ns", "compute_ns", "comm_ns", "overlap_ns", "overlap_share", "exposed_comm_ns"),
+        *("memory_ns", "idle_ns", "wait_ns", "transfer_ns", "last_count", "step_mean_ns"),
+    )
+    rows = []
+    for rank in range(ranks):
+        times = temporal_of_rank(rank)
+        device = (times.span_ns, times.compute_ns, times.comm_ns, times.overlap_ns, times.overlap_ns / times.comm_ns)
+        more = (times.exposed_comm_ns, times.memory_ns, times.idle_ns)
+        exchanged = (found.wait_ns[rank], found.own_transfer_ns[rank], found.last_counts[rank])
+        rows.append((rank, "device", *device, *more, *exchanged, 19 * MS))
+    return table_of("distributed", "Ranks side by side", columns, rows)
 
 
 def steps_of_rank(count: int) -> tuple[Step, ...]:
@@ -94,6 +145,7 @@ def findings(ranks: int) -> tuple[Finding, ...]:
 
 
 def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
+    own = steps_of_rank(steps)
     return SimpleNamespace(
         rank=rank,
         meta=TraceMeta(
@@ -106,7 +158,7 @@ def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
             read_events=120_000 + rank,
             problems=("2 events have no name",) if rank == 1 else (),
         ),
-        steps=steps_of_rank(steps),
+        steps=own,
         left_out=Step(number=10 + steps, name="ProfilerStep", start_ns=0, end_ns=1),
         temporal=temporal_of_rank(rank),
         idle={
@@ -115,8 +167,8 @@ def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
         },
         device={},
         host={},
-        path={},
-        tables={table.name: table for table in tables_of_rank()},
+        path=path_of_rank(own),
+        tables={table.name: table for table in tables_of_rank(rank, own)},
     )
 
 
@@ -127,13 +179,20 @@ def collectives(ranks: int) -> SimpleNamespace:
         count=48 if several else 0,
         last_counts={rank: (40 if rank == 1 else 8 if rank == 0 else 0) if several else 0 for rank in everyone},
         wait_ns={rank: 0 if rank == 1 or not several else (20 + rank) * MS for rank in everyone},
-        own_transfer_ns={rank: 4 * MS if several else 0 for rank in everyone},
+        own_transfer_ns=dict.fromkeys(everyone, 4 * MS if several else 0),
         cost_by_rank_ns={rank: 25 * MS if rank == 1 else 0 for rank in everyone},
         alone_by_rank_ns={rank: 24 * MS if rank == 1 else 0 for rank in everyone},
         transfer_ns=4 * MS if several else 0,
         least_ns=3 * MS if several else 0,
         cost_ns=25 * MS if several else 0,
-        tables={},
+        tables={
+            "collectives": table_of(
+                "collectives",
+                "Collectives by group and operation",
+                ("group", "op", "ranks", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count"),
+                [("0", "all_reduce", ranks, 48, 147 * MS, 4 * MS, 117.4, 1, 40)] if several else [],
+            )
+        },
     )
 
 
@@ -142,13 +201,15 @@ def trace_job() -> Callable[..., Any]:
     """``trace_job(ranks=8, steps=6)``: with a straggler, an evil name and a file that has problems."""
 
     def make(ranks: int = 1, steps: int = 6) -> Any:
+        found = collectives(ranks)
         return SimpleNamespace(
             ranks=tuple(rank_analysis(rank, ranks, steps) for rank in range(ranks)),
-            collectives=collectives(ranks),
+            collectives=found,
             clocks=SimpleNamespace(clocks=()),
-            distributed=table_of("distributed", "Communication by rank", ("rank",), []),
-            path={},
+            distributed=ranks_table(ranks, found),
+            path=path_of_job(ranks),
             findings=findings(ranks),
+            verdict=findings(ranks)[0].title,
             notices=("1 file names no rank: it is counted as rank 0",),
         )
 

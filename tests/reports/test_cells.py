@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepscope.records.units import ns_text
-from stepscope.reports.cells import cell_text, heading
+from stepscope.reports.cells import cell_text, headings
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,11 @@ from stepscope.reports.cells import cell_text, heading
         ("total_ns", 850, "850 ns"),
         ("total_ns", 12_345_678, "12.3 ms"),
         ("change_ns", -1_500, "-1.50 µs"),
+        ("change_ns", 1_500, "+1.50 µs"),
+        ("change_share", 0.5, "+50.0%"),
+        ("by_count_ns", 0, "0"),
         ("peak_bytes", 3 << 30, "3.0 GiB"),
+        ("bytes", 64_448, "63 KiB"),
         ("change_bytes", -(3 << 20), "-3.0 MiB"),
         ("busy_share", 0.1234, "12.3%"),
         ("busy_share", 0.0001, "<0.1%"),
@@ -40,8 +44,8 @@ def test_cells(column: str, value: Any, text: str) -> None:
 
 
 def test_headings() -> None:
-    assert [heading(name) for name in ("host_self_ns", "busy_share", "flops", "name", "occupancy_percent")] == [
-        "host self", "busy", "flops", "name", "occupancy",
+    assert list(headings(("host_self_ns", "time_ns", "time_share", "flops", "name", "occupancy_percent")).values()) == [
+        "host self", "time", "share", "flops", "name", "occupancy",
     ]  # fmt: skip
 
 

@@ -43,10 +43,10 @@ def test_only_our_own_style_and_script_count(trace_job: Callable[..., Any], read
 
 
 def test_many_steps_are_columns(trace_job: Callable[..., Any], read_page: Callable[[str], Any]) -> None:
-    text = render_trace_html(document_of(trace_job(steps=5000)))
+    text = render_trace_html(document_of(trace_job(steps=1000)))
     read_page(text)
     assert len(text) < 300_000
-    assert "step 5009" in text
+    assert "step 1009" in text
 
 
 def test_rows_of_tables(trace_job: Callable[..., Any]) -> None:
@@ -94,14 +94,16 @@ def test_table_cells() -> None:
         {"name": "void f<g>(int)", "count": 3, "total_ns": 1_500, "empty": None, "mixed": "a"},
         {"name": "aten::mm", "count": None, "total_ns": 2, "empty": None, "mixed": 1},
     ]
-    assert sortable_table(("name", "count", "total_ns", "empty", "mixed"), rows).splitlines() == [
-        '<div class="wide"><table class="sortable"><thead><tr><th><button type="button">name</button></th>'
-        '<th class="number"><button type="button">count</button></th>'
-        '<th class="number"><button type="button">total</button></th>'
-        '<th><button type="button">mixed</button></th></tr></thead><tbody>',
+    head, first, second, end = sortable_table(("name", "count", "total_ns", "empty", "mixed"), rows).splitlines()
+    assert re.findall(r"<th([^>]*)><button type=\"button\">(\w+)</button></th>", head) == [
+        ("", "name"), (' class="number"', "count"), (' class="number"', "total"), ("", "mixed"),
+    ]  # fmt: skip
+    assert first == (
         '<tr><td title="void f&lt;g&gt;(int)">f&lt;g&gt;</td><td class="number" data-value="3">3</td>'
-        '<td class="number" data-value="1500">1.50 µs</td><td>a</td></tr>',
+        '<td class="number" data-value="1500">1.50 µs</td><td>a</td></tr>'
+    )
+    assert second == (
         '<tr><td>aten::mm</td><td class="number" data-value=""></td>'
-        '<td class="number" data-value="2">2 ns</td><td>1</td></tr>',
-        "</tbody></table></div>",
-    ]
+        '<td class="number" data-value="2">2 ns</td><td>1</td></tr>'
+    )
+    assert end == "</tbody></table></div>"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.records.finding import Finding
 from stepscope.reports.trace_document import document_of
 from stepscope.reports.trace_text import render_trace
 
@@ -46,5 +47,12 @@ def test_more_rows(trace_job: Callable[..., Any]) -> None:
 
 def test_healthy(trace_job: Callable[..., Any]) -> None:
     job = trace_job()
-    job.findings = ()
-    assert render_trace(document_of(job)).splitlines()[0] == "✔ Nothing in this trace stands out."
+    job.findings, job.verdict = (), "Nothing stands out: 6 steps of 19.0 ms."
+    assert render_trace(document_of(job)).splitlines()[0] == "✔ Nothing stands out: 6 steps of 19.0 ms."
+    job.findings = (Finding(kind="truncated", severity="info", title="One file ends early."),)
+    assert render_trace(document_of(job)).splitlines()[:4] == [
+        "✔ Nothing stands out: 6 steps of 19.0 ms.",
+        "",
+        "Also found",
+        "● One file ends early.",
+    ]

@@ -9,6 +9,7 @@ import pytest
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device_figures import DeviceFigures, device_figures
 from stepscope.traces.device_tables import device_tables
+from stepscope.traces.idle import StreamIdle
 from stepscope.traces.window import window_of
 
 
@@ -73,6 +74,18 @@ def test_pageable_copies() -> None:
     assert (found.pageable_copy_count, found.pageable_copy_bytes, found.pageable_copy_ns) == (2, 100, 10_000)
 
 
+def test_idle_time_of_the_device_is_when_no_stream_works() -> None:
+    made = MadeTrace()
+    made.launched("a", at=0, start=10, dur=10)
+    made.launched("b", at=1, start=15, dur=15, stream=8)
+    made.op("aten::late", 40, 20)
+    made.launched("c", at=50, start=60, dur=5)
+    made.launched("d", at=51, start=66, dur=5, stream=8)
+    found = figures(made)
+    assert found.idle == StreamIdle(host_wait_ns=30_000, kernel_wait_ns=1_000, other_ns=0, sync_ns=0)
+    assert found.idle_before == (("aten::late", 30_000),)
+
+
 @pytest.mark.parametrize(("device", "name"), [(1, "B"), (0, "A"), (5, "A")])
 def test_the_name_is_that_of_the_device_used(device: int, name: str) -> None:
     made = MadeTrace(header={"deviceProperties": [{"id": 0, "name": "A"}, {"id": 1, "name": "B"}]})
@@ -115,6 +128,8 @@ def test_without_device_work(host: bool) -> None:
         pageable_copy_count=0,
         low_occupancy=(),
         graph_launches=0,
+        idle=StreamIdle(host_wait_ns=0, kernel_wait_ns=0, other_ns=0, sync_ns=0),
+        idle_before=(),
     )
 
 

@@ -59,7 +59,7 @@ class Call:
 
 
 def nanoseconds(value: Any) -> int:
-    return int((Decimal(value) * 1000).to_integral_value())
+    return value * 1000 if isinstance(value, int) else int((Decimal(value) * 1000).to_integral_value())
 
 
 class Plain:
@@ -167,7 +167,8 @@ def within(start: int, end: int, spans: list[tuple[int, int]]) -> int:
     return total
 
 
-def idle(plain: Plain) -> dict[str, tuple[int, int, int, int]]:
+def idle(plain: Plain, only: str | None = None) -> dict[str, tuple[int, int, int, int]]:
+    """By stream, or as if all work were on ``only`` one."""
     held = defaultdict(list)
     for call in plain.calls:
         if call.name in WAITS:
@@ -177,9 +178,9 @@ def idle(plain: Plain) -> dict[str, tuple[int, int, int, int]]:
             held[piece.call.thread].append((piece.call.start, piece.call.end))
     waits = {thread: merged(pairs) for thread, pairs in held.items()}
     out = {}
-    for stream in {piece.stream for piece in plain.work}:
+    for stream in {only or piece.stream for piece in plain.work}:
         host = kernel = other = sync = 0
-        own = [piece for piece in plain.work if piece.stream == stream]
+        own = [piece for piece in plain.work if piece.stream == stream or only]
         until = own[0].end
         for piece in own[1:]:
             gap = max(piece.start - until, 0)
@@ -210,6 +211,9 @@ def check(document: dict[str, Any], text: bytes) -> None:
     check_launches(plain, tables["launches"], tables["queue"], tables["queue_curve"])
     check_copies(plain, tables["copies"], tables["copy_bandwidth"])
     check_figures(plain, device_figures(window))
+    joined = idle(plain, "all").get("all", (0, 0, 0, 0))
+    assert astuple(device_figures(window).idle) == joined
+    assert sum(joined[:3]) == temporal_of(window).idle_ns
     for table in tables.values():
         # Numbers of any kind, but plain and never negative.
         values = [value for row in table.rows for value in row]

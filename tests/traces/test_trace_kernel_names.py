@@ -11,7 +11,6 @@ from stepscope.traces.kernel_names import (
     is_communication,
     is_fp32_matmul,
     kernel_class,
-    short_name,
     uses_tensor_cores,
 )
 
@@ -193,28 +192,6 @@ def test_other_classes(name: str, expected: str) -> None:
     assert kernel_class(name) == expected
     assert not uses_tensor_cores(name)
     assert not is_fp32_matmul(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("volta_sgemm_128x32_nt", "volta_sgemm_128x32_nt"),
-        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
-        ("void (anonymous namespace)::softmax_warp_forward<float, float>(float*)", "softmax_warp_forward"),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<MulFunctor<float>>>(int)",
-            "vectorized_elementwise_kernel<MulFunctor>",
-        ),
-        (
-            "void cutlass::Kernel<cutlass_80_simt_sgemm_8x5>(cutlass_80_simt_sgemm_8x5::Params)",
-            "cutlass_80_simt_sgemm_8x5",
-        ),
-        ("void cutlass::Kernel<unheard_of>(int)", "cutlass::Kernel"),
-        ("", ""),
-    ],
-)
-def test_short_names(name: str, expected: str) -> None:
-    assert short_name(name) == expected
 
 
 def test_a_name_is_asked_about_once() -> None:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import BACKWARD_THREAD, MadeTrace
+from stepscope.traces.causes import CAUSES
 from stepscope.traces.exchanges import exchanges_of
 from stepscope.traces.graph import graph_of
 from stepscope.traces.path import RankPath, path_segments, rank_path
 from stepscope.traces.read import read_trace
 from stepscope.traces.replay import Plan, as_it_was, replay
-from stepscope.traces.segments import CAUSES, Segments
+from stepscope.traces.segments import Segments
 from stepscope.traces.trace_whatif import parse_change, what_if
 from stepscope.traces.window import Window, window_of
 

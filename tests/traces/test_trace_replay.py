@@ -190,7 +190,7 @@ def test_standard_changes_are_tried_and_sorted() -> None:
         "before_ns": 100_000,
         "after_ns": 60_000,
         "gain_share": 0.4,
-        "then_mostly": "device",
+        "then_mostly": "two",
     }
 
 

@@ -28,6 +28,9 @@ WRAPPER = re.compile(r"^(gpu_kernel_impl\w*|[AB]UnaryFunctor|BinaryFunctor|Reduc
 SAYS_NOTHING = ("Kernel", "Kernel2")
 """CUTLASS calls all of its kernels so."""
 ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
+RETURNS = re.compile(r"^(void |(std::)?enable_if<[^<>]*>::type )+")
+"""Before the name of a function."""
+CALLED = re.compile(r"^[\w:~ *&]*\w\(.*\)$")
 AUTOGRAD = "autograd::engine::evaluate_function: "
 DEEPEST = 8
 LONGEST = 4096
@@ -56,10 +59,10 @@ def short_name(name: str) -> str:
     text = " ".join(name[:LONGEST].split())
     if text.startswith(AUTOGRAD):
         return f"autograd: {text[len(AUTOGRAD) :]}"
-    templated = "<" in text and ">" in text
-    if not templated and not ("(" in text and text.endswith(")") and not text.startswith("Mem")):
+    known = ANONYMOUS.sub("", text)
+    if not ("<" in known and ">" in known) and not CALLED.match(known):
         return text
-    base, arguments = _parted(ANONYMOUS.sub("", text))
+    base, arguments = _parted(RETURNS.sub("", known))
     inner = _telling(arguments, DEEPEST)
     if not inner:
         return base

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from stepscope.records.units import bytes_text, ns_text, number_text
 
-__all__ = ["cell_text", "heading", "is_number"]
+__all__ = ["cell_text", "headings", "is_number"]
 
 ENDINGS = ("_ns", "_bytes", "_share", "_gbps", "_flops", "_tflops", "_percent")
+AGAIN = {"_share": "share", "_ns": "{} time", "_bytes": "{} size"}
+"""Headings of columns whose name without its unit stands there already."""
 LARGE = {10**15: "P", 10**12: "T", 10**9: "G", 10**6: "M"}
 
 
@@ -23,10 +26,14 @@ def cell_text(column: str, value: Any) -> str:
     return str(value)
 
 
-def heading(column: str) -> str:
-    """``self_host_ns`` → ``self host``."""
-    ending = next((ending for ending in ENDINGS if column.endswith(ending)), "")
-    return (column[: len(column) - len(ending)] or column.strip("_")).replace("_", " ")
+def headings(columns: Sequence[str]) -> dict[str, str]:
+    """By column: ``self_host_ns`` → ``self host``; a share of what stands there already is only called so."""
+    out: dict[str, str] = {}
+    for column in columns:
+        ending = next((ending for ending in ENDINGS if column.endswith(ending)), "")
+        text = (column[: len(column) - len(ending)] or column.strip("_")).replace("_", " ")
+        out[column] = text if text not in out.values() else AGAIN.get(ending, "{}").format(text)
+    return out
 
 
 def is_number(value: Any) -> bool:
@@ -34,9 +41,15 @@ def is_number(value: Any) -> bool:
 
 
 def _number_text(column: str, value: float) -> str:
+    if value > 0 and ("change" in column or column.startswith("by_")):
+        return f"+{_amount_text(column, value)}"
+    return _amount_text(column, value)
+
+
+def _amount_text(column: str, value: float) -> str:
     if column.endswith("_ns"):
         return ns_text(value)
-    if column.endswith("_bytes"):
+    if column.endswith("bytes"):
         return bytes_text(value) if value >= 0 else f"-{bytes_text(-value)}"
     if column.endswith("_share"):
         return _percent(value * 100)
@@ -48,7 +61,9 @@ def _number_text(column: str, value: float) -> str:
         return f"{number_text(value)} TFLOP/s"
     if column.endswith("flops"):
         return _large(value)
-    return f"{value:,}" if isinstance(value, int) else number_text(value) if value >= 0 else f"{value:.3g}"
+    if value == int(value):
+        return f"{int(value):,}"
+    return number_text(value) if value >= 0 else f"{value:.3g}"
 
 
 def _percent(percent: float) -> str:

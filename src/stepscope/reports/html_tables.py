@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.short_names import fitted, short_name
-from stepscope.reports.cells import cell_text, heading, is_number
+from stepscope.reports.cells import cell_text, headings, is_number
 from stepscope.reports.html import escaped
 
 __all__ = ["TABLE_SCRIPT", "TABLE_STYLE", "sortable_table"]
@@ -49,7 +49,7 @@ def sortable_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
     """Columns that are empty in all rows are left out."""
     shown = [column for column in columns if any(row[column] is not None and row[column] != "" for row in rows)]
     numeric = {column for column in shown if all(row[column] is None or is_number(row[column]) for row in rows)}
-    heads = "".join(_head(column, column in numeric) for column in shown)
+    heads = "".join(_head(title, column in numeric) for column, title in headings(shown).items())
     lines = [f'<div class="wide"><table class="sortable"><thead><tr>{heads}</tr></thead><tbody>']
     for row in rows:
         cells = (_number(column, row[column]) if column in numeric else _text(column, row[column]) for column in shown)
@@ -58,9 +58,9 @@ def sortable_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
     return "\n".join(lines)
 
 
-def _head(column: str, numeric: bool) -> str:
+def _head(title: str, numeric: bool) -> str:
     look = ' class="number"' if numeric else ""
-    return f'<th{look}><button type="button">{escaped(heading(column))}</button></th>'
+    return f'<th{look}><button type="button">{escaped(title)}</button></th>'
 
 
 def _number(column: str, value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
+from stepscope.traces.diff import TraceDiff, diff
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.table import Table
 from stepscope.traces.window import Step
@@ -21,16 +22,19 @@ from stepscope.traces.window import Step
 if TYPE_CHECKING:
     from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.job import JobAnalysis
+    from stepscope.traces.job_path import JobPath
+    from stepscope.traces.path import RankPath
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
 
 SCHEMA = 1
 
 
-def document_of(job: JobAnalysis) -> dict[str, Any]:
+def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[str, Any]:
+    """``before``: another job, or the same one earlier, to say what changed since."""
     return {
         "schema": SCHEMA,
-        "verdict": _verdict(job.findings),
+        "verdict": _verdict(job),
         "findings": [plain(finding.to_dict()) for finding in job.findings],
         "files": [_file(analysis) for analysis in job.ranks],
         "steps": _steps(job.ranks),
@@ -38,9 +42,9 @@ def document_of(job: JobAnalysis) -> dict[str, Any]:
         "collectives": _collectives(job.collectives),
         "clocks": {str(clock.rank): plain(clock) for clock in job.clocks.clocks},
         "distributed": table_document(job.distributed),
-        "path": plain(job.path),
-        "what_if": [],
-        "diff": None,
+        "path": _job_path(job.path),
+        "what_if": None,
+        "diff": None if before is None else _diff(diff(before, job)),
         "notices": list(job.notices),
     }
 
@@ -72,18 +76,15 @@ def table_document(table: Table) -> dict[str, Any]:
     }
 
 
-def _verdict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The first finding in short."""
-    if not findings:
-        return {
-            "kind": "healthy", "severity": "info", "title": "Nothing in this trace stands out.", "price": None,
-            "ranks": [], "advice": [], "confidence": 1.0,
-        }  # fmt: skip
-    first = findings[0]
+def _verdict(job: JobAnalysis) -> dict[str, Any]:
+    """The first finding in short, unless nothing is more than worth knowing."""
+    first = next(iter(job.findings), None)
+    if first is None or first.severity == "info":
+        first = Finding(kind="healthy", severity="info", title=job.verdict)
     return {
         "kind": first.kind,
         "severity": first.severity,
-        "title": first.title,
+        "title": job.verdict,
         "price": price_text(first.cost),
         "ranks": list(first.ranks),
         "advice": list(first.advice),
@@ -145,8 +146,33 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
         "idle": plain(analysis.idle),
         "device": plain(analysis.device),
         "host": plain(analysis.host),
-        "path": plain(analysis.path),
+        "path": _path(analysis.path),
         "tables": {name: table_document(table) for name, table in analysis.tables.items()},
+    }
+
+
+def _path(path: RankPath) -> dict[str, Any]:
+    return {"length_ns": path.length_ns, "causes": plain(path.causes), "steps": plain(path.steps)}
+
+
+def _job_path(path: JobPath) -> dict[str, Any]:
+    """Stretches of single steps are in the table, as far as that goes."""
+    steps = [
+        {
+            "number": step.number,
+            "rank": step.rank,
+            "length_ns": step.length_ns,
+            "by_rank": plain(step.by_rank),
+            "by_cause": plain(step.by_cause),
+        }
+        for step in path.steps
+    ]
+    return {
+        "length_ns": path.length_ns,
+        "by_rank": plain(path.by_rank),
+        "by_cause": plain(path.by_cause),
+        "steps": steps,
+        "table": table_document(path.table),
     }
 
 
@@ -157,6 +183,10 @@ def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
         *("transfer_ns", "least_ns", "cost_ns", "tables"),
     )
     return {name: plain(getattr(found, name)) for name in figures}
+
+
+def _diff(found: TraceDiff) -> dict[str, Any]:
+    return {**plain(found), "step_change_ns": found.step_change_ns}
 
 
 def _step(step: Step) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from stepscope.reports.charts import CHART_STYLE, Bar, Curve, Part, curves, lege
 from stepscope.reports.html import escaped, page
 from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_ranks import rank_rows, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import look_of, look_of_diff, other_findings, problems_of, rank_shown, worst_ranks
 
 __all__ = ["render_trace_html"]
 
@@ -36,6 +36,7 @@ body { max-width: 72rem; }
 ul { padding-left: 1.2rem; }
 """
 
+TONES = {"critical": "bad", "warning": "doubt", "info": "soft", "healthy": "good"}
 PARTS = {
     "c1": "computing",
     "c2": "computing and communicating",
@@ -44,22 +45,36 @@ PARTS = {
     "c5": "idle",
 }
 """Of a device's span; they add up to it."""
+CAUSES = {"compute": "c1", "communication": "c3", "copy": "c4", "launch_delay": "c6", "kernel_gap": "c6"}
+"""Of a critical path; all others are the host's."""
+DRAWN = ("memory", "queue_curve", "copy_bandwidth")
+"""Tables that are curves: drawn, not listed."""
 
 
 def render_trace_html(document: Document, *, top: int = ROWS) -> str:
     """``top``: rows of each table."""
     verdict = document["verdict"]
-    tone = {"critical": "bad", "warning": "doubt"}.get(verdict["severity"], "good")
-    sections = (_verdict, _findings, _temporal, _steps, _collectives, _memory, _queue)
+    sections = (_diff, _verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
     lines = [line for section in sections for line in section(document)]
     lines += [*_tables(document, top), *_notes(document)]
     return page(
         verdict["title"],
         "\n".join(lines),
-        tone=tone,
+        tone=TONES[look_of(verdict)],
         style=CHART_STYLE + TABLE_STYLE + STYLE,
         script=TABLE_SCRIPT,
     )
+
+
+def _diff(document: Document) -> Iterator[str]:
+    diff = document["diff"]
+    if diff is None:
+        return
+    yield f'<h2>What changed</h2><p class="{TONES[look_of_diff(diff)]}">{escaped(diff["verdict"])}</p>'
+    yield from (f'<p class="soft">{escaped(notice)}</p>' for notice in diff["notices"])
+    for number, table in enumerate(diff["tables"].values()):
+        yield from _folded(table, ROWS, opened=number == 0)
+    yield "<h2>What is</h2>"
 
 
 def _verdict(document: Document) -> Iterator[str]:
@@ -70,6 +85,8 @@ def _verdict(document: Document) -> Iterator[str]:
     for number, sentence in enumerate(verdict["advice"]):
         yield f"<dt>{'' if number else 'to do'}</dt><dd>{escaped(sentence)}</dd>"
     yield f"<dt>trace</dt><dd>{escaped(_facts(document))}</dd></dl>"
+    if document["what_if"]:
+        yield from _folded(document["what_if"], ROWS, opened=True)
 
 
 def _facts(document: Document) -> str:
@@ -82,14 +99,13 @@ def _facts(document: Document) -> str:
 
 
 def _findings(document: Document) -> Iterator[str]:
-    others = document["findings"][1 : 1 + FINDINGS_SHOWN]
+    others = other_findings(document)[:FINDINGS_SHOWN]
     if not others:
         return
     yield '<h2>Also found</h2><div class="cards">'
     for finding in others:
-        look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
         price = price_text(finding["cost"])
-        yield f'<div class="card {escaped(look)}"><h3>{escaped(finding["title"])}</h3>'
+        yield f'<div class="card {escaped(look_of(finding))}"><h3>{escaped(finding["title"])}</h3>'
         if price:
             yield f"<p>{escaped(price)}</p>"
         yield from (f'<p class="soft">{escaped(sentence)}</p>' for sentence in finding["advice"])
@@ -97,27 +113,25 @@ def _findings(document: Document) -> Iterator[str]:
     yield "</div>"
 
 
-def _temporal(document: Document) -> Iterator[str]:
-    bars = [
-        _temporal_bar(f"rank {rank}", analysis["temporal"])
-        for rank, analysis in document["ranks"].items()
-        if analysis["temporal"]["span_ns"]
-    ]
+def _ranks(document: Document) -> Iterator[str]:
+    bars = [_time_bar(f"rank {row['rank']}", row) for row in document["distributed"]["rows"] if row["span_ns"]]
     if not bars:
         return
-    yield "<h2>Where the time of the devices goes</h2>"
+    on_host = all(row["measured"] == "host" for row in document["distributed"]["rows"])
+    yield f"<h2>Where the time of the {'ranks' if on_host else 'devices'} goes</h2>"
     yield legend(list(PARTS.items()))
     yield _bars(bars)
 
 
-def _temporal_bar(label: str, temporal: Mapping[str, int]) -> Bar:
-    span_ns = temporal["span_ns"]
+def _time_bar(label: str, row: Mapping[str, Any]) -> Bar:
+    """Of a table's row that has a span and its parts."""
+    span_ns, comm_ns = row["span_ns"], row["exposed_comm_ns"]
     times_ns = (
-        temporal["compute_ns"] - temporal["overlap_ns"],
-        temporal["overlap_ns"],
-        temporal["exposed_comm_ns"],
-        temporal["exposed_memory_ns"],
-        temporal["idle_ns"],
+        row["compute_ns"] - row["overlap_ns"],
+        row["overlap_ns"],
+        comm_ns,
+        max(span_ns - row["compute_ns"] - comm_ns - row["idle_ns"], 0),
+        row["idle_ns"],
     )
     parts = tuple(
         Part(look=look, value=time_ns, title=f"{name}: {ns_text(time_ns)}, {share_text(time_ns / span_ns)}")
@@ -131,20 +145,45 @@ def _bars(bars: Sequence[Bar]) -> str:
 
 
 def _steps(document: Document) -> Iterator[str]:
-    rank = rank_shown(document)
-    steps = document["ranks"][rank]["steps"] if rank is not None else []
-    if len(steps) < 2:
+    """What each step launched, or where there is no device its length."""
+    rank, table = _of_shown(document, "temporal_steps")
+    if not table:
         return
+    on_device = any(row["span_ns"] for row in table["rows"])
     bars = [
-        Bar(
-            label=f"step {step['number']}",
-            parts=(Part(look="c1", value=step["dur_ns"], title=ns_text(step["dur_ns"])),),
-            figure=ns_text(step["dur_ns"]),
+        _time_bar(f"step {row['step']}", row)
+        if on_device and row["span_ns"]
+        else Bar(
+            label=f"step {row['step']}",
+            parts=(Part(look="c1", value=row["wall_ns"], title=ns_text(row["wall_ns"])),),
+            figure=ns_text(row["wall_ns"]),
         )
-        for step in steps
+        for row in table["rows"]
     ]
-    yield f"<h2>Steps of rank {escaped(rank or '')}</h2>"
+    yield f"<h2>Steps of rank {escaped(rank)}{', on the device' if on_device else ''}</h2>"
     yield _bars(bars)
+
+
+def _path(document: Document) -> Iterator[str]:
+    """Over all ranks by rank and by cause; of a single rank by cause."""
+    path = document["path"]
+    length_ns = path["length_ns"]
+    if not length_ns:
+        return
+    yield f"<h2>Critical path: what {ns_text(length_ns)} of steps were due to</h2>"
+    if len(document["ranks"]) > 1:
+        ranks = list(path["by_rank"].items())
+        yield stacked_bars([_path_bar(f"rank {rank}", "c1", ns, length_ns) for rank, ns in ranks[:BARS_SHOWN]])
+        yield "<h3>by cause</h3>"
+    causes = path["by_cause"].items()
+    yield stacked_bars(
+        [_path_bar(name.replace("_", " "), CAUSES.get(name, "c7"), ns, length_ns) for name, ns in causes]
+    )
+
+
+def _path_bar(label: str, look: str, time_ns: int, length_ns: int) -> Bar:
+    text = f"{share_text(time_ns / length_ns)}, {ns_text(time_ns)}"
+    return Bar(label=label, parts=(Part(look=look, value=time_ns, title=text),), figure=text)
 
 
 def _collectives(document: Document) -> Iterator[str]:
@@ -166,25 +205,28 @@ def _collectives(document: Document) -> Iterator[str]:
 
 
 def _memory(document: Document) -> Iterator[str]:
-    rank, table = _of_shown(document, "memory_curve")
+    rank, table = _of_shown(document, "memory")
     if not table:
         return
-    lines = []
+    rows, drawn = table["rows"], []
     for column, look, name in (("reserved_bytes", "c3", "reserved"), ("allocated_bytes", "c1", "allocated")):
-        points = [(row["time_ns"], row[column]) for row in table["rows"] if row.get(column) is not None]
-        lines.append(Curve(look=look, name=name, points=points))
+        points = [(row["time_ns"], row[column]) for row in rows if row[column] is not None]
+        drawn.append(Curve(look=look, name=name, points=points))
     yield f"<h2>Memory of rank {escaped(rank)}</h2>"
     yield legend([("c1", "allocated"), ("c3", "reserved")])
-    yield curves(lines, bytes_text, *_ends(table["rows"]))
+    yield curves(drawn, bytes_text, "0", ns_text(rows[-1]["time_ns"] - rows[0]["time_ns"]))
 
 
 def _queue(document: Document) -> Iterator[str]:
-    rank, table = _of_shown(document, "queue")
+    """Of the stream with most launches."""
+    rank, table = _of_shown(document, "queue_curve")
     if not table:
         return
-    points = [(row["time_ns"], row["length"]) for row in table["rows"]]
-    yield f"<h2>Launched and not begun, on rank {escaped(rank)}</h2>"
-    yield curves([Curve(look="c1", name="queue length", points=points)], number_text, *_ends(table["rows"]))
+    stream = table["rows"][0]["stream"]
+    points = [(row["start_ns"], row["max_length"]) for row in table["rows"] if row["stream"] == stream]
+    yield f"<h2>Launched and not begun, on stream {escaped(str(stream))} of rank {escaped(rank)}</h2>"
+    curve = Curve(look="c1", name="queue length", points=points)
+    yield curves([curve], number_text, "0", ns_text(points[-1][0] - points[0][0]))
 
 
 def _of_shown(document: Document, name: str) -> tuple[str, Mapping[str, Any] | None]:
@@ -193,35 +235,36 @@ def _of_shown(document: Document, name: str) -> tuple[str, Mapping[str, Any] | N
     return rank or "", table if table and len(table["rows"]) > 1 else None
 
 
-def _ends(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    return "0", ns_text(rows[-1]["time_ns"] - rows[0]["time_ns"])
-
-
 def _tables(document: Document, top: int) -> Iterator[str]:
     if len(document["ranks"]) > 1:
-        rows = worst_ranks(rank_rows(document), count=top)
-        yield f"<h2>Ranks</h2>{sortable_table(tuple(rows[0]), rows)}"
+        yield f"<h2>Ranks</h2>{sortable_table(document['distributed']['columns'], worst_ranks(document, count=top))}"
+        for table in (*document["collectives"]["tables"].values(), document["path"]["table"]):
+            yield from _folded(table, top)
     rank = rank_shown(document)
     if rank is None:
         return
     yield f"<h2>Tables of rank {escaped(rank)}</h2>"
-    for table in document["ranks"][rank]["tables"].values():
-        rows = table["rows"][:top]
-        if not rows:
-            continue
-        more = len(table["rows"]) - len(rows) + table["left_out"]
-        yield f"<details><summary>{escaped(table['title'])} ({len(rows)})</summary>"
-        if table["note"]:
-            yield f'<p class="soft">{escaped(table["note"])}</p>'
-        yield sortable_table(table["columns"], rows)
-        if more:
-            yield f'<p class="soft">… and {more:,} more; --csv has them all.</p>'
-        yield "</details>"
+    for name, table in document["ranks"][rank]["tables"].items():
+        if name not in DRAWN:
+            yield from _folded(table, top)
+
+
+def _folded(table: Mapping[str, Any], top: int, *, opened: bool = False) -> Iterator[str]:
+    rows = table["rows"][:top]
+    if not rows:
+        return
+    more = len(table["rows"]) - len(rows) + table["left_out"]
+    yield f"<details{' open' if opened else ''}><summary>{escaped(table['title'])} ({len(rows)})</summary>"
+    if table["note"]:
+        yield f'<p class="soft">{escaped(table["note"])}</p>'
+    yield sortable_table(table["columns"], rows)
+    if more:
+        yield f'<p class="soft">… and {more:,} more.</p>'
+    yield "</details>"
 
 
 def _notes(document: Document) -> Iterator[str]:
-    told = [*document["notices"]]
-    told += [f"{file['path']}: {problem}" for file in document["files"] for problem in file["problems"]]
+    told = problems_of(document)
     if told:
         yield "<h2>Worth knowing</h2><ul>"
         yield from (f"<li>{escaped(sentence)}</li>" for sentence in told[:NOTICES_SHOWN])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.short_names import fitted, short_names
-from stepscope.reports.cells import cell_text, heading, is_number
+from stepscope.reports.cells import cell_text, headings, is_number
 
 __all__ = ["table_lines"]
 
@@ -28,20 +28,22 @@ def table_lines(columns: Sequence[str], rows: Sequence[Row], width: int, *, of: 
     shown = [column for column in columns if any(row[column] is not None and row[column] != "" for row in rows)]
     if not shown:
         return []
+    heads = headings(shown)
     first, *others = shown
     cells = {column: _cells(column, rows) for column in others}
-    widths = {column: max(map(len, [heading(column), *cells[column]])) for column in others}
+    widths = {column: max(map(len, [heads[column], *cells[column]])) for column in others}
     names = [clean(str(row[first])) if row[first] is not None else "" for row in rows]
-    wanted = min(max(map(len, [heading(first), *names])), WIDEST_NAME)
+    wanted = min(max(map(len, [heads[first], *names])), WIDEST_NAME)
     while others and min(wanted, NARROWEST_NAME) + sum(widths[column] + GAP for column in others) > width:
         others.pop()
     room = max(width - sum(widths[column] + GAP for column in others), NARROWEST_NAME)
     short = short_names(names, min(wanted, room))
-    column_width = max([len(heading(first)), *map(len, short.values())])
+    column_width = max([len(heads[first]), *map(len, short.values())])
     if all(is_number(row[first]) for row in rows):
         # A number that names something (a rank, a step) stands like a name.
         column_width = max(column_width, 4)
-    lines = [heading(first).ljust(column_width) + "".join(_head(column, rows, widths[column]) for column in others)]
+    titles = (_aligned(column, rows, heads[column], widths[column]) for column in others)
+    lines = [heads[first].ljust(column_width) + "".join(titles)]
     for at, name in enumerate(names):
         figures = (_aligned(column, rows, cells[column][at], widths[column]) for column in others)
         lines.append((short[name].ljust(column_width) + "".join(figures)).rstrip())
@@ -65,10 +67,6 @@ def _cells(column: str, rows: Sequence[Row]) -> list[str]:
 
 def _numeric(column: str, rows: Sequence[Row]) -> bool:
     return all(row[column] is None or is_number(row[column]) for row in rows)
-
-
-def _head(column: str, rows: Sequence[Row], width: int) -> str:
-    return _aligned(column, rows, heading(column), width)
 
 
 def _aligned(column: str, rows: Sequence[Row], text: str, width: int) -> str:

@@ -12,7 +12,15 @@ from typing import Any
 from stepscope.records.units import count_text, ns_text, share_text
 from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_ranks import rank_rows, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import (
+    RANK_COLUMNS,
+    look_of,
+    look_of_diff,
+    other_findings,
+    problems_of,
+    rank_shown,
+    worst_ranks,
+)
 from stepscope.reports.trace_tables import clean, table_lines
 
 __all__ = ["render_trace"]
@@ -27,40 +35,101 @@ ROWS = 6
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
 LOW_CONFIDENCE = 0.75
+COLLECTIVE_COLUMNS = (
+    *("op", "group", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count", "bytes", "ranks"),
+)
+JOB_PATH_COLUMNS = ("rank", "before", "cause", "time_ns", "time_share", "mostly", "steps")
 SHOWN: Mapping[str, Sequence[str]] = {
+    "path_causes": ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns"),
+    "what_if": (),
+    "path_operators": ("name", "cause", "time_ns", "time_share", "segments"),
     "temporal_steps": ("step", "wall_ns", "utilisation_share", "compute_ns", "comm_ns", "overlap_ns", "idle_ns"),
+    "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
+    "syncs": (),
     "kernel_classes": ("class", "count", "total_ns", "time_share", "tensor_core_ns", "fp32_matmul_ns"),
     "kernels": ("name", "count", "total_ns", "time_share", "mean_ns", "max_ns", "overlapped_ns", "occupancy_share"),
-    "idle_by_operator": ("operator", "stream", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
-    "launches": (),
-    "copies": (),
-    "operators": (),
+    "operators": ("operator", "calls", "device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
+    "operators_by_source": (),
+    "copies": ("direction", "memory", "count", "moved_bytes", "total_ns", "time_share", "bandwidth_gbps"),
+    "memory_peak": ("operator", "alive_bytes", "blocks", "peak_share", "source", "module"),
 }
-"""Tables that few rows of mean something, with the columns that matter first (none: all, as far as they fit)."""
+"""Tables that few rows of say something, with the columns that matter first (none: all, as far as they fit)."""
+ON_REQUEST: Mapping[str, Sequence[str]] = {
+    "kernel_types": (),
+    "short_kernels": ("short_name", "count", "of_count", "total_ns", "call_ns"),
+    "launches": (),
+    "queue": (),
+    "sequences": (),
+    "operators_by_shape": (),
+    "modules": (),
+    "annotations": (),
+    "loading": (),
+    "holes": (),
+    "compiling": (),
+    "flops": (),
+    "path_kernels": ("name", "cause", "time_ns", "time_share", "segments"),
+}
+"""Those that are shown too when somebody says how many rows they want."""
+DIFFERENCES: Mapping[str, Sequence[str]] = {
+    "diff_summary": ("figure", "before_ns", "after_ns", "change_ns", "change_share"),
+    "diff_memory": (),
+    "diff_kernels": (
+        "name",
+        "status",
+        "change_ns",
+        "step_share",
+        "before_count",
+        "after_count",
+        "before_ns",
+        "after_ns",
+    ),
+    "diff_copies": ("direction", "memory", "status", "change_ns", "step_share", "before_count", "after_count"),
+    "diff_operators": ("operator", "status", "device_change_ns", "host_change_ns", "before_calls", "after_calls"),
+}
+WHOLE = "diff_summary"
+"""Its rows belong together."""
 
 
-def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int = ROWS) -> str:
-    """``top``: rows of each table."""
+def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int | None = None) -> str:
+    """``top``: rows of each table; without it few of the most telling."""
     page = Page(max(width, NARROWEST), color)
+    _diff(page, document, top or ROWS)
     _verdict(page, document)
+    _what_if(page, document)
     _others(page, document)
     _facts(page, document)
     if len(document["ranks"]) > 1:
         _ranks(page, document)
         _collectives(page, document)
+        _table(page, document["path"]["table"], top or ROWS, JOB_PATH_COLUMNS)
     else:
         for rank in document["ranks"].values():
             _temporal(page, rank["temporal"])
             _idle(page, rank["idle"])
-    _tables(page, document, top)
+    if document["diff"] is None or top:
+        _tables(page, document, SHOWN if top is None else {**SHOWN, **ON_REQUEST}, top or ROWS)
     _notices(page, document)
     return "\n".join(page.lines).rstrip() + "\n"
 
 
+def _diff(page: Page, document: Document, top: int) -> None:
+    """What changed, where there is something to compare with."""
+    diff = document["diff"]
+    if diff is None:
+        return
+    page.marked(look_of_diff(diff), clean(diff["verdict"]), bold=True)
+    for notice in diff["notices"]:
+        page.labelled("note", [clean(notice)])
+    page.blank()
+    for name, columns in DIFFERENCES.items():
+        table = diff["tables"].get(name)
+        rows = [row for row in table["rows"] if row.get("status") != "same"] if table else []
+        _table(page, {**table, "rows": rows} if table else None, max(top, len(rows)) if name == WHOLE else top, columns)
+
+
 def _verdict(page: Page, document: Document) -> None:
     verdict = document["verdict"]
-    healthy = verdict["kind"] == "healthy"
-    page.marked("healthy" if healthy else verdict["severity"], clean(verdict["title"]), bold=True)
+    page.marked(look_of(verdict), clean(verdict["title"]), bold=True)
     if verdict["price"]:
         page.labelled("price", [verdict["price"]])
     page.labelled("to do", map(clean, verdict["advice"]))
@@ -69,8 +138,14 @@ def _verdict(page: Page, document: Document) -> None:
     page.blank()
 
 
+def _what_if(page: Page, document: Document) -> None:
+    """What was asked for; all of it."""
+    table = document["what_if"]
+    _table(page, table, len(table["rows"]) if table else 0)
+
+
 def _others(page: Page, document: Document) -> None:
-    others = document["findings"][1:]
+    others = other_findings(document)
     if not others:
         return
     page.lines.append(page.paint("Also found", "bold"))
@@ -156,9 +231,9 @@ def _idle(page: Page, streams: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def _ranks(page: Page, document: Document) -> None:
-    rows, total = worst_ranks(rank_rows(document)), len(document["ranks"])
+    rows, total = worst_ranks(document), len(document["ranks"])
     title = "Ranks" if len(rows) == total else f"The {len(rows)} ranks of {total} that the others wait for most"
-    _section(page, title, table_lines(tuple(rows[0]), rows, page.width - 2))
+    _section(page, title, table_lines(RANK_COLUMNS, rows, page.width - 2))
 
 
 def _collectives(page: Page, document: Document) -> None:
@@ -178,19 +253,18 @@ def _collectives(page: Page, document: Document) -> None:
         most = f"rank {rank}'s by {ns_text(shift_ns)}"
         page.labelled("clocks", [f"of {count_text(len(shifted), 'rank')} shifted to fit the others, {most}"])
     page.blank()
-    for name in ("collectives",):
-        _table(page, collectives["tables"].get(name), ROWS)
+    _table(page, collectives["tables"]["collectives"], ROWS, COLLECTIVE_COLUMNS)
 
 
-def _tables(page: Page, document: Document, top: int) -> None:
+def _tables(page: Page, document: Document, shown: Mapping[str, Sequence[str]], top: int) -> None:
     """Of one rank: the culprit where one is named."""
     rank = rank_shown(document)
     if rank is None:
         return
     whose = f" (rank {rank})" if len(document["ranks"]) > 1 else ""
-    for name, table in document["ranks"][rank]["tables"].items():
-        if name in SHOWN:
-            _table(page, table, top, SHOWN[name], whose)
+    tables = document["ranks"][rank]["tables"]
+    for name, columns in shown.items():
+        _table(page, tables.get(name), top, columns, whose)
 
 
 def _table(page: Page, table: Mapping[str, Any] | None, top: int, columns: Sequence[str] = (), whose: str = "") -> None:
@@ -212,9 +286,7 @@ def _section(page: Page, title: str, lines: Sequence[str]) -> None:
 
 
 def _notices(page: Page, document: Document) -> None:
-    told = [*document["notices"]]
-    for file in document["files"]:
-        told += [f"{file['path']}: {problem}" for problem in file["problems"]]
+    told = problems_of(document)
     if not told:
         return
     page.lines.append(page.paint("Worth knowing", "bold"))

@@ -55,8 +55,8 @@ CATEGORIES: Final = {
     "overhead": Kind.OVERHEAD,
 }
 """In lower case.  What Kineto also writes and is none of these, on purpose: ``Trace`` (the span of it all),
-``cuda_profiler_range`` and ``xpu_scope_profiler`` (kernels once more, with counters), ``cuda_event`` (a record, no wait),
-``collective_comm`` (collectives once more), ``mtia_insight``, ``mtia_counters``, ``external_correlation``."""
+``cuda_profiler_range`` and ``xpu_scope_profiler`` (kernels once more, with counters), ``cuda_event`` (a record, no
+wait), ``collective_comm`` (collectives once more), ``mtia_insight``, ``mtia_counters``, ``external_correlation``."""
 ENDINGS: Final = {
     "_runtime": Kind.RUNTIME,
     "_driver": Kind.RUNTIME,
@@ -65,7 +65,7 @@ ENDINGS: Final = {
     "_kernel": Kind.KERNEL,
     "_sync": Kind.SYNC,
 }
-"""Every vendor has its own: ``cuda_``, ``gpu_``, ``hip_``, ``xpu_``, ``mtia_``, ``glow_``, ``gcu_``, ``privateuse1_`` …"""
+"""Every vendor has its own: ``cuda_``, ``gpu_``, ``hip_``, ``xpu_``, ``mtia_``, ``glow_``, ``privateuse1_`` …"""
 
 HOST_KINDS: Final = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME)
 DEVICE_WORK: Final = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)

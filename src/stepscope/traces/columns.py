@@ -10,7 +10,7 @@ slices, and columns as long as that.  Strings are dictionary-coded: a column of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -261,9 +261,28 @@ class Trace:
         """Kernels, copies and memsets: what keeps a device busy."""
         return self.rows_of(DEVICE_WORK)
 
-    def names_where(self, matches: Any) -> NDArray[np.bool_]:
-        """[strings]; which strings satisfy ``matches(text)``: to be indexed with a column of codes."""
-        return np.fromiter((bool(matches(text)) for text in self.strings), bool, len(self.strings))
+    def names_where(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        """[strings]; which names of slices satisfy ``matches(name)``: to be indexed with their codes.
+
+        Strings that are no names (shapes, stacks) are not asked about.  The answers of functions and patterns are kept.
+        """
+        known = self._answers.get(matches)
+        if known is None:
+            known = np.zeros(len(self.strings), bool)
+            known[self._names] = [bool(matches(self.strings[code])) for code in self._names]
+            if getattr(matches, "__name__", "") != "<lambda>":
+                self._answers[matches] = known
+        return known
+
+    @cached_property
+    def _names(self) -> list[int]:
+        """Strings that are names of slices."""
+        used: list[int] = np.flatnonzero(np.bincount(self.slices.name, minlength=len(self.strings))).tolist()
+        return used
+
+    @cached_property
+    def _answers(self) -> dict[Any, NDArray[np.bool_]]:
+        return {}
 
 
 def side_columns(table: Any) -> dict[str, NDArray[Any]]:

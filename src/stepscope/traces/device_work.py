@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Codes, Ints, Rows
 from stepscope.traces.kernel_names import by_name, is_communication
+from stepscope.traces.statistics import Grouped, grouped
 from stepscope.traces.window import Window
 
 __all__ = ["Work", "work_of"]
@@ -53,6 +54,11 @@ class Work:
         return np.where(self.known, self.window.trace.slices.start_ns[self.launch], self.start_ns)
 
     @cached_property
+    def by_kernel(self) -> Grouped:
+        """Durations of kernels by name."""
+        return grouped(self.name[self.kernel], self.dur_ns[self.kernel])
+
+    @cached_property
     def by_lane(self) -> NDArray[np.int64]:
         """Indices of the work: lane by lane, within a lane by start."""
         return np.argsort(self.lane, kind="stable")
@@ -71,7 +77,8 @@ def work_of(window: Window) -> Work:
     kernel = slices.kind[rows] == Kind.KERNEL
     name = slices.name[rows]
     device, stream = slices.device[rows].astype(np.int64), slices.stream[rows].astype(np.int64)
-    places, lane = np.unique((device << 32) + (stream + 1), return_inverse=True)
+    place = (device << 32) + (stream + 1)
+    places = np.unique(place)
     devices = slices.device[window.trace.device_rows]
     several = bool(len(devices)) and devices.min() != devices.max()
     lanes = [f"{place >> 32}:{(place & (2**32 - 1)) - 1}" for place in places.tolist()]
@@ -84,7 +91,7 @@ def work_of(window: Window) -> Work:
         name=name,
         kernel=kernel,
         comm=kernel & by_name(window.trace, name, is_communication),
-        lane=lane.reshape(-1),
+        lane=np.searchsorted(places, place),
         lanes=tuple(each if several else each.partition(":")[2] for each in lanes),
         launch=window.launch[rows],
     )

@@ -3,7 +3,8 @@
 All figures are per step of a rank: totals over the steps that count, divided by their number.  Ranks that are on both
 sides are compared with themselves; where there is none, all ranks of a side stand for it.  The parts of a device's time
 (compute, communication and copies that show, idle, and what of the step lies outside of its span) add up to the step,
-and their changes to the change of the step.
+and their changes to the change of the step.  A step is as long as the host's or, where a host that does not wait is
+through long before it, as the device's span.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _parts(one: Side, other: Side) -> list[Part]:
     for side in (one, other):
         times = [_inside(each) for each in side.analyses]
         inside = [sum(column) for column in zip(*times, strict=True)] or [0] * (len(names) - 1)
-        columns.append(per_step([*inside, sum(side.step_lengths_ns) - sum(inside)], side.rank_steps))
+        columns.append(per_step([*inside, side.step_ns - sum(inside)], side.rank_steps))
     return [Part(*values) for values in zip(names, *columns, strict=True)]
 
 
@@ -152,7 +153,7 @@ def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
             for part in rows
         ),
         note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
-        "step; outside is negative where the device still works after the host's step.",
+        "step, which is as long as the host's or, where that is longer, the device's span.",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,8 +42,19 @@ class Side:
         return sum(len(one.steps) for one in self.analyses)
 
     @cached_property
+    def step_ns(self) -> int:
+        """Of all steps together: the host's or, where it is longer, the device's span."""
+        return sum(max(sum(lengths_of(one)), one.temporal.span_ns) for one in self.analyses)
+
+    @cached_property
     def step_lengths_ns(self) -> tuple[int, ...]:
-        return tuple(step.end_ns - step.start_ns for one in self.analyses for step in one.steps)
+        """One by one: the host's or, where it is longer, the time that the device was busy with it."""
+        out: list[int] = []
+        for one in self.analyses:
+            table = one.tables.get("temporal_steps")
+            busy = [row["span_ns"] - row["idle_ns"] for row in table.to_rows()] if table else []
+            out += map(max, zip_longest(lengths_of(one), busy, fillvalue=0))
+        return tuple(out)
 
     @cached_property
     def stepped(self) -> bool:
@@ -67,6 +79,10 @@ class Side:
                 for place, value in enumerate(row):
                     into[place] += value
         return Listed(sums={label: tuple(row) for label, row in sums.items()}, whole=whole)
+
+
+def lengths_of(one: RankAnalysis) -> list[int]:
+    return [step.end_ns - step.start_ns for step in one.steps]
 
 
 def _labelled(

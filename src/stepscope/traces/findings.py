@@ -48,10 +48,10 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     late = find_stragglers(view)
     claims: list[Claim] = []
     for rule in OF_THE_HOST:
-        explained_ns = sum((claim.idle_ns for claim in claims), np.zeros(len(view.ranks), np.int64))
+        explained_ns = sum((claim.idle_ns for claim in (*late, *claims)), np.zeros(len(view.ranks), np.int64))
         claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
-    claims = _of_late_ranks([*claims, *find_device(view, claims)], late)
-    claims = [*late, *claims, *find_communication(view, late), *find_slow_rank(view, late)]
+    claims += [*find_device(view, claims), *find_communication(view, late), *find_slow_rank(view)]
+    claims = [*late, *_of_late_ranks(claims, late)]
     claims += find_underused(view, claims)
     findings = [claim.finding for claim in claims]
     findings += [*find_memory(view), *find_practices(view), *find_truncated(view)]

@@ -24,7 +24,6 @@ from stepscope.traces.window import Window
 __all__ = ["Flops", "flops", "flops_found"]
 
 TF32 = re.compile(r"tf32|_s1688|xmma.*f32f32_f32f32.*tensor", re.IGNORECASE)
-NEED = frozenset(name for name in FORMULAS if name != "aten::matmul")
 
 
 @dataclass(frozen=True, kw_only=True)

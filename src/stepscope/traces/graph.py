@@ -15,23 +15,25 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
+from stepscope.traces.causes import host_causes, host_communicates
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.host_lines import FAR_NS, HostLine, lines_of
 from stepscope.traces.intervals import EMPTY, Spans
 from stepscope.traces.kernel_names import is_communication
+from stepscope.traces.naming import named
 from stepscope.traces.waits import HostWaits, Work, host_waits, stream_waits, work_of
 from stepscope.traces.window import Window
 
-__all__ = ["Exits", "Graph", "Via", "graph_of", "host_communicates"]
+__all__ = ["Exits", "Graph", "Via", "graph_of"]
 
 AUTOGRAD: Final = re.compile(r"Backward\d*$|^autograd::|^torch::autograd::")
-HOST_COLLECTIVE: Final = re.compile(r"^(gloo|mpi|ucc|ccl|xccl):")
 ISSUES: Final = re.compile(r"^c10d::")
 LONG_WAIT_NS: Final = 100_000
 """An operator's own time of at least this may be waiting."""
@@ -97,9 +99,10 @@ class Graph:
     checks: dict[int, Exits]
     """By thread; the exits, and where it would have waited had it come earlier (``since_ns`` is ``at_ns``)."""
 
-
-def host_communicates(name: str) -> bool:
-    return HOST_COLLECTIVE.match(name) is not None
+    @cached_property
+    def causes(self) -> dict[int, Ints]:
+        """By thread: of the pieces of its line, see ``causes``."""
+        return host_causes(self.window, self.lines)
 
 
 def graph_of(window: Window) -> Graph:
@@ -124,7 +127,7 @@ def graph_of(window: Window) -> Graph:
     exits.add_waits(work, waits)
     exits.add_threads(main)
     exits.add_collectives(collectives, len(work.row), set(main) | set(asker.tolist()))
-    collective = window.trace.names_where(is_communication)[slices.name[row]] & (slices.kind[row] == Kind.KERNEL)
+    collective = named(window.trace, row, is_communication) & (slices.kind[row] == Kind.KERNEL)
     collective[len(work.row) :] = True
     return Graph(
         window=window,
@@ -181,18 +184,17 @@ def _main_threads(window: Window) -> list[int]:
 
 def _host_collectives(window: Window) -> Rows:
     """Collectives of the host on threads that do nothing else: outermost, by start."""
-    trace, slices = window.trace, window.trace.slices
     rows = window.rows_of((Kind.OP, Kind.ANNOTATION))
-    rows = rows[trace.names_where(host_communicates)[slices.name[rows]]]
+    rows = rows[named(window.trace, rows, host_communicates)]
     return np.asarray(rows[window.calls.depth[rows] == 0])
 
 
 def _asked(window: Window, collectives: Rows, main: list[int], offset: int) -> tuple[Ints, Ints]:
     """[collectives]; the thread that asked for each, which is that of the last ``c10d`` operator begun before it; and
     the work before it on its own thread if that ended after it was asked for, else −1."""
-    trace, slices = window.trace, window.trace.slices
+    slices = window.trace.slices
     ops = window.rows_of((Kind.OP,))
-    ops = np.append(ops[trace.names_where(ISSUES.match)[slices.name[ops]]], np.int32(-1))
+    ops = np.append(ops[named(window.trace, ops, ISSUES.match)], np.int32(-1))
     at = np.searchsorted(slices.start_ns[ops[:-1]], slices.start_ns[collectives], side="right") - 1
     known = ops[at] >= 0
     asker = np.where(known, slices.thread[ops[at]], main[0] if main else -1).astype(np.int64)
@@ -236,9 +238,9 @@ class _Exits:
 
         What a thread does is taken to be due to what the main thread had done when it began.
         """
-        trace, slices = self.window.trace, self.window.trace.slices
+        slices = self.window.trace.slices
         ops = self.window.rows_of((Kind.OP,))
-        helpers = set(slices.thread[ops[trace.names_where(AUTOGRAD.search)[slices.name[ops]]]].tolist())
+        helpers = set(slices.thread[ops[named(self.window.trace, ops, AUTOGRAD.search)]].tolist())
         rows = self.window.host_rows
         rows = rows[self.window.calls.depth[rows] == 0]
         for thread in sorted(set(self.lines) - set(main)):

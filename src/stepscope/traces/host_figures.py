@@ -13,7 +13,7 @@ from stepscope.traces.pauses import Pause, pauses_of
 from stepscope.traces.syncs import SyncPlace, syncs_of
 from stepscope.traces.window import Window
 
-__all__ = ["HostFigures", "host_figures"]
+__all__ = ["HostFigures", "Pause", "SyncPlace", "host_figures"]
 
 DATA_PARALLEL = re.compile(r"^(nn\.Module: )?DataParallel(_\d+$|\.forward$)")
 DISTRIBUTED = re.compile(r"^(nn\.Module: )?DistributedDataParallel(_\d+$|\.forward$)|^DistributedDataParallel\.")

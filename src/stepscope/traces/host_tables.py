@@ -35,4 +35,4 @@ def host_tables(window: Window) -> list[Table]:
         memory_peak(window, curve, tree) if curve is not None else None,
         memory(window, curve) if curve is not None else None,
     ]
-    return [table for table in found if table is not None]
+    return [table for table in found if table is not None and table.rows]

@@ -66,12 +66,13 @@ def _gunzipped(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
     """All members, one after the other; a member that ends early has given all that was in it."""
     from zlib_ng import zlib_ng
 
+    damaged: Any = zlib_ng.error
     packed = file.read(PACKED)
     member: Any = zlib_ng.decompressobj(wbits=31)
     while True:
         try:
             block = member.decompress(packed, BLOCK)
-        except zlib_ng.error as error:
+        except damaged as error:
             cut.append(f"the packed data are damaged ({error})")
             return
         if block:

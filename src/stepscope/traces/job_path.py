@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from stepscope.traces.causes import CAUSES, Cause
 from stepscope.traces.exchange_names import OPS
-from stepscope.traces.segments import CAUSES, Cause
 from stepscope.traces.table import Table, table_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ __all__ = [
     "is_fp32_matmul",
     "is_matrix_class",
     "kernel_class",
-    "short_name",
     "uses_tensor_cores",
 ]
 
@@ -109,18 +108,6 @@ FP32_WORDS: Final = ("sgemm", "scudnn", "simt_s", "ffma", "f32f32_f32f32_f32", "
 
 _ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)::|\(anonymous namespace\)|<unnamed>::")
 _BEFORE: Final = re.compile(r"^(void\s+|std::enable_if<.{0,80}?>::type\s+|_Z\d*)+")
-_INSIDE: Final = re.compile(r"(?:\w*(?:Functor|Ops|_functor|_kernel_cuda|_kernel_impl|_kernel)|launch_)\w*")
-_PRODUCT: Final = re.compile(r"\w*(?:gemm|fprop|dgrad|wgrad|conv|fmha|attention)\w*", re.IGNORECASE)
-
-SHORT: Final = 100
-"""Characters of a short name's parts."""
-WRAPPERS: Final = frozenset({"Kernel", "Kernel2", "kernel", "device_kernel", "kentry"})
-GENERIC: Final = ("elementwise", "multi_tensor", "reduce_kernel")
-PLUMBING: Final = frozenset({
-    "gpu_kernel_impl", "gpu_kernel_impl_nocast", "BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor",
-    "gpu_index_kernel", "_cuda_scatter_gather_internal_kernel",
-})  # fmt: skip
-"""Inside of a generic kernel, but not what it was made for."""
 
 
 def by_name(trace: Trace, codes: Codes, ask: Callable[[str], Any], dtype: Any = bool) -> NDArray[Any]:
@@ -211,22 +198,3 @@ def is_fp32_matmul(name: str) -> bool:
 def _multiplies(name: str) -> bool:
     function, whole = _parts(name)
     return REDUCES not in whole and not any(word in function for word in NO_MATRIX)
-
-
-@lru_cache(maxsize=1 << 16)
-def short_name(name: str) -> str:
-    """For people: without namespaces and arguments, but with what a generic kernel was made for."""
-    if name.startswith(("Memcpy", "Memset")):
-        return name
-    text = _BEFORE.sub("", _ANONYMOUS.sub("", name))
-    at = min((at for at in (text.find("<"), text.find("(")) if at > 0), default=len(text))
-    function = text[:at].rsplit("::", 1)[-1].strip()[:SHORT]
-    inside = text[at : at + LOOKED_AT]
-    if function in WRAPPERS:
-        inner = _PRODUCT.search(inside)
-        return inner.group()[:SHORT] if inner else text[:at][:SHORT]
-    if not any(word in function for word in GENERIC):
-        return function
-    made_for = (each for each in _INSIDE.findall(inside) if each not in PLUMBING and each != function)
-    first = next(made_for, None)
-    return f"{function}<{first}>" if first else function

@@ -17,7 +17,7 @@ from stepscope.traces.columns import Ints
 from stepscope.traces.device_work import Work
 from stepscope.traces.intervals import Spans
 from stepscope.traces.kernel_names import is_fp32_matmul, kernel_class, uses_tensor_cores
-from stepscope.traces.statistics import grouped, sums_of
+from stepscope.traces.statistics import sums_of
 from stepscope.traces.table import Table, table_of
 
 __all__ = ["kernel_classes", "kernel_types", "kernels_table", "occupancy_sums"]
@@ -28,8 +28,7 @@ TYPES: Final = ("computation", "communication", "memory")
 def kernels_table(work: Work) -> Table:
     """One row per name of a kernel, the one that took longest first."""
     at = np.flatnonzero(work.kernel)
-    name, dur_ns = work.name[at], work.dur_ns[at]
-    groups = grouped(name, dur_ns)
+    name, groups = work.name[at], work.by_kernel
     overlapped_ns = sums_of(groups, name, _overlapped_ns(work)[at])
     weighted, weight_ns = occupancy_sums(work)
     occupied = np.bincount(name, weighted, minlength=len(work.window.trace.strings))[groups.key]
@@ -108,8 +107,7 @@ def _usual_owner(work: Work, at: np.ndarray, names: Ints) -> list[str]:
 
 def kernel_classes(work: Work) -> Table:
     """Time of kernels by what they do, with the part of it on Tensor Cores."""
-    name, dur_ns = work.name[work.kernel], work.dur_ns[work.kernel]
-    groups = grouped(name, dur_ns)
+    groups = work.by_kernel
     sums: dict[str, list[int]] = {}
     for code, count, total_ns in zip(groups.key, groups.count.tolist(), groups.total.tolist(), strict=True):
         text = work.window.trace.strings[code]

@@ -7,7 +7,7 @@ still open (``B`` without its ``E``).
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,9 +28,9 @@ from stepscope.traces.kineto_events import (
     End,
     FlowEnd,
     FlowStart,
-    Ignored,
     Instant,
     Metadata,
+    NoEvent,
     OldInstant,
     Slice,
 )
@@ -39,8 +39,8 @@ from stepscope.traces.text import EventText
 
 __all__ = ["read_kineto"]
 
-LONGEST_NOTHING = 256 << 20
-"""Bytes of events without a single one that means something."""
+LONGEST_NOTHING = 16 << 20
+"""Bytes of a list in which nothing is an event."""
 
 
 def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
@@ -151,7 +151,7 @@ class _Reader:
             self.columns.slices(closed, np.array(starts_ns, np.int64), np.array(durs_ns, np.int64))
 
     def _look_for_nothing(self, piece: Piece, slices: Sequence[Any], rest: Sequence[Any]) -> None:
-        if slices or not all(type(event) is Ignored for event in rest):
+        if slices or not all(type(event) is NoEvent for event in rest):
             self._nothing = 0
             return
         self._nothing += piece.size
@@ -215,10 +215,10 @@ def _problems(text: EventText[Any], reader: _Reader) -> Iterator[str]:
 def _with_pid(trace: Trace) -> Trace:
     """The process that was traced is the one with most slices of the host."""
     threads = trace.slices.thread[trace.rows_of(HOST_KINDS)]
-    slices: defaultdict[int, int] = defaultdict(int)
+    slices: Counter[int] = Counter()
     for thread, count in enumerate(np.bincount(threads).tolist() if len(threads) else ()):
         pid = trace.threads[thread].pid
-        if isinstance(pid, int) and count:
+        if isinstance(pid, int):
             slices[pid] += count
-    pid = max(slices, key=lambda each: slices[each], default=None)
-    return replace(trace, meta=replace(trace.meta, pid=pid))
+    most = next((pid for pid, count in slices.most_common(1) if count), None)
+    return replace(trace, meta=replace(trace.meta, pid=most))

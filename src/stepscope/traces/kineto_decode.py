@@ -7,7 +7,7 @@ decimals (since 1970) are read once more, as text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -134,7 +134,7 @@ def ns_of_text(text: bytes) -> int:
         if not number.is_finite() or abs(number) > LATEST_NS:
             return NOWHERE
         return _limited(int(number.scaleb(3).to_integral_value()))
-    except (InvalidOperation, ValueError):
+    except (ArithmeticError, ValueError):
         return NOWHERE
 
 

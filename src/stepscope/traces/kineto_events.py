@@ -7,7 +7,9 @@ one more costs every event a little.  ``ts`` and ``dur`` are microseconds, whole
 
 from __future__ import annotations
 
-from typing import Any, Final, Union
+import functools
+import operator
+from typing import Any, Final
 
 import msgspec
 
@@ -25,6 +27,7 @@ __all__ = [
     "MemoryArgs",
     "Metadata",
     "NamedArgs",
+    "NoEvent",
     "OldInstant",
     "Slice",
 ]
@@ -148,12 +151,15 @@ class Ignored(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
     """Counters, asynchronous ranges, steps of flows and whatever else Chrome has."""
 
 
+class NoEvent(msgspec.Struct, gc=False):
+    """Something in the list that has no phase."""
+
+
 OTHER_PHASES: Final = "bneSTpFtPNODRcVv(),"
+NAMED: Final[tuple[Any, ...]] = (Slice, Begin, End, Instant, OldInstant, FlowStart, FlowEnd, Metadata)
 PHASES: Final[dict[str, Any]] = {
     phase: msgspec.defstruct(f"Ignored{ord(phase)}", [], bases=(Ignored,), gc=False, tag_field="ph", tag=phase)
     for phase in OTHER_PHASES
-} | {
-    each.__struct_config__.tag: each for each in (Slice, Begin, End, Instant, OldInstant, FlowStart, FlowEnd, Metadata)
-}
+} | {each.__struct_config__.tag: each for each in NAMED}
 """The classes by phase."""
-EVENT: Final[Any] = Union[(Ignored, *PHASES.values())]
+EVENT: Final[Any] = functools.reduce(operator.or_, PHASES.values(), Ignored)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.traces.kineto_events import PHASES, Ignored
+from stepscope.traces.kineto_events import PHASES, Ignored, NoEvent
 from stepscope.traces.scanning import UNREADABLE
 
 __all__ = ["number_of", "read_leniently"]
@@ -23,14 +23,16 @@ STRING = msgspec.json.Decoder(str)
 
 
 def read_leniently(text: bytes) -> tuple[Any, bool]:
-    """An event, ``Ignored`` if it is none; and whether something in it was wrong."""
+    """An event, ``NoEvent`` if it is none; and whether something in it was wrong."""
     try:
         fields = FIELDS.decode(text)
         phase = _string(bytes(fields.get("ph", b'""')))
     except UNREADABLE:
-        return Ignored(), True
+        return NoEvent(), True
+    if not phase:
+        return NoEvent(), bool(fields)
     if phase not in PHASES:
-        return Ignored(), bool(fields) and not phase
+        return Ignored(), False
     return _filled(PHASES[phase], fields)
 
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from stepscope.traces.columns import Codes, Ints, Rows
 from stepscope.traces.device_work import Work
-from stepscope.traces.kernel_names import short_name
 from stepscope.traces.statistics import grouped, sums_of
 from stepscope.traces.table import Table, table_of
 
@@ -154,7 +153,7 @@ LAUNCH_COLUMNS: Final = (
 def short_kernels_table(work: Work) -> Table:
     """Kernels that are over in less than 10 µs, by name; the most frequent first."""
     slices = work.window.trace.slices
-    groups = grouped(work.name[work.kernel], work.dur_ns[work.kernel])
+    groups = work.by_kernel
     short = work.kernel & (work.dur_ns < SHORT_NS)
     name, dur_ns = work.name[short], work.dur_ns[short]
     call_ns = np.where(work.known[short], slices.dur_ns[work.launch[short]], 0)
@@ -165,9 +164,9 @@ def short_kernels_table(work: Work) -> Table:
     return table_of(
         "short_kernels",
         "Kernels under 10 µs",
-        ("name", "short_name", "count", "of_count", "total_ns", "call_ns", "shorter_than_call"),
+        ("name", "count", "of_count", "total_ns", "call_ns", "shorter_than_call"),
         (
-            (strings[code], short_name(strings[code]), counts[place], groups.count[place], *(c[place] for c in columns))
+            (strings[code], counts[place], groups.count[place], *(c[place] for c in columns))
             for place in order
             for code in [int(groups.key[place])]
         ),

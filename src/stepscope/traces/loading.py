@@ -9,10 +9,12 @@ import numpy as np
 
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
+from stepscope.traces.columns import Rows
+from stepscope.traces.naming import named
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.window import Window
 
-__all__ = ["Loading", "loading", "loading_of"]
+__all__ = ["Loading", "loader_rows", "loading", "loading_of"]
 
 LOADER = re.compile(
     r"^enumerate\(\w*(DataLoader|DataPipe|Loader)\w*\)#"
@@ -31,13 +33,19 @@ class Loading:
     """Nanoseconds, as ``Window.steps``."""
 
 
-def loading_of(window: Window) -> Loading:
-    trace, slices = window.trace, window.trace.slices
+def loader_rows(window: Window) -> Rows:
+    """What loads data, on any thread: annotations, or where there are none Python's functions."""
     annotations = window.host.annotations
-    rows = annotations[trace.names_where(LOADER.search)[slices.name[annotations]]]
+    rows = annotations[named(window.trace, annotations, LOADER.search)]
     if not len(rows):
         pythons = window.rows_of((Kind.PYTHON,))
-        rows = pythons[trace.names_where(PYTHON_LOADER.search)[slices.name[pythons]]] if len(pythons) else rows
+        rows = pythons[named(window.trace, pythons, PYTHON_LOADER.search)]
+    return rows
+
+
+def loading_of(window: Window) -> Loading:
+    slices = window.trace.slices
+    rows = loader_rows(window)
     rows = rows[slices.thread[rows] == window.host.main_thread]
     spans = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
     starts = np.array([step.start_ns for step in window.steps], np.int64)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces import intervals
 from stepscope.traces.calls import padded
 from stepscope.traces.columns import Ints, Rows, Slices
 from stepscope.traces.nesting import Groups, Nest, medians, nest_of, sums
@@ -54,13 +53,14 @@ def operator_times(window: Window) -> OperatorTimes:
 def _self_ns(slices: Slices, nest: Nest) -> Ints:
     rows, inner = nest.rows, nest.above >= 0
     out = slices.dur_ns[rows] - sums(nest.above[inner], slices.dur_ns[rows[inner]], len(rows))
-    threads = slices.thread[rows]
-    order = np.argsort(threads, kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(threads[order])) + 1):
-        start, end = slices.start_ns[rows[own]], slices.end_ns[rows[own]]
-        if int(out[own].sum()) != intervals.total(intervals.merge(start, end)):
-            # Some overlap without nesting, so that what is inside is not simply taken away.
-            out[own] = _latest_started(start.tolist(), end.tolist())
+    # Siblings that overlap cannot simply be taken away from who holds them, nor be added up.
+    holder = np.where(inner, nest.above, -1 - slices.thread[rows])
+    order = np.argsort(holder, kind="stable")
+    siblings = holder[order][1:] == holder[order][:-1]
+    clash = siblings & (slices.start_ns[rows[order]][1:] < slices.end_ns[rows[order]][:-1])
+    for thread in np.unique(slices.thread[rows[order[1:][clash]]]):
+        own = slices.thread[rows] == thread
+        out[own] = _latest_started(slices.start_ns[rows[own]].tolist(), slices.end_ns[rows[own]].tolist())
     return out
 
 

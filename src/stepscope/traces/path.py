@@ -22,10 +22,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stepscope.traces.causes import CAUSES, Cause
 from stepscope.traces.exchanges import Exchanges
 from stepscope.traces.graph import Graph, graph_of
 from stepscope.traces.routes import Routes, routes_of
-from stepscope.traces.segments import CAUSES, Cause, Segments
+from stepscope.traces.segments import Segments, summed
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.trace_whatif import Change, WhatIf, what_if, what_if_table, what_ifs
 from stepscope.traces.walk import StepWalk, walk_step
@@ -139,8 +140,7 @@ def path_segments(window: Window) -> Segments:
 
 def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[StepPath, ...]:
     key = step_of_node[own.node] * len(CAUSES) + own.cause
-    by_step = np.zeros(len(window.steps) * len(CAUSES), np.int64)
-    np.add.at(by_step, key, own.end_ns - own.start_ns)
+    by_step = np.bincount(key, own.end_ns - own.start_ns, len(window.steps) * len(CAUSES)).astype(np.int64)
     out = []
     for step, sums in zip(window.steps, by_step.reshape(-1, len(CAUSES)).tolist(), strict=True):
         causes = {cause: ns for cause, ns in zip(CAUSES, sums, strict=True) if ns}
@@ -151,10 +151,8 @@ def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[Ste
 def _named(graph: Graph, own: Segments, codes: np.ndarray, *, by_cause: bool) -> tuple[NamedTime, ...]:
     """Time by name, most first; with the cause that has most of it."""
     key = (codes.astype(np.int64) + 1) * len(CAUSES) + own.cause
-    groups, inverse = np.unique(key, return_inverse=True)
-    time = np.zeros(len(groups), np.int64)
-    np.add.at(time, inverse, own.end_ns - own.start_ns)
-    number = np.bincount(inverse, minlength=len(groups)) if len(groups) else np.empty(0, np.int64)
+    size = (len(graph.window.trace.strings) + 1) * len(CAUSES)
+    groups, time, number = summed(key, own.end_ns - own.start_ns, size)
     found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for group, ns, many in zip(groups.tolist(), time.tolist(), number.tolist(), strict=True):
         code, cause = divmod(group, len(CAUSES))

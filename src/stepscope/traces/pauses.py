@@ -60,6 +60,8 @@ def holes(window: Window) -> Table | None:
         np.array([step.end_ns for step in window.steps], np.int64),
     )
     free = intervals.difference(steps, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
+    if not len(free.start_ns):
+        return None
     # Steps that touch are one span there: a hole from one into the next is cut at their border.
     starts, ends = _cut(free, np.array([step.start_ns for step in window.steps], np.int64))
     long = ends - starts > MIN_HOLE_NS
@@ -70,6 +72,8 @@ def holes(window: Window) -> Table | None:
 
 
 def _cut(spans: intervals.Spans, borders: Ints) -> tuple[Ints, Ints]:
+    if not len(spans.start_ns):
+        return spans
     index = np.searchsorted(spans.start_ns, borders, side="right") - 1
     within = borders[(index >= 0) & (borders > spans.start_ns[index]) & (borders < spans.end_ns[index])]
     return np.sort(np.append(spans.start_ns, within)), np.sort(np.append(spans.end_ns, within))

@@ -33,15 +33,15 @@ def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
             found[path] = None
             continue
         below = sorted(file for file in _below(path) if file.is_file())
-        traces = [file for file in below if _looks_like_one(file)]
+        traces = {file: None for file in below if _looks_like_one(file)}
         if not traces:
             endings = ", ".join(ENDINGS[:-2])
             raise TraceError(f"{path}: there is no trace in this folder (files ending in {endings})")
-        foreign = [file for file in below if file not in set(traces)]
+        foreign = [file for file in below if file not in traces]
         if foreign:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
             notices.append(f"no traces, passed over: {foreign[0]}{more}")
-        found.update(dict.fromkeys(traces))
+        found.update(traces)
     return list(found), notices
 
 
@@ -117,7 +117,5 @@ def number_ranks(metas: Sequence[TraceMeta]) -> tuple[list[int | None], list[str
     for at, number in zip(unsaid, free, strict=False):
         ranks[at] = number
     if len(metas) > 1 and unsaid:
-        notices.append(
-            f"{len(unsaid)} of {len(metas)} files do not say their rank: numbered in the order of their names"
-        )
+        notices.append(f"{len(unsaid)} of {len(metas)} files do not say their rank: they are numbered by their names")
     return ranks, notices

@@ -25,6 +25,7 @@ from stepscope.traces.host_lines import HostLine
 __all__ = ["Durations", "Plan", "Replay", "as_it_was", "replay"]
 
 NEVER: Final = -(1 << 62)
+STREAM, EVENT, LAUNCH = int(Via.STREAM), int(Via.EVENT), int(Via.LAUNCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +170,8 @@ class _Run:
         self.start_ns: list[int] = plan.starts.tolist()
         self.end_ns: list[int] = plan.ends.tolist()
         self.launched_ns: list[int] = plan.launched.tolist()
-        self.due: dict[int, Via] = {}
-        """By work: what its start is due to now."""
+        self.due: dict[int, int] = {}
+        """By work: what its start is due to now (``Via``)."""
         self.base_ns = dict.fromkeys(self.times, plan.start_ns)
         """By thread: the new instant from which it goes on undisturbed."""
         self.passed = dict.fromkeys(self.times, 0)
@@ -188,14 +189,29 @@ class _Run:
         others = np.array([check.target if check.via == Via.THREAD else -1 for check in plan.checks], np.int64)
         since_passed, at_passed = self._passed(threads, since), self._passed(threads, at)
         other_passed = self._passed(others, at)
-        launch_threads = plan.thread.tolist()
+        launch_threads: list[int] = plan.thread.tolist()
         bounds_from = 2 * count + len(plan.checks)
+        # Local names, and no call per work: all the time of a replay is spent here.
+        base_ns, passed, launched_ns = self.base_ns, self.passed, self.launched_ns
+        start_ns, end_ns, lengths, due = self.start_ns, self.end_ns, self.lengths, self.due
+        before, awaited = self.graph.before, self.graph.awaited
+        launch_lag, before_lag, awaited_lag = self.launch_lag, self.before_lag, self.awaited_lag
         for each in plan.order:
             if each < count:
                 thread = launch_threads[each]
-                self.launched_ns[each] = self.base_ns[thread] + launch_passed[each] - self.passed[thread]
+                launched_ns[each] = base_ns[thread] + launch_passed[each] - passed[thread]
             elif each < 2 * count:
-                self._start(each - count, launch_threads[each - count] >= 0)
+                work = each - count
+                at_ns, via = (launched_ns[work] + launch_lag[work], LAUNCH) if launch_threads[work] >= 0 else (NEVER, 0)
+                other = before[work]
+                if other >= 0 and end_ns[other] + before_lag[work] >= at_ns:
+                    at_ns, via = end_ns[other] + before_lag[work], STREAM
+                other = awaited[work]
+                if other >= 0 and end_ns[other] + awaited_lag[work] > at_ns:
+                    at_ns, via = end_ns[other] + awaited_lag[work], EVENT
+                if via:
+                    start_ns[work], due[work] = at_ns, via
+                end_ns[work] = start_ns[work] + lengths[work]
             elif each < bounds_from:
                 index = each - 2 * count
                 self._check(plan.checks[index], since_passed[index], at_passed[index], other_passed[index])
@@ -209,19 +225,6 @@ class _Run:
             own = np.flatnonzero(threads == thread)
             out[own] = self.times[thread].at(instants[own])
         return out.tolist()  # type: ignore[no-any-return]
-
-    def _start(self, work: int, launched: bool) -> None:
-        at_ns, due = NEVER, Via.NOTHING
-        if launched:
-            at_ns, due = self.launched_ns[work] + self.launch_lag[work], Via.LAUNCH
-        before, awaited = self.graph.before[work], self.graph.awaited[work]
-        if before >= 0 and self.end_ns[before] + self.before_lag[work] >= at_ns:
-            at_ns, due = self.end_ns[before] + self.before_lag[work], Via.STREAM
-        if awaited >= 0 and self.end_ns[awaited] + self.awaited_lag[work] > at_ns:
-            at_ns, due = self.end_ns[awaited] + self.awaited_lag[work], Via.EVENT
-        if due != Via.NOTHING:
-            self.start_ns[work], self.due[work] = at_ns, due
-        self.end_ns[work] = self.start_ns[work] + self.lengths[work]
 
     def _check(self, check: Check, since_passed: int, at_passed: int, other_passed: int) -> None:
         thread, target = check.thread, check.target
@@ -299,9 +302,9 @@ class _Run:
         if due == Via.LAUNCH:
             delay_ns = self.start_ns[work] - self.launched_ns[work]
             return int(self.plan.thread[work]), -1, self.graph.launched_ns[work], delay_ns
-        before = {Via.STREAM: self.graph.before, Via.EVENT: self.graph.awaited}.get(due)
-        if before is None:
+        if due == Via.NOTHING:
             return -1, -1, 0, 0
+        before = self.graph.before if due == Via.STREAM else self.graph.awaited
         return -1, before[work], 0, max(self.start_ns[work] - self.end_ns[before[work]], 0)
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.traces.causes import CAUSES, Cause
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.graph import Graph
-from stepscope.traces.segments import CAUSES, Cause, Pieces, Segments, segments_of
+from stepscope.traces.segments import Pieces, Segments, segments_of, summed
 from stepscope.traces.walk import Piece, StepWalk, What
 
 __all__ = ["Routes", "routes_of"]
@@ -91,8 +92,8 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Rou
             if exchange >= 0 and inside:
                 arrivals[exchange] = node
     top_name, top_cause, top_ns, names = _tops(graph, segments, len(nodes.parent))
-    causes_ns = np.zeros((len(nodes.parent), len(CAUSES)), np.int64)
-    np.add.at(causes_ns, (segments.node, segments.cause), segments.end_ns - segments.start_ns)
+    length_ns, size = segments.end_ns - segments.start_ns, len(nodes.parent) * len(CAUSES)
+    causes_ns = np.bincount(segments.node * len(CAUSES) + segments.cause, length_ns, size).astype(np.int64)
     routes = Routes(
         parent=np.array(nodes.parent, np.int64),
         step=np.array(nodes.step, np.int64),
@@ -100,7 +101,7 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Rou
         on_path=on_path,
         ends=np.array(ends, np.int64),
         arrivals=arrivals,
-        causes_ns=causes_ns,
+        causes_ns=causes_ns.reshape(-1, len(CAUSES)),
         top_name=top_name,
         top_cause=top_cause,
         top_ns=top_ns,
@@ -167,9 +168,8 @@ def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Int
     width = len(graph.window.trace.strings) + 1
     on_host = ~np.isin(segments.cause, (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY))
     code = np.where(on_host & (segments.operator >= 0), segments.operator, segments.name).astype(np.int64) + 1
-    groups, inverse = np.unique((segments.node * len(CAUSES) + segments.cause) * width + code, return_inverse=True)
-    time = np.zeros(len(groups), np.int64)
-    np.add.at(time, inverse, segments.end_ns - segments.start_ns)
+    key = (segments.node * len(CAUSES) + segments.cause) * width + code
+    groups, time, _ = summed(key, segments.end_ns - segments.start_ns, count * len(CAUSES) * width)
     node = groups // (width * len(CAUSES))
     order = np.lexsort((-time, node))
     place = np.arange(len(order)) - np.searchsorted(node[order], node[order])

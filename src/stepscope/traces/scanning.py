@@ -43,12 +43,12 @@ class Scan:
     """The last text ends inside of an event."""
 
 
-def scan(text: bytes, *, last: bool) -> Scan:
-    """``last``: nothing follows this text, so that what is not complete will never be."""
+def scan(text: bytes, *, last: bool, most_lost: int) -> Scan:
+    """``last``: nothing follows this text, so that what is not complete will never be; ``most_lost``: then give up."""
     letters = text.decode("latin-1")  # one letter per byte, so that positions are those of the bytes
     out = Scan()
     at = len(letters) - len(letters.lstrip())
-    while at < len(letters):
+    while at < len(letters) and out.lost <= most_lost:
         if letters[at] == "]":
             at, out.ended = at + 1, True
             break

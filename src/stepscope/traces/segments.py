@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
-from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
+from stepscope.traces.causes import Cause
 from stepscope.traces.columns import Codes, Ints, Rows
-from stepscope.traces.graph import Graph, Via, host_communicates
+from stepscope.traces.graph import Graph, Via
 from stepscope.traces.host_lines import HostLine
-from stepscope.traces.waits import is_synchronising
 from stepscope.traces.walk import What
 from stepscope.traces.window import Window
 
-__all__ = ["CAUSES", "Cause", "Pieces", "Segments", "host_causes", "segments_of"]
-
-LOADING: Final = re.compile(r"DataLoader.*__next__|torch/utils/data/dataloader\.py\(\d+\): __next__")
+__all__ = ["Pieces", "Segments", "segments_of", "summed"]
 
 
-class Cause(IntEnum):
-    COMPUTE = 0
-    COMMUNICATION = 1
-    COPY = 2
-    LAUNCH_DELAY = 3
-    KERNEL_GAP = 4
-    SYNCHRONISATION = 5
-    HOST_OPERATOR = 6
-    HOST_RUNTIME = 7
-    DATA_LOADING = 8
-    HOST_PYTHON = 9
-    OTHER = 10
-
-
-CAUSES: Final = tuple(cause.name.lower() for cause in Cause)
+DENSE: Final = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +52,17 @@ class Segments:
 
     def take(self, which: Any) -> Segments:
         return Segments(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
+
+
+def summed(key: Ints, time_ns: Ints, size: int) -> tuple[Ints, Ints, Ints]:
+    """The keys (0 to ``size``) that there are, ascending; the sum of the times and the number of each."""
+    if size <= DENSE + 4 * len(key):
+        # Sums of float64 are exact up to 2⁵³ ns, which is 104 days.
+        count = np.bincount(key, minlength=1)
+        groups = np.flatnonzero(count)
+        return groups, np.bincount(key, time_ns, minlength=1)[groups].astype(np.int64), count[groups]
+    groups, which = np.unique(key, return_inverse=True)
+    return groups, np.bincount(which, time_ns).astype(np.int64), np.bincount(which)
 
 
 def segments_of(graph: Graph, pieces: Pieces) -> Segments:
@@ -127,31 +119,12 @@ def _of_thread(graph: Graph, line: HostLine, pieces: Pieces, which: Ints, operat
     return Segments(
         start_ns=np.maximum(line.start_ns[at], start_ns[of]),
         end_ns=np.minimum(line.ends_ns[at], end_ns[of]),
-        cause=host_causes(graph.window, line)[at],
+        cause=graph.causes[line.thread][at],
         name=np.where(row >= 0, slices.name[row], -1).astype(np.int32),
         operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
         place=np.full(len(at), line.thread, np.int64),
         node=pieces.node[which][of],
     )
-
-
-def host_causes(window: Window, line: HostLine) -> Ints:
-    """[pieces of the line]; why the thread takes that time."""
-    trace, slices = window.trace, window.trace.slices
-    row = line.row
-    kind, name = slices.kind[row], slices.name[row]
-    cause = np.full(len(row), int(Cause.HOST_PYTHON), np.int64)
-    cause[kind == Kind.OP] = Cause.HOST_OPERATOR
-    cause[kind == Kind.RUNTIME] = Cause.HOST_RUNTIME
-    cause[(kind == Kind.RUNTIME) & trace.names_where(is_synchronising)[name]] = Cause.SYNCHRONISATION
-    cause[(kind != Kind.RUNTIME) & trace.names_where(host_communicates)[name]] = Cause.COMMUNICATION
-    cause[row < 0] = Cause.HOST_PYTHON
-    rows = window.host_rows
-    rows = rows[(slices.thread[rows] == line.thread) & trace.names_where(LOADING.search)[slices.name[rows]]]
-    loading = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
-    inside = intervals.covered(line.start_ns, line.start_ns + 1, loading) > 0
-    cause[inside] = Cause.DATA_LOADING
-    return cause
 
 
 def _nowhere(pieces: Pieces, which: Ints) -> Segments:

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.columns import Ints
+from stepscope.records.short_names import fitted, short_name
+from stepscope.traces.columns import Codes, Ints
 from stepscope.traces.device_work import Work
-from stepscope.traces.kernel_names import short_name
 from stepscope.traces.table import Table, table_of
 
 __all__ = ["sequences_table"]
@@ -24,6 +24,7 @@ SHORTEST: Final = 3
 LONGEST: Final = 6
 TWICE: Final = 2
 ROWS: Final = 50
+NAME_CHARS: Final = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +57,21 @@ def sequences_table(work: Work) -> Table:
     found = _found(work, at)
     order = np.lexsort((found.first, -found.length, -found.total_ns))[:ROWS].tolist()
     all_ns = int(work.dur_ns[at].sum())
-    strings, names = work.window.trace.strings, work.name[at]
+    names = work.name[at]
+    shown = {code for place in order for code in _codes(names, found, place)}
+    short = {code: fitted(short_name(work.window.trace.strings[code]), NAME_CHARS) for code in shown}
     rows = []
     for place in order:
-        first, length, total_ns = int(found.first[place]), int(found.length[place]), int(found.total_ns[place])
+        total_ns = int(found.total_ns[place])
         rows.append(
             (
-                " → ".join(short_name(strings[code]) for code in names[first : first + length].tolist()),
-                length,
+                " → ".join(short[code] for code in _codes(names, found, place)),
+                found.length[place],
                 found.count[place],
                 total_ns,
                 total_ns / all_ns if all_ns else None,
                 found.span_ns[place],
-                work.window.trace.text(int(work.owner[at[first]])),
+                work.window.trace.text(int(work.owner[at[found.first[place]]])),
             )
         )
     table = table_of(
@@ -80,6 +83,11 @@ def sequences_table(work: Work) -> Table:
         "of the last, gaps and all; operator: of the first kernel where the sequence first occurs.",
     )
     return replace(table, left_out=len(found.length) - len(rows))
+
+
+def _codes(names: Codes, found: _Found, place: int) -> list[int]:
+    """Of its kernels' names."""
+    return names[found.first[place] : found.first[place] + found.length[place]].tolist()  # type: ignore[no-any-return]
 
 
 def _found(work: Work, at: NDArray[np.int64]) -> _Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from stepscope.traces.columns import Ints
 
 __all__ = ["Grouped", "grouped", "median", "sums_of"]
+
+WORD_BITS: Final = 63
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,8 @@ class Grouped:
 
 
 def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
-    """Keys are not negative."""
-    order = np.lexsort((values, keys))
-    keys, values = keys[order], values[order]
+    """Neither keys nor values are negative."""
+    keys, values = _sorted(keys, values)
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     count = np.diff(np.append(first, len(keys)))
     total = np.add.reduceat(values, first) if len(first) else np.empty(0, np.int64)
@@ -49,6 +51,17 @@ def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
         least=values[first],
         most=values[first + count - 1],
     )
+
+
+def _sorted(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.integer], Ints]:
+    """By key, then by value."""
+    bits = int(values.max()).bit_length() if len(values) else 0
+    if bits + (int(keys.max()).bit_length() if len(keys) else 0) > WORD_BITS:
+        order = np.lexsort((values, keys))
+        return keys[order], values[order]
+    # Both in one number: that is sorted several times faster.
+    both = np.sort((keys.astype(np.int64) << bits) | values)
+    return both >> bits, both & ((1 << bits) - 1)
 
 
 def sums_of(groups: Grouped, keys: NDArray[np.integer], values: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:

@@ -61,6 +61,8 @@ class EventText(Generic[Events]):
         self._ended = False
         self._wait = 0
         """How long the text must be before it is worth another look."""
+        self._barren = 0
+        """Bytes since the last event."""
 
     def __iter__(self) -> Iterator[Events]:
         rest = self._to_first_event()
@@ -130,19 +132,21 @@ class EventText(Generic[Events]):
             end = between.start()
             piece = self._try(rest, memoryview(block)[: end + 1])
             if piece is not None:
-                self._wait = 0
+                self._wait = self._barren = 0
                 return piece, block[between.end() - 1 :]
         text = rest + block
+        self._barren += len(block)
         if len(text) < self._wait:
             return None, text
         piece, text = self._scanned(text, last=False)
         self._wait = 0 if piece is not None else 2 * len(text)
-        if len(text) > LONGEST_EVENT and not self._ended:
+        self._barren = len(text) if piece is not None else self._barren
+        if self._barren > LONGEST_EVENT and not self._ended:
             self.truncated = f"{LONGEST_EVENT >> 20} MiB of it hold no complete event"
         return piece, text
 
     def _scanned(self, text: bytes, *, last: bool) -> tuple[Events | None, bytes]:
-        found = scan(text, last=last)
+        found = scan(text, last=last, most_lost=LOST - self.lost)
         self.lost += found.lost
         self.mended += found.mended
         self._ended = found.ended

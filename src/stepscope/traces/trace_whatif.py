@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from stepscope.errors import TraceError
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
+from stepscope.traces.causes import Cause
 from stepscope.traces.columns import Ints
 from stepscope.traces.graph import Graph
 from stepscope.traces.replay import Durations, Plan, as_it_was, replay
-from stepscope.traces.segments import Cause, host_causes
 from stepscope.traces.table import Table, table_of
 
 __all__ = ["Change", "WhatIf", "parse_change", "what_if", "what_if_table", "what_ifs"]
@@ -54,8 +54,8 @@ ON_DEVICE: Final = ("copy=0", "launch=0", "host=0")
 """On the host alone these mean nothing."""
 MOST_NAMES: Final = 4
 LEAST_SHARE: Final = 0.01
-LEAST_VISITS: Final = 20_000
-EVENTS_PER_VISIT: Final = 10
+LEAST_VISITS: Final = 3_000
+EVENTS_PER_VISIT: Final = 40
 """One visit costs some microseconds, one event of the file some to be read."""
 
 
@@ -207,7 +207,7 @@ def _durations(graph: Graph, change: Change) -> Durations:
         return _changed(graph, change, np.array(graph.collective, bool), {})
     if change.kind == "copy":
         return _changed(graph, change, np.isin(kind, (Kind.MEMCPY, Kind.MEMSET)), {})
-    causes = {thread: host_causes(graph.window, line) for thread, line in graph.lines.items()}
+    causes = graph.causes
     if change.kind == "loader":
         return _changed(graph, change, none, {t: cause == Cause.DATA_LOADING for t, cause in causes.items()})
     if change.kind == "host":

@@ -17,14 +17,16 @@ import numpy as np
 
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Ints, Rows
+from stepscope.traces.naming import named
+from stepscope.traces.syncs import SYNCHRONISING
 from stepscope.traces.window import Window
 
 __all__ = ["HostWaits", "Work", "host_waits", "is_synchronising", "stream_waits", "work_of"]
 
-SYNCHRONISING: Final = re.compile(
-    r"Synchronize|^(cuda|hip)(Free|Memcpy|Memset)$|^(cu|hip)Mem(Free|cpy[A-Za-z]*)(_v2)?$"
-)
+FREEING: Final = re.compile(r"^(cuda|hip)Free$|^cuMemFree(_v2)?$")
+"""Waits for all work of the device."""
 STREAM_WAIT: Final = re.compile(r"StreamWaitEvent")
+SAID_WAIT: Final = re.compile(r"Stream ?Wait")
 TO_HOST: Final = re.compile(r"DtoH|Device\s*->\s*(Host|Pageable)", re.IGNORECASE)
 LATE_NS: Final = 2_000
 """Clocks of host and device agree to about this."""
@@ -36,7 +38,7 @@ TRIES: Final = 16
 
 
 def is_synchronising(name: str) -> bool:
-    return SYNCHRONISING.search(name) is not None
+    return SYNCHRONISING.match(name) is not None or FREEING.match(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +102,15 @@ def host_waits(window: Window, work: Work) -> HostWaits:
         none = np.empty(0, np.int64)
         return HostWaits(call=none.astype(np.int32), work=none, at_ns=none, for_start=none.astype(bool))
     calls = window.rows_of((Kind.RUNTIME,))
-    syncing = calls[trace.names_where(is_synchronising)[slices.name[calls]]]
+    syncing = calls[named(trace, calls, is_synchronising)]
     # A call that launches a copy itself is looked at below.
     syncing = syncing[~np.isin(syncing, work.call)]
     waited = _said_by_sync(window, work, syncing)
     unsaid = waited == -1
     waited[unsaid] = _last_ended(window, work, syncing[unsaid])
     copies = np.flatnonzero((work.call >= 0) & (slices.kind[work.row] == Kind.MEMCPY))
-    to_host = trace.names_where(TO_HOST.search)[slices.name[work.row[copies]]]
-    blocking = trace.names_where(is_synchronising)[slices.name[work.call[copies]]]
+    to_host = named(trace, work.row[copies], TO_HOST.search)
+    blocking = named(trace, work.call[copies], is_synchronising)
     inside = work.end_ns[copies] <= slices.end_ns[work.call[copies]]
     copies = copies[(to_host & inside) | blocking]
     queued, freed = _full_queue(window, work, work.call[copies])
@@ -224,9 +226,9 @@ def _full_queue(window: Window, work: Work, but: Rows) -> tuple[Rows, Ints]:
 
 def stream_waits(window: Window, work: Work) -> Ints:
     """[work]; the work of another stream that it waited for; −1: none known."""
-    trace, slices = window.trace, window.trace.slices
+    trace = window.trace
     rows = trace.syncs.row
-    said = rows[trace.names_where(re.compile("Stream ?Wait").search)[slices.name[rows]]] if len(rows) else rows
+    said = rows[named(trace, rows, SAID_WAIT.search)]
     return _said_waits(window, work, said) if len(said) else _guessed_waits(window, work)
 
 
@@ -260,7 +262,7 @@ def _guessed_waits(window: Window, work: Work) -> Ints:
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(work.row), -1, np.int64)
     calls = window.rows_of((Kind.RUNTIME,))
-    waits = calls[trace.names_where(STREAM_WAIT.search)[slices.name[calls]]]
+    waits = calls[named(trace, calls, STREAM_WAIT.search)]
     if not len(waits):
         return out
     launched = np.flatnonzero(work.call >= 0)

@@ -5,7 +5,8 @@
     loading.py        waiting for the DataLoader, collecting garbage, compiling
     host.py           synchronising calls, launches, and what else of the host a device waits for
     device.py         gaps between kernels, and how well kernels use the device
-    communication.py  ranks that come last, exchanges that are not hidden
+    stragglers.py     ranks that come last to collectives
+    communication.py  exchanges that are not hidden, ranks that are slower than others
     memory.py         how full a device is
     practices.py      choices that are known to be slow, traces that end early
 

@@ -27,13 +27,15 @@ Bools = NDArray[np.bool_]
 def find_communication(view: View, late: Sequence[Claim]) -> list[Claim]:
     """``low_overlap`` and, where there is little to hide it behind, ``exposed_communication``.
 
-    ``late``: stragglers, for whom some of it is waiting.
+    ``late``: stragglers, for whom some of it is waiting, which is left out then.
     """
     waited_ns = view.each(lambda one: int(view.job.collectives.wait_ns.get(one.rank, 0)))
     exposed_ns = view.times.exposed_ns
     if late:
-        exposed_ns = np.maximum(exposed_ns - waited_ns, 0)
-    where = (view.share(exposed_ns) > thresholds.EXPOSED_SHARE) & (view.per_step(exposed_ns) >= thresholds.FLOOR_NS)
+        exposed_ns, waited_ns = np.maximum(exposed_ns - waited_ns, 0), np.zeros_like(waited_ns)
+    least_share = np.where(view.host_comm, thresholds.EXPOSED_HOST_SHARE, thresholds.EXPOSED_SHARE)
+    floor_ns = np.where(view.host_comm, thresholds.EXPOSED_HOST_FLOOR_NS, thresholds.FLOOR_NS)
+    where = (view.share(exposed_ns) > least_share) & (view.per_step(exposed_ns) >= floor_ns)
     if not where.any():
         return []
     hidden = view.times.overlap_ns / np.maximum(view.times.comm_ns, 1)
@@ -95,6 +97,8 @@ def _exposed(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, wher
         phase="comm",
         evidence=_evidence(view, exposed_ns, waited_ns, hidden, where),
         advice=advice,
+        # Threads that communicate may wait for a core as well as for the network.
+        at_most="warning" if view.host_comm[where].any() else "critical",
         confidence=0.85 if len(view.ranks) > 1 else 0.7,
     )
 
@@ -113,27 +117,25 @@ def _evidence(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, whe
     }
 
 
-def find_slow_rank(view: View, late: Sequence[Claim]) -> list[Claim]:
+def find_slow_rank(view: View) -> list[Claim]:
     """A rank whose computation, or whose steps, are longer than its peers'."""
     if len(view.ranks) < thresholds.PEERS_AT_LEAST or int(view.steps.min()) < thresholds.CRITICAL_STEPS:
         return []
     if not view.stepped:
         return []
-    known = {rank for claim in late for rank in claim.finding.ranks}
     step = view.per_step(view.step_ns)
     for measure, values in (("compute", view.per_step(view.times.compute_ns)), ("step", step)):
         middle = float(np.sort(values)[(len(values) - 1) // 2])
         excess: Floats = np.maximum(values - middle, 0.0)
-        where = (excess > thresholds.SLOW_RANK_SHARE * middle) & (excess >= thresholds.FLOOR_NS)
+        floor_ns = np.where(view.on_device, thresholds.FLOOR_NS, thresholds.SLOW_HOST_FLOOR_NS)
+        where = (excess > thresholds.SLOW_RANK_SHARE * middle) & (excess >= floor_ns)
         where &= excess >= thresholds.WARNING_SHARE * step
         if where.any():
-            return [_slow(view, measure, values, middle, excess, where, known)]
+            return [_slow(view, measure, values, middle, excess, where)]
     return []
 
 
-def _slow(
-    view: View, measure: str, values: Floats, middle: float, excess: Floats, where: Bools, known: set[int]
-) -> Claim:
+def _slow(view: View, measure: str, values: Floats, middle: float, excess: Floats, where: Bools) -> Claim:
     worst = int(np.where(where, excess, -1.0).argmax())
     who = f"rank {view.ranks[worst]}"
     by_rank = zip(view.ranks, values.tolist(), strict=True)
@@ -154,7 +156,5 @@ def _slow(
             f"Check that {who} has the same work: batch shape, sequence length, experts, pipeline stage.",
             "If it has, the device is slower: clocks, power limit, temperature (nvidia-smi -q -d PERFORMANCE).",
         ),
-        # A late rank is told of already.
-        at_most="info" if known.issuperset(view.culprits(where)) else "critical",
         confidence=0.85,
     )

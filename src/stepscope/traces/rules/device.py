@@ -183,14 +183,12 @@ def _capability_of(one: RankAnalysis) -> int:
 
 
 def _attention(view: View) -> list[Claim]:
-    low_ns = view.each(
-        lambda one: sum(ns for _, share, ns in one.device.low_occupancy if share < thresholds.ATTENTION_OCCUPANCY)
-    )
+    low_ns = view.each(lambda one: sum(ns for _, share, ns in one.device.low_occupancy if _is_low(share)))
     where = (view.share(low_ns) >= thresholds.ATTENTION_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
     row = int(np.where(where, view.share(low_ns), -1.0).argmax())
-    kernels = [each for each in view.analyses[row].device.low_occupancy if each[1] < thresholds.ATTENTION_OCCUPANCY]
+    kernels = [each for each in view.analyses[row].device.low_occupancy if _is_low(each[1])]
     name, occupancy, _ = max(kernels, key=lambda each: each[2])
     each_ns = view.typical(view.per_step(low_ns), where)
     return [
@@ -218,6 +216,11 @@ def _attention(view: View) -> list[Claim]:
             confidence=0.5,
         )
     ]
+
+
+def _is_low(occupancy: float) -> bool:
+    """The profiler writes 0 where it does not know."""
+    return 0 < occupancy < thresholds.ATTENTION_OCCUPANCY
 
 
 def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from stepscope.records.units import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of, halved
+from stepscope.traces.rules.view import Claim, View, claim_of, halved, holes_of
 
 if TYPE_CHECKING:
-    from stepscope.traces.rank import RankAnalysis
     from stepscope.traces.syncs import SyncPlace
 
 __all__ = ["find_host"]
@@ -25,7 +24,6 @@ __all__ = ["find_host"]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 PLACES_SHOWN = 8
-UNTOLD = "Python between operators"
 ON_ITEM = (
     "Keep the value on the device and read it every N steps (.item(), .cpu(), print() and bool() of a tensor wait)."
 )
@@ -106,10 +104,14 @@ def _launches(view: View, idle_ns: Ints) -> list[Claim]:
     # Without communication: its kernels are as long as ranks wait for each other.
     mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
-    where &= (kernels > 0) & (mean_ns < thresholds.SMALL_KERNEL_NS) & _queues_empty(view)
-    holes_ns = view.each(lambda one: sum(hole_ns for _, hole_ns in _holes(one)))
-    # One long stop of the host is something else than many small ones.
-    where &= holes_ns < thresholds.EXPLAINS_SHARE * idle_ns
+    where &= (
+        (view.per_step(kernels) >= thresholds.KERNELS_MANY)
+        & (mean_ns < thresholds.SMALL_KERNEL_NS)
+        & _queues_empty(view)
+    )
+    holes_ns = view.each(lambda one: sum(hole_ns for _, hole_ns in holes_of(one)))
+    # One long stop of the host, unless it is explained already, is something else than many small ones.
+    where &= holes_ns - (view.idle.host_ns - idle_ns) < thresholds.EXPLAINS_SHARE * idle_ns
     if not where.any():
         return []
     count = round(view.typical(view.per_step(kernels), where))
@@ -160,9 +162,10 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
         return []
     each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
-    late, holes = view.analyses[row].device.idle_before, _holes(view.analyses[row])
+    late, holes = view.analyses[row].device.idle_before, holes_of(view.analyses[row])
     enough_ns = thresholds.EXPLAINS_SHARE * int(idle_ns[row])
-    if holes and holes[0][1] >= enough_ns:
+    explained_ns = int(view.idle.host_ns[row] - idle_ns[row])
+    if holes and holes[0][1] - explained_ns >= enough_ns:
         mostly = f", mostly in {holes[0][0]}"
     else:
         mostly = f", mostly before {late[0][0]}" if late and late[0][1] >= enough_ns else ""
@@ -188,16 +191,6 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
             confidence=0.8,
         )
     ]
-
-
-def _holes(one: RankAnalysis) -> list[tuple[str, int]]:
-    """Where the main thread ran no operator for long, the longest first: by line, else by what was around it."""
-    table = one.tables.get("holes")
-    times: dict[str, int] = {}
-    for row in table.to_rows() if table else ():
-        place = row["source"] or row["inside"] or UNTOLD
-        times[place] = times.get(place, 0) + row["dur_ns"]
-    return sorted(times.items(), key=lambda each: -each[1])
 
 
 def _times(count: float) -> str:

@@ -6,12 +6,17 @@ costs nothing.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.units import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of
+
+if TYPE_CHECKING:
+    from stepscope.traces.rank import RankAnalysis
 
 __all__ = ["find_compiling", "find_garbage", "find_loading"]
 
@@ -120,25 +125,41 @@ def _recompiles(view: View, idle_ns: Ints) -> list[Claim]:
 
 
 def _breaks(view: View) -> list[Claim]:
+    """Regions inside of others, or several one after the other, which may be how somebody wanted it."""
     breaks = view.each(lambda one: one.host.graph_breaks)
-    where = breaks >= thresholds.BREAKS_AT_LEAST
+    entered = view.per_step(view.each(_entered))
+    where = (breaks >= thresholds.BREAKS_AT_LEAST) | (entered >= thresholds.PIECES_AT_LEAST)
     if not where.any():
         return []
+    most, times = int(breaks.max()), round(float(entered.max()))
     regions = int(view.each(lambda one: one.host.compiled_regions)[where].max())
-    most = int(breaks.max())
+    what = (
+        f"{count_text(most, 'graph break')} in a step, after each of which"
+        if most
+        else f"entered {times:,} times a step, between which"
+    )
     return [
         claim_of(
             view,
             "graph_breaks",
-            f"The compiled model is cut into pieces{view.of_whom(where)}: {count_text(most, 'graph break')} in a step, "
-            "after each of which Python runs again.",
+            f"The compiled model is cut into pieces{view.of_whom(where)}: {what} Python runs again.",
             where=where,
             saved_ns=np.zeros(len(view.ranks), np.int64),
-            evidence={"graph_breaks": most, "compiled_regions": regions},
+            evidence={
+                "graph_breaks": most,
+                "entered_per_step": round(float(entered.max()), 2),
+                "compiled_regions": regions,
+            },
             advice=(
                 "TORCH_LOGS=graph_breaks names the lines: print(), .item(), data-dependent branches, unknown calls.",
                 "torch.compile(fullgraph=True) turns them into errors while you mend them.",
             ),
-            confidence=0.8,
+            confidence=0.8 if most else 0.5,
         )
     ]
+
+
+def _entered(one: RankAnalysis) -> int:
+    """Compiled regions, in all steps."""
+    table = one.tables.get("compiling")
+    return sum(row["entered"] for row in table.to_rows()) if table else 0

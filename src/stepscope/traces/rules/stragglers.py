@@ -8,6 +8,7 @@ median of its peers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 
 from stepscope.records.units import ms_text, named_ranks
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of
+from stepscope.traces.rules.view import Claim, View, claim_of, holes_of
 
 __all__ = ["find_stragglers"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+IDLE = "with an idle device"
+BETWEEN = "between operators"
 
 
 def find_stragglers(view: View) -> list[Claim]:
@@ -28,11 +31,12 @@ def find_stragglers(view: View) -> list[Claim]:
     collectives = view.job.collectives
     if len(view.ranks) < 2 or collectives.count < thresholds.COLLECTIVES_AT_LEAST:
         return []
-    took_part, by_chance, late_ns = _attendance(view)
+    took_part, by_chance, late_ns, evenness = _attendance(view)
     last = view.each(lambda one: int(collectives.last_counts.get(one.rank, 0)))
     often = last / np.maximum(took_part, 1)
     chance = np.minimum(thresholds.LAST_TIMES_CHANCE * by_chance, thresholds.LAST_AT_MOST)
     where = (took_part >= thresholds.COLLECTIVES_AT_LEAST) & (often >= np.maximum(thresholds.LAST_SHARE, chance))
+    where &= (took_part >= thresholds.COLLECTIVES_FEW) | ((last == took_part) & (evenness >= thresholds.EVENLY))
     saved_ns = np.minimum(late_ns, _shown_by_others(view))
     where &= (view.share(saved_ns) >= thresholds.STRAGGLER_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     if not where.any():
@@ -47,34 +51,37 @@ def find_stragglers(view: View) -> list[Claim]:
         else ""
     )
     others = "the others wait" if len(view.ranks) > 2 else "the other waits"
-    return [
-        claim_of(
-            view,
-            "collective_straggler",
-            f"Rank {rank} comes last to {int(last[row]):,} of {int(took_part[row]):,} collectives; {others} "
-            f"{view.each_step(each_ns)} for it{more}.",
-            where=where,
-            saved_ns=saved_ns,
-            phase=phase,
-            evidence={
-                "last_count": int(last[row]),
-                "collectives": int(took_part[row]),
-                "last_counts": {str(rank): count for rank, count in sorted(collectives.last_counts.items())},
-                "waited_ms_per_step": round(each_ns / 1e6, 3),
-                "longest_waits_ms": round(collectives.cost_by_rank_ns[rank] / 1e6, 3),
-                "alone_ms": round(collectives.alone_by_rank_ns[rank] / 1e6, 3),
-                "transfer_ms": round(collectives.transfer_ns / 1e6, 3),
-                "before": doing or None,
-                "before_ms": round(more_ns / 1e6, 3) if doing else None,
-            },
-            advice=_advice(rank, phase, doing),
-            confidence=0.9,
-        )
-    ]
+    claim = claim_of(
+        view,
+        "collective_straggler",
+        f"Rank {rank} comes last to {int(last[row]):,} of {int(took_part[row]):,} collectives; {others} "
+        f"{view.each_step(each_ns)} for it{more}.",
+        where=where,
+        saved_ns=saved_ns,
+        phase=phase,
+        evidence={
+            "last_count": int(last[row]),
+            "collectives": int(took_part[row]),
+            "last_counts": {str(rank): count for rank, count in sorted(collectives.last_counts.items())},
+            "waited_ms_per_step": round(each_ns / 1e6, 3),
+            "longest_waits_ms": round(collectives.cost_by_rank_ns[rank] / 1e6, 3),
+            "alone_ms": round(collectives.alone_by_rank_ns[rank] / 1e6, 3),
+            "transfer_ms": round(collectives.transfer_ns / 1e6, 3),
+            "before": doing or None,
+            "before_ms": round(more_ns / 1e6, 3) if doing else None,
+        },
+        advice=_advice(rank, phase, doing),
+        confidence=0.9,
+    )
+    # By threads of the host the others wait with an idle device: it is this rank's doing, too, as is what made it late.
+    own_ns = np.where(where, min(more_ns, int(view.idle.host_ns[row])), 0)
+    return [replace(claim, idle_ns=_waits_of_host(view) + own_ns)]
 
 
-def _attendance(view: View) -> tuple[Ints, Floats, Ints]:
-    """[R] each: collectives it took part in; how often it would be last by chance; what others waited for it."""
+def _attendance(view: View) -> tuple[Ints, Floats, Ints, Floats]:
+    """[R] each: collectives it took part in; how often it would be last by chance; what others waited for it; how even
+    that was: the shortest such wait by the longest.
+    """
     pairs, split = view.job.collectives.pairs, view.job.collectives.split
     ranks = len(pairs.ranks)
     good = split.counts[pairs.whole]
@@ -83,9 +90,13 @@ def _attendance(view: View) -> tuple[Ints, Floats, Ints]:
     waits = np.bincount(pairs.whole, split.wait_ns, minlength=len(pairs.first))
     each = waits / np.maximum(pairs.counts - 1, 1)
     late_ns = np.bincount(split.last[split.counts], each[split.counts], minlength=ranks)
+    least, most = np.full(ranks, np.inf), np.zeros(ranks)
+    np.minimum.at(least, split.last[split.counts], each[split.counts])
+    np.maximum.at(most, split.last[split.counts], each[split.counts])
+    evenness = np.where(most > 0, least, 0.0) / np.maximum(most, 1.0)
     place = {rank: at for at, rank in enumerate(pairs.ranks)}
     rows = [place[rank] for rank in view.ranks]
-    return took_part[rows], (chances / np.maximum(took_part, 1))[rows], late_ns[rows].astype(np.int64)
+    return took_part[rows], (chances / np.maximum(took_part, 1))[rows], late_ns[rows].astype(np.int64), evenness[rows]
 
 
 def _shown_by_others(view: View) -> Ints:
@@ -105,7 +116,12 @@ def _peers(values: Ints) -> Floats:
 def _before(view: View, row: int, late_ns: int) -> tuple[str | None, str, int]:
     """Phase, words and the excess of what the rank does longer than its peers; empty words: nothing explains it."""
     phase, doing, more_ns = max(_measures(view, row), key=lambda each: each[2])
-    return (phase, doing, more_ns) if more_ns >= thresholds.EXPLAINS_SHARE * late_ns else (None, "", 0)
+    if more_ns < thresholds.EXPLAINS_SHARE * late_ns:
+        return None, "", 0
+    holes = holes_of(view.analyses[row])
+    if doing in (IDLE, BETWEEN) and holes and holes[0][1] >= thresholds.EXPLAINS_SHARE * more_ns:
+        doing = f"in {holes[0][0]}"
+    return phase, doing, more_ns
 
 
 def _measures(view: View, row: int) -> Iterator[tuple[str | None, str, int]]:
@@ -116,10 +132,17 @@ def _measures(view: View, row: int) -> Iterator[tuple[str | None, str, int]]:
         (None, "compiling", view.each(lambda one: one.host.compile_ns)),
         (None, "computing", view.times.compute_ns),
         (None, "copying", view.each(lambda one: one.temporal.exposed_memory_ns)),
-        (None, "with an idle device", np.where(view.on_device, view.idle.host_ns, 0)),
+        (None, IDLE, np.where(view.on_device, view.idle.host_ns - _waits_of_host(view), 0)),
+        (None, BETWEEN, view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
     )
     for phase, doing, values in everything:
         yield phase, doing, int(values[row] - _peers(values)[row])
+
+
+def _waits_of_host(view: View) -> Ints:
+    """[R]; for others in collectives of the host, while the device idles."""
+    waited_ns = view.each(lambda one: int(view.job.collectives.wait_ns.get(one.rank, 0)))
+    return np.where(view.host_comm, waited_ns, 0)
 
 
 def _advice(rank: int, phase: str | None, doing: str) -> tuple[str, ...]:

@@ -50,9 +50,13 @@ COMPILE_SHARE: Final = 0.02
 """Of the step: a job compiles in its first steps and then no more."""
 BREAKS_AT_LEAST: Final = 1
 """Compiled regions beyond the first in a step: each ends in Python and begins with its guards."""
+PIECES_AT_LEAST: Final = 2
+"""Times that compiled code is entered in a step; a model compiled as a whole is entered once."""
 SMALL_KERNEL_NS: Final = 100_000
 """Mean length of kernels that a host may not keep up with: an operator of PyTorch costs it 5 to 20 µs, in modules with
 Python around them up to 100."""
+KERNELS_MANY: Final = 100
+"""In a step: a host that launches fewer has something else to do."""
 DELAY_SMALL_NS: Final = 30_000
 """From launch to start, in the median: so little means that the device was waiting for most of them …"""
 QUEUED_FEW: Final = 4.0
@@ -90,6 +94,10 @@ UNDERUSED_SHARE: Final = 0.50
 
 EXPOSED_SHARE: Final = 0.10
 """Of the step that a device only communicates: the TensorBoard plugin's threshold."""
+EXPOSED_HOST_SHARE: Final = 0.25
+"""As live, where threads of the host exchange (gloo): they share its cores with the computation …"""
+EXPOSED_HOST_FLOOR_NS: Final = 5_000_000
+"""… and on a crowded machine a tiny model spends milliseconds of a step in them, whatever one does."""
 OVERLAP_LOW: Final = 0.50
 """Of the communication is hidden: a bucketed all-reduce hides all but its last bucket."""
 HIDEABLE_SHARE: Final = 0.75
@@ -104,13 +112,20 @@ STRAGGLER_SHARE: Final = 0.02
 """Of the step that others wait for it: as live, ranks of a healthy job differ by one or two per cent."""
 EXPLAINS_SHARE: Final = 0.5
 """Of the lateness: what a rank does longer than its peers is named when it explains half of it."""
-COLLECTIVES_AT_LEAST: Final = 5
-"""Matched over all ranks; of three anybody may be last in two."""
+COLLECTIVES_AT_LEAST: Final = 3
+"""Matched over all ranks: one a step in the shortest trace that says anything …"""
+COLLECTIVES_FEW: Final = 8
+"""… but below this many a rank must be last in all of them, and each time by about as much …"""
+EVENLY: Final = 0.5
+"""… that is, the least of its delays is half of the longest: delays by chance are not (exponential ones differ tenfold
+in three of four samples of that size)."""
 PEERS_AT_LEAST: Final = 3
 """Ranks: of two nobody can say which is the odd one."""
 SLOW_RANK_SHARE: Final = 0.10
 """By how much a rank's steps, or its computation, are longer than the median rank's: clocks of healthy devices differ
 by up to five per cent."""
+SLOW_HOST_FLOOR_NS: Final = 5_000_000
+"""Per step, of ranks without a device: on a crowded machine the scheduler puts milliseconds between equal ranks."""
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The figures of all ranks side by side, and what a finding costs.
 
-Ranks are compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some
-by the rank that it hits most, since the others wait for that one.
+*Steps* are as long as the host's, or as the device's work where that is longer: a host that never waits may be through
+long before its device, and says nothing of the pace.  Ranks are compared by figures of the same steps.  A finding about
+all ranks is priced by the median rank; one about some by the rank that it hits most, since the others wait for it.
 
 *Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
 the host, too.  A rank without device work computes on the host, whose every moment counts.
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["Claim", "Idle", "Times", "View", "claim_of", "cost_of", "halved", "severity_of", "view_of"]
+__all__ = ["Claim", "Idle", "Times", "View", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+UNTOLD = "Python between operators"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class View:
     @cached_property
     def step_ns(self) -> Ints:
         """[R]; of all steps together."""
-        return self.each(lambda one: sum(step.end_ns - step.start_ns for step in one.steps))
+        return self.each(lambda one: max(sum(step.end_ns - step.start_ns for step in one.steps), one.temporal.span_ns))
 
     @cached_property
     def steps(self) -> Ints:
@@ -97,12 +99,13 @@ class View:
 
     @cached_property
     def times(self) -> Times:
-        chosen = [one.temporal if one.temporal.span_ns else one.exchanges.host or one.temporal for one in self.analyses]
-        return Times(
-            compute_ns=np.array([times.compute_ns for times in chosen], np.int64),
-            comm_ns=np.array([times.comm_ns for times in chosen], np.int64),
-            overlap_ns=np.array([times.overlap_ns for times in chosen], np.int64),
-        )
+        compute, comm, overlap = np.array([_times_of(one) for one in self.analyses], np.int64).reshape(-1, 3).T
+        return Times(compute_ns=compute, comm_ns=comm, overlap_ns=overlap)
+
+    @cached_property
+    def host_comm(self) -> Bools:
+        """[R]; whether it exchanges by threads of the host (gloo), for which a device idles."""
+        return self.each(lambda one: len(one.exchanges) if not one.temporal.comm_ns else 0) > 0
 
     def each(self, figure: Callable[[RankAnalysis], int]) -> Ints:
         """[R]."""
@@ -171,13 +174,12 @@ def claim_of(
     advice: tuple[str, ...],
     explained_ns: Ints | None = None,
     phase: str | None = None,
-    warning: float = thresholds.WARNING_SHARE,
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
 ) -> Claim:
     """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time."""
     cost = cost_of(view, saved_ns, where)
-    severity = min(severity_of(view, cost, warning=warning), at_most, key=SEVERITIES.index)
+    severity = min(severity_of(view, cost), at_most, key=SEVERITIES.index)
     finding = Finding(
         kind=kind,
         severity=severity,
@@ -226,14 +228,40 @@ def halved(time_ns: Ints) -> Ints:
     return (time_ns * thresholds.REMEDY_GAIN).astype(np.int64)
 
 
-def severity_of(view: View, cost: dict[str, Any], *, warning: float = thresholds.WARNING_SHARE) -> Severity:
+def severity_of(view: View, cost: dict[str, Any]) -> Severity:
     """By what it costs, and by how much was seen."""
     share, steps = float(cost["share"]), float(view.steps.max())
     seen_ns = float(view.step_ns.max())
-    if share < warning or cost["seconds"] * 1e9 / steps < thresholds.FLOOR_NS or seen_ns < thresholds.TRACE_FLOOR_NS:
+    if (
+        share < thresholds.WARNING_SHARE
+        or cost["seconds"] * 1e9 / steps < thresholds.FLOOR_NS
+        or seen_ns < thresholds.TRACE_FLOOR_NS
+    ):
         return "info"
     critical = share >= thresholds.CRITICAL_SHARE and view.stepped and steps >= thresholds.CRITICAL_STEPS
     return "critical" if critical else "warning"
+
+
+def holes_of(one: RankAnalysis) -> list[tuple[str, int]]:
+    """Where the main thread ran no operator for long, the longest first: by line, else by what was around it."""
+    table = one.tables.get("holes")
+    times: dict[str, int] = {}
+    for row in table.to_rows() if table else ():
+        place = row["source"] or row["inside"] or UNTOLD
+        times[place] = times.get(place, 0) + row["dur_ns"]
+    return sorted(times.items(), key=lambda each: -each[1])
+
+
+def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
+    """Compute, communication and both at once."""
+    temporal, exchanges = one.temporal, one.exchanges
+    if not temporal.span_ns and exchanges.host is not None:
+        return exchanges.host.compute_ns, exchanges.host.comm_ns, exchanges.host.overlap_ns
+    if temporal.comm_ns or not len(exchanges):
+        return temporal.compute_ns, temporal.comm_ns, temporal.overlap_ns
+    inside = exchanges.step >= 0
+    took_ns = int((exchanges.end_ns - exchanges.start_ns)[inside].sum())
+    return temporal.compute_ns, took_ns, int(exchanges.overlap_ns[inside].sum())
 
 
 def _idle_of(one: RankAnalysis, step_ns: int) -> tuple[int, int, int, int]:

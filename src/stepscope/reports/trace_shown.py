@@ -1,0 +1,67 @@
+"""What of a trace's document to show first, where there is room for some only: ranks, findings, remarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "RANKS_SHOWN",
+    "RANK_COLUMNS",
+    "look_of",
+    "look_of_diff",
+    "other_findings",
+    "problems_of",
+    "rank_shown",
+    "worst_ranks",
+]
+
+Document = Mapping[str, Any]
+
+RANKS_SHOWN = 16
+RANK_COLUMNS = (
+    *("rank", "step_mean_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
+    "transfer_ns",
+)
+"""Of the table of ranks, those that matter first."""
+
+
+def worst_ranks(document: Document, count: int = RANKS_SHOWN) -> list[Mapping[str, Any]]:
+    """Rows of the table of ranks: all where they are few, else those that were last most often or took longest."""
+    rows: list[Mapping[str, Any]] = document["distributed"]["rows"]
+    if len(rows) <= count:
+        return rows
+    return sorted(rows, key=_badness)[:count]
+
+
+def _badness(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return -(row["last_count"] or 0), -(row["span_ns"] or 0), row["rank"]
+
+
+def rank_shown(document: Document) -> str | None:
+    """Whose tables to show where there is room for one rank's: the first culprit's, else the lowest."""
+    named = [str(rank) for finding in document["findings"] for rank in finding["ranks"]]
+    return next((rank for rank in [*named, *document["ranks"]] if rank in document["ranks"]), None)
+
+
+def look_of(finding: Mapping[str, Any]) -> str:
+    """Of a finding or the verdict: its severity, or that all is well."""
+    return "healthy" if finding["kind"] == "healthy" else str(finding["severity"])
+
+
+def look_of_diff(diff: Mapping[str, Any]) -> str:
+    """Slower is a warning, anything else is none."""
+    if not diff["clear"]:
+        return "info"
+    return "warning" if diff["step_change_ns"] > 0 else "healthy"
+
+
+def other_findings(document: Document) -> Sequence[Mapping[str, Any]]:
+    """Those that are not the verdict."""
+    return document["findings"][0 if look_of(document["verdict"]) == "healthy" else 1 :]  # type: ignore[no-any-return]
+
+
+def problems_of(document: Document) -> Sequence[str]:
+    """What a reader should know: of the job, then of each file."""
+    of_files = (f"{file['path']}: {problem}" for file in document["files"] for problem in file["problems"])
+    return [*document["notices"], *of_files]

@@ -1,0 +1,66 @@
+"""Why time passes, on the critical path; of the host, for each piece of its threads' lines."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from stepscope.traces import intervals
+from stepscope.traces.categories import Kind
+from stepscope.traces.columns import Ints
+from stepscope.traces.host_lines import HostLine
+from stepscope.traces.loading import loader_rows
+from stepscope.traces.naming import named
+from stepscope.traces.waits import is_synchronising
+from stepscope.traces.window import Window
+
+__all__ = ["CAUSES", "Cause", "host_causes", "host_communicates"]
+
+HOST_COLLECTIVE: Final = re.compile(r"^(gloo|mpi|ucc|ccl|xccl):")
+
+
+class Cause(IntEnum):
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    LAUNCH_DELAY = 3
+    KERNEL_GAP = 4
+    SYNCHRONISATION = 5
+    HOST_OPERATOR = 6
+    HOST_RUNTIME = 7
+    DATA_LOADING = 8
+    HOST_PYTHON = 9
+    OTHER = 10
+
+
+CAUSES: Final = tuple(cause.name.lower() for cause in Cause)
+BY_KIND: Final = np.full(256, int(Cause.HOST_PYTHON), np.int64)
+BY_KIND[Kind.OP], BY_KIND[Kind.RUNTIME] = Cause.HOST_OPERATOR, Cause.HOST_RUNTIME
+
+
+def host_communicates(name: str) -> bool:
+    return HOST_COLLECTIVE.match(name) is not None
+
+
+def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, Ints]:
+    """By thread: [pieces of its line]; why it takes that time."""
+    trace, slices = window.trace, window.trace.slices
+    loaders = loader_rows(window)
+    out = {}
+    for thread, line in lines.items():
+        row = line.row
+        kind = np.where(row >= 0, slices.kind[row], Kind.OTHER)
+        cause = BY_KIND[kind]
+        calls = np.flatnonzero(kind == Kind.RUNTIME)
+        cause[calls[named(trace, row[calls], is_synchronising)]] = Cause.SYNCHRONISATION
+        ranges = np.flatnonzero(kind == Kind.ANNOTATION)
+        cause[ranges[named(trace, row[ranges], host_communicates)]] = Cause.COMMUNICATION
+        own = loaders[slices.thread[loaders] == thread]
+        if len(own):
+            loading = intervals.merge(slices.start_ns[own], slices.end_ns[own])
+            cause[intervals.covered(line.start_ns, line.start_ns + 1, loading) > 0] = Cause.DATA_LOADING
+        out[thread] = cause
+    return out

@@ -1,0 +1,110 @@
+"""Findings of real traces: of jobs into which a fault was put, and of those that others have published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from stepscope.traces.job import JobAnalysis, analyse_job
+from stepscope.traces.rank import analyse_rank
+from stepscope.traces.read import read_trace
+
+DATA = Path(__file__).parent / "data" / "h200"
+
+
+def job_of(paths: Iterable[Path]) -> JobAnalysis:
+    traces = [read_trace(path) for path in sorted(paths)]
+    return analyse_job([analyse_rank(trace, trace.meta.rank or 0) for trace in traces])
+
+
+def kinds(job: JobAnalysis) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.severity) for finding in job.findings]
+
+
+# -- faults put into jobs on an H200 --------------------------------------------------------------------------------
+
+H200 = {
+    "healthy": ([], "Nothing stands out: 3 steps of 18.5 ms;"),
+    "compiled": ([], "Nothing stands out: 3 steps of 18.4 ms;"),
+    "graphs": ([], "Nothing stands out: 3 steps of 17.3 ms;"),
+    "naive_attention": ([], "Nothing stands out: 3 steps of 25.3 ms;"),
+    "copies": (
+        [("pageable_copies", "critical"), ("loader_bound", "critical")],
+        "Copies from pageable memory take 19.1 ms of every step, 45% of the time the device does nothing else: ",
+    ),
+    "fp32": (
+        [("fp32_matmul", "critical")],
+        "Matrix products and convolutions run in float32 without Tensor Cores: 160 ms of every step, 89% of the time.",
+    ),
+    "fragmentation": ([("fragmentation", "info")], "Nothing stands out: 3 steps of 21.5 ms;"),
+    "gc": (
+        [("gc_pauses", "critical"), ("gpu_idle_host", "critical")],
+        "Python's garbage collector stops training: 3 collections, the longest 299 ms; 43% of the time.",
+    ),
+    "graph_breaks": (
+        [("host_sync", "warning"), ("graph_breaks", "info")],
+        "The host waits for the device 3 times a step, mostly in aten::item, and the device then runs dry: 2.18 ms ",
+    ),
+    "loader": ([("loader_bound", "critical")], "Training waits for the DataLoader: 30.3 ms of every step, "),
+    "sync": (
+        [("host_sync", "critical")],
+        "The host waits for the device 8 times a step, mostly in aten::item at trace_faults.py(83): step, and the ",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", H200)
+def test_faults_of_one_rank(fault: str) -> None:
+    job = job_of([DATA / f"{fault}.json.gz"])
+    found, verdict = H200[fault]
+    assert kinds(job) == found
+    assert job.verdict.startswith(verdict)
+
+
+def test_a_rank_that_sleeps() -> None:
+    job = job_of((DATA / "forward-rank1-of-2").glob("*.json.gz"))
+    assert job.verdict == (
+        "Rank 1 comes last to 4 of 4 collectives; the other waits 20.0 ms of every step for it; before that it spends "
+        "20.0 ms more than its peers in DistributedDataParallel.forward."
+    )
+    assert kinds(job) == [
+        ("collective_straggler", "critical"),
+        ("gpu_idle_host", "warning"),
+        ("ddp_without_nccl", "warning"),
+    ]
+    # Neither the sleep nor the waiting for it: what is left on both ranks.
+    assert job.findings[1].ranks == ()
+    assert job.findings[1].evidence["idle_ms_per_step"] < 4.1
+
+
+# -- published traces -----------------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "hta_cp_event_sync": [("gpu_idle_host", "info")],
+    "hta_cp_event_sync_multi": [("gpu_idle_host", "warning")],
+    "hta_df_index_resolver_1of2": [
+        ("launch_bound", "critical"),
+        ("low_overlap", "warning"),
+        ("fp32_matmul", "warning"),
+        ("fragmentation", "info"),
+    ],
+    "hta_nccl_data_1of2": [("launch_bound", "critical")],
+    "hta_trace_diff/control": [("host_sync", "warning"), ("low_overlap", "warning")],
+    "hta_trace_diff/test": [("fp32_matmul", "warning")],
+    "kineto_resnet50_w0": [("loader_bound", "critical"), ("fp32_matmul", "warning")],
+}
+
+
+@pytest.mark.parametrize("folder", PUBLISHED)
+def test_published_traces(shared_data: Path, folder: str) -> None:
+    assert kinds(job_of((shared_data / "traces" / folder).glob("*.json.gz"))) == PUBLISHED[folder]
+
+
+def test_the_late_rank_of_a_published_job(shared_data: Path) -> None:
+    job = job_of((shared_data / "traces" / "param_dlrm_8rank").glob("*.json.gz"))
+    assert job.verdict == "Rank 7 comes last to 5 of 8 collectives; the others wait 5.08 ms of every step for it."
+    first = job.findings[0]
+    assert (first.kind, first.ranks, first.severity) == ("collective_straggler", (7,), "warning")
+    assert first.evidence["transfer_ms"] == 0.225

@@ -1,0 +1,85 @@
+"""Which files are traces, and which rank each is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import TraceError
+from stepscope.testing.traces import MadeTrace
+from stepscope.traces.columns import TraceMeta
+from stepscope.traces.read import find_traces, number_ranks, read_trace
+
+
+def small(rank: int = 0) -> MadeTrace:
+    made = MadeTrace(rank=rank, world_size=2)
+    made.op("aten::mm", 0, 5)
+    return made
+
+
+def test_a_folder_of_the_tensorboard_handler(tmp_path: Path) -> None:
+    one = small(0).write(tmp_path / "node1_4000.1694128201545.pt.trace.json")
+    two = small(1).write(tmp_path / "node2_4001.1694128201546.pt.trace.json.gz")
+    assert find_traces([tmp_path]) == ([one, two], [])
+    assert [read_trace(path).meta.rank for path in (one, two)] == [0, 1]
+
+
+def test_folders_are_searched_and_foreign_files_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    trace = small().write(tmp_path / "deep" / "er" / "a.json")
+    bare = tmp_path / "b.json"
+    bare.write_text(json.dumps(small().events))
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "notes.txt").write_text("x")
+    found, notices = find_traces([tmp_path, trace])
+    assert found == [bare, trace]
+    assert notices == [f"no traces, passed over: {tmp_path / 'config.json'} and 1 more"]
+
+
+def test_files_that_are_named_are_taken_as_they_are(tmp_path: Path) -> None:
+    named = [tmp_path / "config.json", tmp_path / "not there"]
+    assert find_traces([*named, named[0]]) == (named, [])
+
+
+def test_a_file_that_cannot_be_opened_says_so_later(tmp_path: Path) -> None:
+    broken = tmp_path / "a.json"
+    broken.write_bytes(b"PK\x03\x04")
+    assert find_traces([tmp_path]) == ([broken], [])
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    with pytest.raises(TraceError, match="there is no trace in this folder"):
+        find_traces([tmp_path])
+
+
+def meta(path: str, rank: int | None = None, origin_ns: int = 0, pid: int = 1) -> TraceMeta:
+    return TraceMeta(path=path, rank=rank, origin_ns=origin_ns, pid=pid)
+
+
+def test_ranks_as_the_files_say() -> None:
+    assert number_ranks([meta("a", 1), meta("b", 0)]) == ([1, 0], [])
+    assert number_ranks([meta("a")]) == ([0], [])
+    assert number_ranks([]) == ([], [])
+
+
+def test_files_without_a_rank_get_free_numbers() -> None:
+    ranks, notices = number_ranks([meta("a"), meta("b", 0), meta("c"), meta("d", 2)])
+    assert ranks == [1, 0, 3, 2]
+    assert notices == ["2 of 4 files do not say their rank: they are numbered by their names"]
+
+
+def test_of_several_captures_of_a_rank_the_latest_counts() -> None:
+    ranks, notices = number_ranks([meta("a", 0, 5), meta("b", 0, 9), meta("c", 0, 7), meta("d", 1, 1)])
+    assert ranks == [None, 0, None, 1]
+    assert notices == ["3 files say that they are of rank 0: the latest is used, b; left out: a, c"]
+
+
+def test_files_of_one_rank_by_different_processes() -> None:
+    _, notices = number_ranks([meta("a", 0, 5, pid=1), meta("b", 0, 9, pid=2)])
+    assert notices == [
+        "2 files say that they are of rank 0, of different processes: the latest is used, b; left out: a"
+    ]
