@@ -295,7 +295,7 @@ others = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.one_of(slices, slices, others), max_size=12),
     st.sampled_from([None, 1]),

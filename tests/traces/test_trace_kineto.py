@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
@@ -203,12 +202,6 @@ def test_what_the_file_says_of_itself() -> None:
     meta = trace.meta
     assert (meta.rank, meta.world_size, meta.backend, meta.host, meta.pid) == (3, 8, "nccl", "node", 77)
     assert (meta.groups, meta.devices, meta.with_stack) == (({"pg_name": "0"},), ({"name": "GPU"},), True)
-
-
-def test_the_collector_runs_again_afterwards() -> None:
-    assert gc.isenabled()
-    read(event())
-    assert gc.isenabled()
 
 
 def test_categories_of_all_times_and_vendors() -> None:

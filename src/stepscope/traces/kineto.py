@@ -6,10 +6,8 @@ still open (``B`` without its ``E``).
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -45,33 +43,20 @@ LONGEST_NOTHING = 16 << 20
 
 def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
     """``blocks``: the text, inflated; ``path``: for messages."""
-    with _without_gc():
-        reader = _Reader()
-        text = EventText(blocks, reader.decode)
-        for piece in text:
-            reader.add(piece)
-        if not reader.read_events and (text.truncated or text.lost):
-            raise TraceError(f"has no event that can be read: {text.truncated or 'they are no valid JSON'}")
-        reader.finish()
-        meta = replace(
-            meta_of(text.header, path),
-            read_events=reader.read_events,
-            truncated=text.truncated,
-            problems=tuple(_problems(text, reader)),
-        )
-        return _with_pid(reader.columns.builder.build(meta))
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Nothing here makes cycles; looking for them among so many objects takes a tenth of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    reader = _Reader()
+    text = EventText(blocks, reader.decode)
+    for piece in text:
+        reader.add(piece)
+    if not reader.read_events and (text.truncated or text.lost):
+        raise TraceError(f"has no event that can be read: {text.truncated or 'they are no valid JSON'}")
+    reader.finish()
+    meta = replace(
+        meta_of(text.header, path),
+        read_events=reader.read_events,
+        truncated=text.truncated,
+        problems=tuple(_problems(text, reader)),
+    )
+    return _with_pid(reader.columns.builder.build(meta))
 
 
 class _Reader:

@@ -6,9 +6,9 @@ there either, and the event counts as wrong.
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -16,10 +16,11 @@ import msgspec
 from stepscope.traces.kineto_events import PHASES, Ignored, NoEvent
 from stepscope.traces.scanning import UNREADABLE
 
-__all__ = ["number_of", "read_leniently"]
+__all__ = ["read_leniently"]
 
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 STRING = msgspec.json.Decoder(str)
+MOST_DIGITS = 300
 
 
 def read_leniently(text: bytes) -> tuple[Any, bool]:
@@ -69,31 +70,23 @@ def _value(kind: Any, text: bytes) -> Any:
     return None
 
 
-def number_of(text: bytes) -> int | float | None:
-    """Quoted or not; None: it is none, or endless."""
+def _number(text: bytes) -> Decimal | None:
+    """Quoted or not; None: it is none, or beyond all use."""
     try:
-        text = _string(text).encode() if text.startswith(b'"') else text
-        return int(text)
-    except UNREADABLE:
-        pass
-    try:
-        number = float(text)
-    except UNREADABLE:
+        number = Decimal(_string(text) if text.startswith(b'"') else text.decode())
+    except (ArithmeticError, *UNREADABLE):
         return None
-    return number if math.isfinite(number) else None
+    return number if number.is_finite() and abs(number.adjusted()) < MOST_DIGITS else None
 
 
 def _whole(text: bytes) -> int | None:
-    number = number_of(text)
+    number = _number(text)
     return int(number) if number is not None and number == int(number) else None
 
 
 def _real(text: bytes) -> float | None:
-    number = number_of(text)
-    try:
-        return None if number is None else float(number)
-    except OverflowError:
-        return None
+    number = _number(text)
+    return None if number is None else float(number)
 
 
 def _string(text: bytes) -> str:

@@ -65,8 +65,8 @@ class EventText(Generic[Events]):
         """Bytes since the last event."""
 
     def __iter__(self) -> Iterator[Events]:
-        rest = self._to_first_event()
-        for block in itertools.chain((b"",), self._blocks):
+        first, rest = self._to_first_event(), b""
+        for block in itertools.chain((first,), self._blocks):
             piece, rest = self._complete(rest, block)
             if piece is not None:
                 yield piece
