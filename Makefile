@@ -15,7 +15,7 @@ RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types contracts bench league hangs clean
+.PHONY: help setup demo test ray lint format types contracts bench league hangs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ demo: $(RUN_READY) ## Train on 4 ranks here, one of them slow, and let Stepscope
 
 test: $(RUN_READY) ## Run all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
+
+ray: $(RUN_READY) ## Run the tests of --engine ray on a real Ray of this machine (installs 240 MB)
+	$(PIP) -r requirements/ray.txt
+	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs
 
 lint: $(LINT_READY) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .

@@ -353,7 +353,7 @@ class Commands:
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE")}
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
-        return {**inherited, "PYTHONPATH": path, TOKEN: self._token, "STEPSCOPE_CACHE_GB": "0"}
+        return {**inherited, "PYTHONPATH": path, TOKEN: self._token, "XDG_CACHE_HOME": str(self.folder / ".cache")}
 
     def newest_run(self) -> Path | None:
         found = sorted(self.folder.rglob("run.json"), key=lambda path: path.stat().st_mtime_ns)

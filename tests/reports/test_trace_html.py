@@ -89,6 +89,14 @@ def test_a_curve_keeps_its_peak() -> None:
     assert curves([Curve(look="c1", name="queue", points=[])], str, "", "") == ""
 
 
+def test_a_peak_is_marked() -> None:
+    points = [(0.0, 1.0), (1.0, 8.0), (4.0, 2.0)]
+    drawn = curves([Curve(look="c1", name="memory", points=points, peak="peak: 8 GiB")], str, "0", "4 s")
+    (x, y) = re.findall(r'<circle class="c1" cx="([\d.]+)" cy="([\d.]+)"', drawn)[0]
+    assert (float(x), float(y)) == (66 + (960 - 66) / 4, 12.0)
+    assert "peak: 8 GiB" in drawn
+
+
 def test_table_cells() -> None:
     rows = [
         {"name": "void f<g>(int)", "count": 3, "total_ns": 1_500, "empty": None, "mixed": "a"},

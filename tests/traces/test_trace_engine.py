@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stepscope.errors import TraceError, UsageError
+from stepscope.errors import UsageError
 from stepscope.testing.nsight import MadeReport
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces import engine as engine_module
 from stepscope.traces.analyse import Job, Options, Problem
 from stepscope.traces.cache import Cache
-from stepscope.traces.engine import Engine, LocalEngine, RayEngine, analyse_paths, analyse_traces, engine_named
+from stepscope.traces.engine import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
 from stepscope.traces.opening import read_traces
 from stepscope.traces.position import position_in, watched
 from stepscope.traces.rank import RankAnalysis
@@ -251,33 +251,6 @@ def test_a_bar_moves_within_one_large_file(tmp_path: Path) -> None:
         sys.setprofile(None)
     assert len(seen) > 2
     assert max(seen) <= path.stat().st_size
-
-
-# ── folders ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_folders_and_numbers(tmp_path: Path) -> None:
-    """Each rank once, the latest capture of it; what does not say its rank gets a free number."""
-    make(tmp_path, 2)
-    late = MadeTrace(rank=1, header={"baseTimeNanoseconds": 10**18})
-    late.kernel("late", 0, 5)
-    late.write(tmp_path / "z.json")
-    unsaid = MadeTrace(rank=None)
-    unsaid.kernel("unsaid", 0, 6)
-    unsaid.write(tmp_path / "a.json")
-    bad = tmp_path / "bad.json"
-    bad.write_text('{"traceEvents": 5}')
-    (tmp_path / "notes.json").write_text('{"no": "trace"}')
-    found, notices = analyse_traces([tmp_path], Options(), HERE)
-    assert sorted(shown([*found])) == [(0, 30), (1, 5), (2, 6)]  # type: ignore[type-var]
-    assert [sum(words in notice for notice in notices) for words in (
-        "passed over", "bad.json", "are of rank 1", "do not say their rank",
-    )] == [1, 1, 1, 1]  # fmt: skip
-    assert len(notices) == 4
-    with pytest.raises(TraceError, match=r"bad\.json.* \(and 1 more files like it\)$"):
-        analyse_traces([bad, tmp_path / "none.json"], Options(), HERE)
-    with pytest.raises(TraceError, match="there are no traces to analyse"):
-        analyse_traces([], Options())
 
 
 # ── Ray ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.testing.nsight import NEW, OLD, MadeReport, packed
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Trace
+from stepscope.traces.job import analyse_job
 from stepscope.traces.links import launches_of
 from stepscope.traces.nsight import is_nsight, read_nsight
 from stepscope.traces.rank import analyse_rank
@@ -195,6 +198,43 @@ def test_old_waits_know_no_record(tmp_path: Path) -> None:
     assert read_one(made, tmp_path).syncs.record_correlation.tolist() == [-1]
 
 
+def test_what_is_sent_is_a_part_or_the_whole(tmp_path: Path) -> None:
+    made = MadeReport()
+    made.nccl_init(communicator=9, rank=0, ranks=4)
+    for place, call in enumerate(("AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Gather", "Broadcast")):
+        made.nccl(f"nccl{call}", 100 + place * 10, 101 + place * 10, communicator=9, size=10)
+    made.nccl("ncclAllGather", 200, 201, communicator=8, size=10)
+    made.kernel("k", 0, 1)
+    said = read_one(made, tmp_path).collectives
+    assert list(zip(said.in_elements.tolist(), said.out_elements.tolist(), strict=True)) == [
+        (10, 10), (10, 40), (40, 10), (40, 40), (10, 40), (10, 10), (10, -1),
+    ]  # fmt: skip
+
+
+@GENERATIONS
+def test_ranks_of_one_report_are_compared(tmp_path: Path, generation: str) -> None:
+    """Both reach every collective's end together; rank 1 comes 50 µs later each time."""
+    made = MadeReport(generation)
+    for rank, pid in enumerate((10, 20)):
+        made.pid = pid
+        made.nccl_init(communicator=77, rank=rank, ranks=2)
+        for step in range(4):
+            at, late = step * 1_000_000, rank * 50_000
+            made.nvtx(f"step {step}", at, at + 900_000, tid=pid)
+            made.launched("gemm", at=at + 1000, start=at + 10_000, end=at + 300_000 + late, tid=pid)
+            made.nccl("ncclAllReduce", at + 3000, at + 3500, communicator=77, size=1 << 20, tid=pid)
+            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+            made.launched(name, at=at + 4000, start=at + 300_000 + late, end=at + 400_000, streamId=20, tid=pid)
+    analyses = [analyse_rank(trace, rank) for rank, trace in enumerate(read_nsight(made.write(tmp_path / "a.sqlite")))]
+    assert [each.meta.rank for each in analyses] == [0, 1]
+    job = analyse_job(analyses)
+    rows = {row["rank"]: row for row in job.distributed.to_rows()}
+    assert [rows[rank]["wait_ns"] for rank in (0, 1)] == [150_000, 0]
+    assert [rows[rank]["transfer_ns"] for rank in (0, 1)] == [150_000, 150_000]
+    assert [rows[rank]["last_count"] for rank in (0, 1)] == [0, 3]
+    assert analyses[0].exchanges.bytes.tolist() == [1 << 20] * 3
+
+
 @GENERATIONS
 def test_a_trace_for_each_process_with_work(tmp_path: Path, generation: str) -> None:
     made = MadeReport(generation)
@@ -264,6 +304,56 @@ def test_calls_tell_the_process_of_work_that_does_not(tmp_path: Path) -> None:
     made = MadeReport()
     made.launched("k", at=0, start=10, end=20, globalPid=None)
     assert read_one(made, tmp_path).meta.pid == 4000
+
+
+@settings(max_examples=60)
+@given(data=st.data(), generation=st.sampled_from([OLD, NEW]))
+def test_every_row_of_random_tables_is_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, generation: str
+) -> None:
+    """Against the rows themselves, one by one: zero-length, overlapping, reversed, unlinked, several processes."""
+    times = st.tuples(st.integers(0, 500), st.integers(-3, 60))
+    made = MadeReport(generation)
+    expected: dict[int, list[tuple[str, Kind, int, int, int, int]]] = {}
+    for pid in (10, 20):
+        made.pid = pid
+        own = expected.setdefault(pid, [])
+        for start, dur in data.draw(st.lists(times, max_size=6)):
+            stream = data.draw(st.sampled_from([0, 7, (1 << 32) - 1]))
+            correlation = data.draw(st.integers(0, 3))
+            made.kernel(f"k{dur}", start, start + dur, streamId=stream, correlation=correlation)
+            own.append((f"k{dur}", Kind.KERNEL, start, max(dur, 0), stream if stream < 8 else -1, correlation))
+        for start, dur in data.draw(st.lists(times, max_size=4)):
+            made.memcpy(start, start + dur, size=dur, kind=8, source=2, to=2)
+            own.append(("Memcpy DtoD (Device -> Device)", Kind.MEMCPY, start, max(dur, 0), 7, 0))
+        has_work = bool(own)
+        for start, dur in data.draw(st.lists(times, max_size=6)):
+            correlation = data.draw(st.integers(0, 3))
+            made.runtime("cuLaunchKernelEx_v11060_ptsz", start, start + dur, correlation=correlation)
+            own.append(("cuLaunchKernelEx", Kind.RUNTIME, start, max(dur, 0), -1, correlation))
+        for start, dur in data.draw(st.lists(times, max_size=4)):
+            made.nvtx(f"range {dur}", start, start + abs(dur), registered=data.draw(st.booleans()))
+            own.append((f"range {dur}", Kind.ANNOTATION, start, abs(dur), -1, -1))
+        if not has_work:
+            del expected[pid]
+    path = tmp_path_factory.mktemp("random") / "a.sqlite"
+    made.write(path)
+    if not expected:
+        with pytest.raises(TraceError):
+            read_nsight(path)
+        return
+    traces = read_nsight(path)
+    assert [trace.meta.pid for trace in traces] == list(expected)
+    for trace in traces:
+        assert trace.meta.pid is not None
+        slices, origin_ns = trace.slices, trace.meta.origin_ns
+        found = [
+            (name, kind, start + origin_ns, dur, int(slices.stream[row]), int(slices.correlation[row]))
+            for row, (name, kind, start, dur) in enumerate(rows(trace))
+        ]
+        assert sorted(found) == sorted(expected[trace.meta.pid])
+        keys = [(start, -dur) for _, _, start, dur, _, _ in found]
+        assert keys == sorted(keys)
 
 
 # ── bad files ───────────────────────────────────────────────────────────────────────────────────────────────────────

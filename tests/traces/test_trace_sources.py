@@ -13,7 +13,7 @@ from stepscope.traces.window import window_of
     "name",
     [
         "train.py(31): step",
-        "/home/somebody/project/models/net.py(7): forward",
+        "/srv/somebody/project/models/net.py(7): forward",
         "models/net.py(7): <lambda>",
         "notebook.ipynb(3): <module>",
         "/tmp/ipykernel_12/99.py(3): <module>",

@@ -150,6 +150,23 @@ def test_the_database_is_shut_in(traces: Path, sql: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_each_rank_once(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several recordings of a rank the latest; a file that names none gets a free number."""
+    late = MadeTrace(rank=1, header={"baseTimeNanoseconds": 10**18})
+    late.kernel("late", 0, 5)
+    late.write(traces / "late.json")
+    unsaid = MadeTrace(rank=None)
+    unsaid.kernel("unsaid", 0, 6)
+    unsaid.write(traces / "a.json")
+    assert run_command(["sql", "--csv", str(traces), "select rank, name from kernels order by all"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "rank,name\n0,gemm\n0,it's\n1,late\n2,unsaid\n"
+    assert shown.err == (
+        "stepscope: 1 file of an earlier recording of the same ranks left out: the latest count\n"
+        "stepscope: 1 file names no rank: counted as rank 2\n"
+    )
+
+
 def test_bad_traces_are_said(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("nothing")

@@ -74,10 +74,10 @@ def _traces(path: Path) -> list[Path] | None:
         return [path]
     if not path.is_dir() or (path / META).exists():
         return None
-    from stepscope.traces.opening import trace_files
+    from stepscope.traces.read import find_traces
 
     try:
-        return trace_files([path])
+        return find_traces([path])[0]
     except TraceError:
         return None
 

@@ -27,7 +27,7 @@ def analysed(paths: Sequence[Path], options: Options, engine: str) -> JobAnalysi
     from stepscope.traces.engine import analyse_paths, engine_named
     from stepscope.traces.job import analyse_job
     from stepscope.traces.one_per_rank import one_per_rank
-    from stepscope.traces.opening import trace_files
+    from stepscope.traces.read import find_traces
 
     bar = progress_bar("reading traces", bytes_text)
 
@@ -36,13 +36,14 @@ def analysed(paths: Sequence[Path], options: Options, engine: str) -> JobAnalysi
             # What is read is not yet analysed: the bar stays until the last file is through.
             bar(total if files == all_files else min(read, total - 1), total)
 
-    found = analyse_paths(trace_files(paths), options, engine_named(engine), progress if bar else None)
+    files, passed_over = find_traces(paths)
+    found = analyse_paths(files, options, engine_named(engine), progress if bar else None)
     problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:
         raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
     ranks, notices = one_per_rank(analyses)
-    return analyse_job(ranks, [*problems, *notices])
+    return analyse_job(ranks, [*passed_over, *problems, *notices])
 
 
 def changes_of(words: Sequence[str]) -> list[Change]:

@@ -76,6 +76,8 @@ class Curve:
     name: str
     points: Sequence[tuple[float, float]]
     """By time; each value holds until the next."""
+    peak: str = ""
+    """What to write at the highest point."""
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
@@ -148,6 +150,8 @@ def curves(series: Sequence[Curve], words: Callable[[float], str], first: str, l
     for curve in series:
         path = "".join(_steps(curve.points, begin, max(end - begin, 1e-12), highest))
         lines.append(f'<path class="line {curve.look}" d="{path}"><title>{escaped(curve.name)}</title></path>')
+        if curve.peak and curve.points:
+            lines += _peak(curve, begin, max(end - begin, 1e-12), highest)
     return _svg(TALL + AXIS, [*lines, *_ends(first, last)])
 
 
@@ -156,9 +160,20 @@ def _steps(points: Sequence[tuple[float, float]], begin: float, length: float, h
     for group in range(0, len(points), every):
         # Of several points the highest: a peak must not get lost.
         at, value = max(points[group : group + every], key=lambda point: point[1])
-        x = GUTTER + (at - begin) / length * (WIDTH - GUTTER)
-        y = HEAD + (1 - value / highest) * (TALL - HEAD)
+        x, y = _placed(at, value, begin, length, highest)
         yield f"M{x:.1f} {y:.1f}" if group == 0 else f"H{x:.1f}V{y:.1f}"
+
+
+def _placed(at: float, value: float, begin: float, length: float, highest: float) -> tuple[float, float]:
+    return GUTTER + (at - begin) / length * (WIDTH - GUTTER), HEAD + (1 - value / highest) * (TALL - HEAD)
+
+
+def _peak(curve: Curve, begin: float, length: float, highest: float) -> Iterator[str]:
+    at, value = max(curve.points, key=lambda point: point[1])
+    x, y = _placed(at, value, begin, length, highest)
+    anchor = "end" if x > WIDTH / 2 else "start"
+    yield f'<circle class="{curve.look}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+    yield f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="{anchor}">{escaped(curve.peak)}</text>'
 
 
 def _scale(highest: float, words: Callable[[float], str]) -> Iterator[str]:

@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stepscope.records.units import bytes_text, count_text, ns_text, number_text, share_text
+from stepscope.records.units import bytes_text, ns_text, number_text, share_text
 from stepscope.reports.charts import CHART_STYLE, Bar, Curve, Part, curves, legend, stacked_bars, stacked_columns
 from stepscope.reports.html import escaped, page
 from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
 from stepscope.reports.price import price_text
-from stepscope.reports.trace_shown import look_of, look_of_diff, other_findings, problems_of, rank_shown, worst_ranks
+from stepscope.reports.trace_shown import (
+    facts_of,
+    look_of,
+    look_of_diff,
+    other_findings,
+    problems_of,
+    rank_shown,
+    worst_ranks,
+)
 
 __all__ = ["render_trace_html"]
 
@@ -53,28 +61,29 @@ DRAWN = ("memory", "queue_curve", "copy_bandwidth")
 
 def render_trace_html(document: Document, *, top: int = ROWS) -> str:
     """``top``: rows of each table."""
-    verdict = document["verdict"]
+    verdict, diff = document["verdict"], document["diff"]
     sections = (_diff, _verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
     lines = [line for section in sections for line in section(document)]
     lines += [*_tables(document, top), *_notes(document)]
     return page(
-        verdict["title"],
+        verdict["title"] if diff is None else diff["verdict"],
         "\n".join(lines),
-        tone=TONES[look_of(verdict)],
+        tone=TONES[look_of(verdict) if diff is None else look_of_diff(diff)],
         style=CHART_STYLE + TABLE_STYLE + STYLE,
         script=TABLE_SCRIPT,
     )
 
 
 def _diff(document: Document) -> Iterator[str]:
+    """What changed; then the verdict on what is, as a heading of its own."""
     diff = document["diff"]
     if diff is None:
         return
-    yield f'<h2>What changed</h2><p class="{TONES[look_of_diff(diff)]}">{escaped(diff["verdict"])}</p>'
     yield from (f'<p class="soft">{escaped(notice)}</p>' for notice in diff["notices"])
     for number, table in enumerate(diff["tables"].values()):
         yield from _folded(table, ROWS, opened=number == 0)
-    yield "<h2>What is</h2>"
+    verdict = document["verdict"]
+    yield f'<h2 class="{TONES[look_of(verdict)]}">{escaped(verdict["title"])}</h2>'
 
 
 def _verdict(document: Document) -> Iterator[str]:
@@ -84,18 +93,9 @@ def _verdict(document: Document) -> Iterator[str]:
         yield f"<dt>price</dt><dd>{escaped(verdict['price'])}</dd>"
     for number, sentence in enumerate(verdict["advice"]):
         yield f"<dt>{'' if number else 'to do'}</dt><dd>{escaped(sentence)}</dd>"
-    yield f"<dt>trace</dt><dd>{escaped(_facts(document))}</dd></dl>"
+    yield f"<dt>trace</dt><dd>{escaped(' · '.join(facts_of(document)))}</dd></dl>"
     if document["what_if"]:
         yield from _folded(document["what_if"], ROWS, opened=True)
-
-
-def _facts(document: Document) -> str:
-    files, steps = document["files"], document["steps"]
-    devices = sorted({device for file in files for device in file["devices"][:1]})
-    parts = [count_text(len(files), "rank"), f"{sum(file['events'] for file in files):,} events"]
-    if steps["marked"]:
-        parts += [count_text(steps["count"], "step"), f"{ns_text(steps['median_ns'])} a step"]
-    return " · ".join([*parts, *devices[:2]])
 
 
 def _findings(document: Document) -> Iterator[str]:
@@ -211,7 +211,8 @@ def _memory(document: Document) -> Iterator[str]:
     rows, drawn = table["rows"], []
     for column, look, name in (("reserved_bytes", "c3", "reserved"), ("allocated_bytes", "c1", "allocated")):
         points = [(row["time_ns"], row[column]) for row in rows if row[column] is not None]
-        drawn.append(Curve(look=look, name=name, points=points))
+        peak = f"peak: {bytes_text(max(value for _, value in points))} {name}" if name == "allocated" and points else ""
+        drawn.append(Curve(look=look, name=name, points=points, peak=peak))
     yield f"<h2>Memory of rank {escaped(rank)}</h2>"
     yield legend([("c1", "allocated"), ("c3", "reserved")])
     yield curves(drawn, bytes_text, "0", ns_text(rows[-1]["time_ns"] - rows[0]["time_ns"]))

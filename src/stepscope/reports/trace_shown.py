@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.units import count_text, ns_text
+
 __all__ = [
     "RANKS_SHOWN",
     "RANK_COLUMNS",
+    "facts_of",
     "look_of",
     "look_of_diff",
     "other_findings",
@@ -24,6 +27,28 @@ RANK_COLUMNS = (
     "transfer_ns",
 )
 """Of the table of ranks, those that matter first."""
+
+
+def facts_of(document: Document) -> list[str]:
+    """What was traced, in a few words each."""
+    files, steps = document["files"], document["steps"]
+    worlds = {file["world_size"] for file in files if file["world_size"]}
+    whole = max(worlds) if len(worlds) == 1 else len(files)
+    ranks = count_text(len(files), "rank")
+    facts = [ranks if whole <= len(files) else f"{len(files)} of {count_text(whole, 'rank')}"]
+    facts.append(f"{sum(file['events'] for file in files):,} events")
+    if steps["marked"]:
+        which = f" ({steps['first']}–{steps['last']})" if steps["count"] > 1 else ""
+        without = f", {steps['left_out'][0]} left out" if steps["left_out"] else ""
+        facts.append(count_text(steps["count"], "step") + which + without)
+        facts.append(f"{ns_text(steps['median_ns'])} a step on the host")
+    elif steps["median_ns"] is not None:
+        facts.append(f"{ns_text(steps['median_ns'])} without profiler steps")
+    facts += sorted({device for file in files for device in file["devices"][:1]})[:2]
+    hosts = sorted({file["host"] for file in files if file["host"]})
+    if hosts:
+        facts.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
+    return facts
 
 
 def worst_ranks(document: Document, count: int = RANKS_SHOWN) -> list[Mapping[str, Any]]:

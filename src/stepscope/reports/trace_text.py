@@ -14,6 +14,7 @@ from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
 from stepscope.reports.trace_shown import (
     RANK_COLUMNS,
+    facts_of,
     look_of,
     look_of_diff,
     other_findings,
@@ -35,6 +36,8 @@ ROWS = 6
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
 LOW_CONFIDENCE = 0.75
+FACT = 48
+"""Columns of a fact, at most."""
 COLLECTIVE_COLUMNS = (
     *("op", "group", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count", "bytes", "ranks"),
 )
@@ -97,7 +100,8 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
     _verdict(page, document)
     _what_if(page, document)
     _others(page, document)
-    _facts(page, document)
+    page.items("trace", [cut(clean(fact), FACT) for fact in facts_of(document)])
+    page.blank()
     if len(document["ranks"]) > 1:
         _ranks(page, document)
         _collectives(page, document)
@@ -160,31 +164,6 @@ def _others(page: Page, document: Document) -> None:
     if len(others) > OTHERS_SHOWN:
         page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more (--json has them)")
     page.blank()
-
-
-def _facts(page: Page, document: Document) -> None:
-    files, steps = document["files"], document["steps"]
-    hosts = sorted({file["host"] for file in files if file["host"]})
-    devices = sorted({device for file in files for device in file["devices"][:1]})
-    worlds = {file["world_size"] for file in files if file["world_size"]}
-    ranks = count_text(len(files), "rank")
-    if len(worlds) == 1 and max(worlds) != len(files):
-        ranks = f"{len(files)} of {count_text(max(worlds), 'rank')}"
-    parts = [ranks, f"{sum(file['events'] for file in files):,} events"]
-    if steps["marked"]:
-        parts += [_steps(steps), f"{ns_text(steps['median_ns'])} a step"]
-    elif steps["median_ns"] is not None:
-        parts.append(f"{ns_text(steps['median_ns'])} without profiler steps")
-    parts += [cut(clean(name), 40) for name in devices[:2]]
-    parts += [f"on {clean(hosts[0])}" if len(hosts) == 1 else f"on {len(hosts)} hosts"] if hosts else []
-    page.items("trace", parts)
-    page.blank()
-
-
-def _steps(steps: Mapping[str, Any]) -> str:
-    which = f" ({steps['first']}–{steps['last']})" if steps["count"] > 1 else ""
-    without = f", {steps['left_out'][0]} left out" if steps["left_out"] else ""
-    return count_text(steps["count"], "step") + which + without
 
 
 def _temporal(page: Page, temporal: Mapping[str, int]) -> None:

@@ -7,17 +7,15 @@ that cannot be read is a ``Problem`` among the results and stops nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from stepscope.errors import TraceError, UsageError
+from stepscope.errors import UsageError
 from stepscope.traces.analyse import Job, Options, Outcome, Problem, outcome_of
 from stepscope.traces.position import EVERY_S, position_in, watched
 from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.read import find_traces, number_ranks
 from stepscope.traces.worker import Worker
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "Progress",
     "RayEngine",
     "analyse_paths",
-    "analyse_traces",
     "engine_named",
 ]
 
@@ -61,29 +58,6 @@ def analyse_paths(
         outcome = outcomes[index]
         found += [outcome] if isinstance(outcome, Problem) else outcome
     return found
-
-
-def analyse_traces(
-    paths: Iterable[Path], options: Options, engine: Engine | None = None, progress: Progress | None = None
-) -> tuple[list[RankAnalysis], list[str]]:
-    """Files and folders → each rank once, and remarks: what was passed over, could not be read or was numbered how.
-
-    TraceError where nothing is left.
-    """
-    files, notices = find_traces(paths)
-    found = analyse_paths(files, options, engine, progress)
-    problems = [each.message for each in found if isinstance(each, Problem)]
-    analyses = [each for each in found if not isinstance(each, Problem)]
-    if not analyses:
-        more = f" (and {len(problems) - 1} more files like it)" if len(problems) > 1 else ""
-        raise TraceError(f"{problems[0]}{more}" if problems else "there are no traces to analyse")
-    ranks, remarks = number_ranks([each.meta for each in analyses])
-    numbered = [
-        each if rank == each.rank else replace(each, rank=rank)
-        for each, rank in zip(analyses, ranks, strict=True)
-        if rank is not None
-    ]
-    return numbered, [*notices, *problems, *remarks]
 
 
 def engine_named(name: str) -> Engine:

@@ -23,6 +23,7 @@ import numpy as np
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
 from stepscope.traces.causes import host_causes, host_communicates
+from stepscope.traces.chains import Chains, chains_of
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.host_lines import FAR_NS, HostLine, lines_of
 from stepscope.traces.intervals import EMPTY, Spans
@@ -79,8 +80,6 @@ class Graph:
     """[work]; its slice; device work by start, then collectives of the host."""
     start_ns: list[int]
     end_ns: list[int]
-    stream: Ints
-    """[work]; equal for those of one stream or, of the host's collectives, of one thread."""
     collective: list[bool]
     call: Rows
     """[work]; what launched it; −1: not known."""
@@ -94,10 +93,22 @@ class Graph:
     """[work]; the one of another stream that it waited for; −1: none known."""
     via: list[int]
     """[work]; which of them was the latest."""
+    chains: Chains
+    """Of those of one stream or, of the host's collectives, of one thread."""
     exits: dict[int, Exits]
     """By thread; where it had been waiting."""
     checks: dict[int, Exits]
     """By thread; the exits, and where it would have waited had it come earlier (``since_ns`` is ``at_ns``)."""
+
+    @cached_property
+    def work_ends_ns(self) -> Ints:
+        """[work]; ``end_ns`` as an array."""
+        return np.array(self.end_ns, np.int64)
+
+    @cached_property
+    def work_ns(self) -> Ints:
+        """[work]; how long each took."""
+        return self.work_ends_ns - np.array(self.start_ns, np.int64)
 
     @cached_property
     def causes(self) -> dict[int, Ints]:
@@ -129,6 +140,9 @@ def graph_of(window: Window) -> Graph:
     exits.add_collectives(collectives, len(work.row), set(main) | set(asker.tolist()))
     collective = named(window.trace, row, is_communication) & (slices.kind[row] == Kind.KERNEL)
     collective[len(work.row) :] = True
+    via = _latest(start_ns, end_ns, launched, launch_thread, before, awaited)
+    stream = np.concatenate([work.line, -1 - slices.thread[collectives].astype(np.int64)])
+    follows = (via == Via.STREAM) & ~np.append(collective, False)[before] & ~collective
     return Graph(
         window=window,
         lines=lines,
@@ -136,14 +150,14 @@ def graph_of(window: Window) -> Graph:
         row=row,
         start_ns=start_ns.tolist(),
         end_ns=end_ns.tolist(),
-        stream=np.concatenate([work.line, -1 - slices.thread[collectives].astype(np.int64)]),
+        chains=chains_of(stream, start_ns, follows),
         collective=collective.tolist(),
         call=call,
         launch_thread=launch_thread.tolist(),
         launched_ns=launched.tolist(),
         before=before.tolist(),
         awaited=awaited.tolist(),
-        via=_latest(start_ns, end_ns, launched, launch_thread, before, awaited).tolist(),
+        via=via.tolist(),
         exits=exits.sorted(lambda each: each[1] < each[0]),
         checks=exits.sorted(lambda each: True),
     )

@@ -47,8 +47,10 @@ ENTRY_FORMATS: Final = {
 }  # fmt: skip
 """NVTX's types of whole numbers; none that is asked for is ever negative."""
 MOST: Final = 1 << 62
-GATHERED: Final = ("allgather", "alltoall", "gather")
+GATHERED: Final = ("allgather", "gather")
 SCATTERED: Final = ("reducescatter", "scatter")
+EXCHANGED: Final = "alltoall"
+"""What NCCL says of it is the part for one peer."""
 
 
 @dataclass(kw_only=True)
@@ -244,6 +246,8 @@ def _said(name: str, payloads: Sequence[Mapping[str, int]], sizes: Mapping[int, 
         return operation, str(group), size, sent, whole
     if operation in SCATTERED:
         return operation, str(group), size, whole, sent
+    if operation == EXCHANGED:
+        return operation, str(group), size, whole, whole
     return operation, str(group), size, sent, sent
 
 

@@ -11,30 +11,40 @@ from dataclasses import replace
 from itertools import count
 
 from stepscope.records.units import count_text, named_ranks
+from stepscope.traces.columns import TraceMeta
 from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["one_per_rank"]
+__all__ = ["numbered", "one_per_rank"]
 
 
 def one_per_rank(analyses: Sequence[RankAnalysis]) -> tuple[list[RankAnalysis], list[str]]:
     """By rank; and what was decided, in words."""
-    latest: dict[int, RankAnalysis] = {}
-    nameless = []
-    for analysis in analyses:
-        if analysis.meta.rank is None:
-            nameless.append(analysis)
-        elif analysis.rank not in latest or latest[analysis.rank].meta.origin_ns <= analysis.meta.origin_ns:
-            latest[analysis.rank] = analysis
-    earlier = len(analyses) - len(nameless) - len(latest)
+    ranks, notices = numbered([analysis.meta for analysis in analyses])
+    found = {
+        rank: analysis if analysis.rank == rank else replace(analysis, rank=rank)
+        for rank, analysis in zip(ranks, analyses, strict=True)
+        if rank is not None
+    }
+    return [found[rank] for rank in sorted(found)], notices
+
+
+def numbered(metas: Sequence[TraceMeta]) -> tuple[list[int | None], list[str]]:
+    """[traces]; the rank of each, None: left out; and what was decided, in words."""
+    latest: dict[int, int] = {}
+    for at, meta in enumerate(metas):
+        if meta.rank is not None and (meta.rank not in latest or metas[latest[meta.rank]].origin_ns <= meta.origin_ns):
+            latest[meta.rank] = at
+    nameless = [at for at, meta in enumerate(metas) if meta.rank is None]
     free = (number for number in count() if number not in latest)
-    given = {number: replace(analysis, rank=number) for number, analysis in zip(free, nameless, strict=False)}
-    found = latest | given
+    given = dict(zip(free, nameless, strict=False))
+    earlier = len(metas) - len(nameless) - len(latest)
     notices = []
     if earlier:
         notices.append(
             f"{count_text(earlier, 'file')} of an earlier recording of the same ranks left out: the latest count"
         )
-    if given and len(found) > 1:
+    if given and len(latest) + len(given) > 1:
         files = "1 file names" if len(given) == 1 else f"{len(given)} files name"
         notices.append(f"{files} no rank: counted as {named_ranks(tuple(given)).lower()}")
-    return [found[rank] for rank in sorted(found)], notices
+    rank_at = {at: rank for rank, at in (latest | given).items()}
+    return [rank_at.get(at) for at in range(len(metas))], notices

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from stepscope.traces.cache import Cache
 from stepscope.traces.columns import Trace
 from stepscope.traces.nsight import is_nsight, read_nsight
-from stepscope.traces.read import find_traces, read_trace
+from stepscope.traces.read import read_trace
 
-__all__ = ["open_traces", "read_traces", "trace_files"]
-
-
-def trace_files(paths: Iterable[Path]) -> list[Path]:
-    """``find_traces`` without its remarks."""
-    return find_traces(paths)[0]
+__all__ = ["open_traces", "read_traces"]
 
 
 def open_traces(path: Path, cache: Cache | None) -> list[Trace]:

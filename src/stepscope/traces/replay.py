@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Durations:
 
 
 def as_it_was(graph: Graph) -> Durations:
-    return Durations(work_ns=np.array(graph.end_ns, np.int64) - np.array(graph.start_ns, np.int64), pieces_ns={})
+    return Durations(work_ns=graph.work_ns, pieces_ns={})
 
 
 class ThreadTime:
@@ -86,7 +87,7 @@ class Plan:
         self.graph, self.first, self.last = graph, first, last
         self.steps = graph.window.steps[first : last + 1]
         self.start_ns, self.end_ns = self.steps[0].start_ns, max(step.end_ns for step in self.steps)
-        self.starts, self.ends = np.array(graph.start_ns, np.int64), np.array(graph.end_ns, np.int64)
+        self.starts, self.ends = graph.work_ends_ns - graph.work_ns, graph.work_ends_ns
         self.launched = np.array(graph.launched_ns, np.int64)
         via = np.array(graph.via, np.int64)
         self.thread = np.where(via == Via.NOTHING, graph.main[first], np.array(graph.launch_thread, np.int64))
@@ -106,7 +107,20 @@ class Plan:
             if self.start_ns < at <= self.end_ns
         ]
         self.bounds = [instant for step in self.steps for instant in (step.start_ns, step.end_ns)]
+        inside = (self.starts >= self.start_ns) & (self.starts < self.end_ns)
+        self.works = np.flatnonzero(inside)
+        self.asked = np.flatnonzero(inside & (self.launched >= self.start_ns) & (self.thread >= 0))
+        """Works that are launched on the way."""
         self.order = self._order()
+        self.threads: list[int] = self.thread.tolist()
+
+    @cached_property
+    def own_lags(self) -> list[list[int]]:
+        return self.lags.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def no_lags(self) -> list[list[int]]:
+        return np.minimum(self.lags, 0).tolist()  # type: ignore[no-any-return]
 
     def _lags(self, since: Ints, there: NDArray[np.bool_], decisive: NDArray[np.bool_]) -> Ints:
         had = self.starts - since
@@ -116,8 +130,7 @@ class Plan:
     def _order(self) -> list[int]:
         """Launches, works, checks and bounds of steps, numbered one after the other, by when they were."""
         count = len(self.starts)
-        works = np.flatnonzero((self.starts >= self.start_ns) & (self.starts < self.end_ns))
-        asked = works[(self.launched[works] >= self.start_ns) & (self.thread[works] >= 0)]
+        works, asked = self.works, self.asked
         at = np.array([check.at_ns for check in self.checks], np.int64)
         parts = [asked, works + count, np.arange(len(at)) + 2 * count]
         parts.append(np.arange(len(self.bounds)) + 2 * count + len(at))
@@ -128,12 +141,11 @@ class Plan:
 
     def busiest_ns(self, work_ns: Ints) -> tuple[int, ...]:
         """[steps]; how long the busiest stream works on what was launched in the step, but no more than the step."""
-        lines, which = np.unique(self.graph.stream, return_inverse=True)
+        line = self.graph.chains.line[self.graph.chains.place]
         out = []
         for step in self.steps:
             own = (self.launched >= step.start_ns) & (self.launched < step.end_ns)
-            sums = np.zeros(len(lines), np.int64)
-            np.add.at(sums, which[own], work_ns[own])
+            sums = np.bincount(line[own], work_ns[own])
             out.append(min(int(sums.max(initial=0)), step.end_ns - step.start_ns))
         return tuple(out)
 
@@ -161,15 +173,14 @@ class _Run:
     def __init__(self, plan: Plan, durations: Durations) -> None:
         self.plan, self.graph = plan, plan.graph
         self.lengths: list[int] = durations.work_ns.tolist()
-        lags = np.minimum(plan.lags, 0) if durations.no_delays else plan.lags
-        self.launch_lag, self.before_lag, self.awaited_lag = (each.tolist() for each in lags)
+        self.launch_lag, self.before_lag, self.awaited_lag = plan.no_lags if durations.no_delays else plan.own_lags
         self.times = {
             thread: ThreadTime(line, plan.start_ns, plan.end_ns, durations.pieces_ns.get(thread))
             for thread, line in plan.graph.lines.items()
         }
-        self.start_ns: list[int] = plan.starts.tolist()
-        self.end_ns: list[int] = plan.ends.tolist()
-        self.launched_ns: list[int] = plan.launched.tolist()
+        self.start_ns = plan.graph.start_ns.copy()
+        self.end_ns = plan.graph.end_ns.copy()
+        self.launched_ns = plan.graph.launched_ns.copy()
         self.due: dict[int, int] = {}
         """By work: what its start is due to now (``Via``)."""
         self.base_ns = dict.fromkeys(self.times, plan.start_ns)
@@ -182,14 +193,16 @@ class _Run:
 
     def go(self) -> None:
         plan, count = self.plan, len(self.start_ns)
-        launch_passed = self._passed(plan.thread, plan.launched)
+        launch_passed = dict(
+            zip(plan.asked.tolist(), self._passed(plan.thread[plan.asked], plan.launched[plan.asked]), strict=True)
+        )
         threads = np.array([check.thread for check in plan.checks], np.int64)
         since = np.array([check.since_ns for check in plan.checks], np.int64)
         at = np.array([check.at_ns for check in plan.checks], np.int64)
         others = np.array([check.target if check.via == Via.THREAD else -1 for check in plan.checks], np.int64)
         since_passed, at_passed = self._passed(threads, since), self._passed(threads, at)
         other_passed = self._passed(others, at)
-        launch_threads: list[int] = plan.thread.tolist()
+        launch_threads = plan.threads
         bounds_from = 2 * count + len(plan.checks)
         # Local names, and no call per work: all the time of a replay is spent here.
         base_ns, passed, launched_ns = self.base_ns, self.passed, self.launched_ns

@@ -9,6 +9,7 @@ import numpy as np
 
 from stepscope.traces.categories import Kind
 from stepscope.traces.causes import Cause
+from stepscope.traces.chains import expanded
 from stepscope.traces.columns import Codes, Ints, Rows
 from stepscope.traces.graph import Graph, Via
 from stepscope.traces.host_lines import HostLine
@@ -68,7 +69,9 @@ def summed(key: Ints, time_ns: Ints, size: int) -> tuple[Ints, Ints, Ints]:
 def segments_of(graph: Graph, pieces: Pieces) -> Segments:
     """In no particular order."""
     on_thread = np.flatnonzero(pieces.what == What.THREAD)
-    parts = [_of_work(graph, pieces, np.flatnonzero(pieces.what != What.THREAD))]
+    chains = np.flatnonzero(pieces.what == What.CHAIN)
+    works = np.flatnonzero((pieces.what == What.WORK) | (pieces.what == What.DELAY))
+    parts = [_of_work(graph, pieces, works), _of_chains(graph, pieces, chains)]
     threads = pieces.index[on_thread]
     operator = _operators(graph.window)
     for thread in np.unique(threads).tolist():
@@ -84,6 +87,16 @@ def _operators(window: Window) -> Rows:
     is_op = np.zeros(len(window.trace), bool)
     is_op[window.rows_of((Kind.OP,))] = True
     return window.calls.nearest(is_op)
+
+
+def _of_chains(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
+    of, start_ns, until_ns, work, delay = expanded(
+        graph.chains, graph.work_ends_ns, pieces.start_ns[which], pieces.end_ns[which], pieces.index[which]
+    )
+    what = np.where(delay > 0, int(What.DELAY), int(What.WORK))
+    node = pieces.node[which][of]
+    single = Pieces(start_ns=start_ns, end_ns=until_ns, what=what, index=work, node=node)
+    return _of_work(graph, single, np.arange(len(work)))
 
 
 def _of_work(graph: Graph, pieces: Pieces, which: Ints) -> Segments:

@@ -26,9 +26,9 @@ from stepscope.traces.cache import Cache, Entry
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Trace, TraceMeta, side_columns
 from stepscope.traces.kept import BROKEN, create, is_code, load_meta
+from stepscope.traces.one_per_rank import numbered
 from stepscope.traces.opening import read_traces
 from stepscope.traces.parquet import write_table
-from stepscope.traces.read import number_ranks
 from stepscope.traces.window import window_of
 
 __all__ = ["trace_database"]
@@ -59,7 +59,7 @@ def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple
         spare = Cache(folder=Path(temporary) / "traces", limit_bytes=1 << 62)
         usable = cache if cache is not None and not GLOB & set(str(cache.folder)) else None
         kept = [each for path in paths for each in _kept(path, usable, spare)]
-        ranks, notices = number_ranks([meta for _, _, meta in kept])
+        ranks, notices = numbered([meta for _, _, meta in kept])
         sources = [_Source(rank, *each) for rank, each in zip(ranks, kept, strict=True) if rank is not None]
         with duckdb.connect(config={"threads": 2}) as database:
             _make_views(database, sources)

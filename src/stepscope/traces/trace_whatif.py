@@ -31,7 +31,7 @@ from stepscope.traces.categories import Kind
 from stepscope.traces.causes import Cause
 from stepscope.traces.columns import Ints
 from stepscope.traces.graph import Graph
-from stepscope.traces.replay import Durations, Plan, as_it_was, replay
+from stepscope.traces.replay import Durations, Plan, replay
 from stepscope.traces.table import Table, table_of
 
 __all__ = ["Change", "WhatIf", "parse_change", "what_if", "what_if_table", "what_ifs"]
@@ -53,6 +53,7 @@ STANDARD: Final = {
 ON_DEVICE: Final = ("copy=0", "launch=0", "host=0")
 """On the host alone these mean nothing."""
 MOST_NAMES: Final = 4
+MOST_TRIED: Final = 8
 LEAST_SHARE: Final = 0.01
 LEAST_VISITS: Final = 3_000
 EVENTS_PER_VISIT: Final = 40
@@ -132,7 +133,7 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
         return ()
     by_length = sorted(range(len(steps)), key=lambda index: steps[index].end_ns - steps[index].start_ns)
     step = by_length[len(steps) // 2]
-    starts = np.array(graph.start_ns, np.int64)
+    starts = graph.work_ends_ns - graph.work_ns
     budget = max(LEAST_VISITS, graph.window.trace.meta.read_events // EVENTS_PER_VISIT)
     for first in (max(step - 1, 0), step):
         # The step before leads in: what it left running is changed, too.
@@ -140,7 +141,7 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
         if visits * len(candidates) <= budget:
             break
     plan = Plan(graph, first, step)
-    tried = [_tried(plan, change, warm_up=step - first) for change in candidates[: budget // visits]]
+    tried = [_tried(plan, change, warm_up=step - first) for change in candidates[: min(budget // visits, MOST_TRIED)]]
     return tuple(sorted((each for each in tried if each.gain_ns > 0), key=lambda each: -each.gain_ns))
 
 
@@ -193,9 +194,8 @@ def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
 
 def _durations(graph: Graph, change: Change) -> Durations:
     slices = graph.window.trace.slices
-    was = as_it_was(graph).work_ns
     kind = slices.kind[graph.row]
-    none = np.zeros(len(was), bool)
+    none = np.zeros(len(graph.row), bool)
     if change.kind == "rank":
         raise TraceError(f"what-if {change.text!r} needs the traces of several ranks")
     if change.kind == "kernel":
@@ -252,7 +252,7 @@ def _changed(
         thread: scaled(graph.lines[thread].ends_ns - graph.lines[thread].start_ns, which)
         for thread, which in pieces.items()
     }
-    return Durations(work_ns=scaled(as_it_was(graph).work_ns, works), pieces_ns=pieces_ns, no_delays=no_delays)
+    return Durations(work_ns=scaled(graph.work_ns, works), pieces_ns=pieces_ns, no_delays=no_delays)
 
 
 def _fitting(graph: Graph, pattern: str) -> NDArray[np.bool_]:

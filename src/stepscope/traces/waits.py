@@ -209,8 +209,8 @@ def _ended_before(work: Work, end_ns: Ints, launched_ns: Ints, not_on: Ints) -> 
 def _full_queue(window: Window, work: Work, but: Rows) -> tuple[Rows, Ints]:
     """Launches held up because the queue was full, and the work whose start made room; ``but``: waited for work."""
     slices = window.trace.slices
-    calls = np.unique(work.call[work.call >= 0])
-    calls = calls[slices.dur_ns[calls] >= BLOCKED_NS]
+    calls = work.call[work.call >= 0]
+    calls = np.unique(calls[slices.dur_ns[calls] >= BLOCKED_NS])
     begun = np.searchsorted(work.start_ns, slices.start_ns[calls], side="right")
     queued = np.searchsorted(np.sort(work.launch_ns), slices.start_ns[calls], side="left") - begun
     calls = calls[queued >= FULL_QUEUE]

@@ -27,6 +27,8 @@ class What(IntEnum):
     THREAD = 0
     WORK = 1
     DELAY = 2
+    CHAIN = 3
+    """Of works, down from one of them; with the delays between them."""
 
 
 class Piece(NamedTuple):
@@ -84,7 +86,8 @@ class _Walker:
         self.of_collective: dict[int, int] = {}
         self.seen_exits: dict[tuple[int, int], tuple[int, int]] = {}
         """By thread and exit: the leg that has gone through it, and when it came to the stretch above."""
-        self.seen_work: dict[int, tuple[int, int]] = {}
+        self.seen_chains: dict[int, tuple[int, int]] = {}
+        """By head: the leg that has gone down it, and when it came to it."""
 
     def from_end(self) -> None:
         graph, end_ns = self.graph, self.step.end_ns
@@ -129,22 +132,16 @@ class _Walker:
 
     def _go(self, thread: int, work: int, at_ns: int) -> None:
         """The leg made last, from a thread or a work at an instant, to its end."""
-        leg, floor_ns = self.legs[-1], self.floor_ns
-        pieces, starts, collective = leg.pieces, self.graph.start_ns, self.graph.collective
+        leg, floor_ns, collective = self.legs[-1], self.floor_ns, self.graph.collective
         while at_ns > floor_ns:
             if work >= 0:
                 if collective[work]:
                     leg.collective, leg.reached_ns = work, at_ns
                     return
-                if self._joins_work(leg, work, at_ns):
+                head = self._along_chain(leg, work, at_ns)
+                if head < 0:
                     return
-                start_ns = starts[work]
-                if start_ns <= floor_ns:
-                    pieces.append(Piece(floor_ns, at_ns, What.WORK, work))
-                    break
-                if start_ns < at_ns:
-                    pieces.append(Piece(start_ns, at_ns, What.WORK, work))
-                thread, work, at_ns = self._due_to(work, leg)
+                thread, work, at_ns = self._due_to(head, leg)
             elif thread >= 0:
                 moved = self._along_thread(leg, thread, at_ns)
                 if moved is None:
@@ -155,14 +152,21 @@ class _Walker:
                 break
         leg.reached_ns = floor_ns
 
-    def _joins_work(self, leg: Leg, work: int, at_ns: int) -> bool:
+    def _along_chain(self, leg: Leg, work: int, at_ns: int) -> int:
+        """Down to the work at the head of the chain; −1: the leg is done."""
         own = len(self.legs) - 1
-        other, since_ns = self.seen_work.setdefault(work, (own, at_ns))
-        if other == own:
-            return False
-        leg.joined, leg.reached_ns = other, max(min(since_ns, at_ns), self.floor_ns)
-        self._piece(leg, leg.reached_ns, at_ns, What.WORK, work)
-        return True
+        head = self.graph.chains.head[work]
+        other, since_ns = self.seen_chains.setdefault(head, (own, at_ns))
+        if other != own:
+            leg.joined, leg.reached_ns = other, max(min(since_ns, at_ns), self.floor_ns)
+            self._piece(leg, leg.reached_ns, at_ns, What.CHAIN, work)
+            return -1
+        start_ns = self.graph.start_ns[head]
+        self._piece(leg, start_ns, at_ns, What.CHAIN, work)
+        if start_ns <= self.floor_ns:
+            leg.reached_ns = self.floor_ns
+            return -1
+        return head
 
     def _along_thread(self, leg: Leg, thread: int, at_ns: int) -> tuple[int, int, int] | None:
         """Down to the next exit that this leg has not gone through; None: it is done."""
