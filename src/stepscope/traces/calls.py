@@ -30,14 +30,16 @@ class CallTree:
 
     def nearest(self, which: NDArray[np.bool_]) -> Rows:
         """[slices]; itself where it is one of ``which``, else the innermost of them that holds it; −1: none."""
-        index = np.arange(len(self.parents), dtype=np.int32)
         # One more for −1, so that who is beyond the outermost stays there; each turn doubles how far a row looks.
-        up = padded(np.where(which, index, self.parents))
-        while True:
-            further = up[up]
-            if np.array_equal(further, up):
-                return up[:-1]
-            up = further
+        up = padded(self.parents)
+        marked = np.append(which, True)
+        up[:-1][which] = np.flatnonzero(which)
+        left = np.flatnonzero(~marked[up])
+        while len(left):
+            further = up[up[left]]
+            up[left] = further
+            left = left[~marked[further]]
+        return up[:-1]
 
     def holder(self, which: NDArray[np.bool_]) -> Rows:
         """[slices]; the innermost of ``which`` that holds it, itself not counted; −1: none."""
@@ -99,7 +101,7 @@ def _laminar(start_ns: Ints, end_ns: Ints) -> tuple[Rows, NDArray[np.int32], lis
     """
     count = len(start_ns)
     lasting = end_ns > start_ns
-    depth = np.cumsum(lasting) - lasting
+    depth: Ints = np.cumsum(lasting, dtype=np.int64) - lasting.astype(np.int64)
     depth -= np.searchsorted(np.sort(end_ns[lasting]), start_ns, side="right")
     level = depth.astype(np.int32)
     at = np.flatnonzero(lasting)
