@@ -9,8 +9,7 @@ import pytest
 
 from stepscope.errors import TraceError
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.columns import TraceMeta
-from stepscope.traces.read import find_traces, number_ranks, read_trace
+from stepscope.traces.read import find_traces, read_trace
 
 
 def small(rank: int = 0) -> MadeTrace:
@@ -54,32 +53,3 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
     with pytest.raises(TraceError, match="there is no trace in this folder"):
         find_traces([tmp_path])
-
-
-def meta(path: str, rank: int | None = None, origin_ns: int = 0, pid: int = 1) -> TraceMeta:
-    return TraceMeta(path=path, rank=rank, origin_ns=origin_ns, pid=pid)
-
-
-def test_ranks_as_the_files_say() -> None:
-    assert number_ranks([meta("a", 1), meta("b", 0)]) == ([1, 0], [])
-    assert number_ranks([meta("a")]) == ([0], [])
-    assert number_ranks([]) == ([], [])
-
-
-def test_files_without_a_rank_get_free_numbers() -> None:
-    ranks, notices = number_ranks([meta("a"), meta("b", 0), meta("c"), meta("d", 2)])
-    assert ranks == [1, 0, 3, 2]
-    assert notices == ["2 of 4 files do not say their rank: they are numbered by their names"]
-
-
-def test_of_several_captures_of_a_rank_the_latest_counts() -> None:
-    ranks, notices = number_ranks([meta("a", 0, 5), meta("b", 0, 9), meta("c", 0, 7), meta("d", 1, 1)])
-    assert ranks == [None, 0, None, 1]
-    assert notices == ["3 files say that they are of rank 0: the latest is used, b; left out: a, c"]
-
-
-def test_files_of_one_rank_by_different_processes() -> None:
-    _, notices = number_ranks([meta("a", 0, 5, pid=1), meta("b", 0, 9, pid=2)])
-    assert notices == [
-        "2 files say that they are of rank 0, of different processes: the latest is used, b; left out: a"
-    ]

@@ -138,7 +138,7 @@ def path_segments(window: Window) -> Segments:
     graph = graph_of(window)
     routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
     own = segments.take(routes.on_path[segments.node])
-    own = replace(own, node=routes.step[own.node])
+    own = replace(own, node=routes.step[own.node].astype(np.int32))
     return own.take(np.lexsort((own.start_ns, own.node)))
 
 

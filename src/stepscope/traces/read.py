@@ -1,18 +1,18 @@
-"""Paths in, traces out: which files are traces, what one holds, and which rank each is."""
+"""Paths in, traces out: which files are traces, and what one holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from stepscope.errors import TraceError
-from stepscope.traces.columns import Trace, TraceMeta
+from stepscope.traces.columns import Trace
 from stepscope.traces.inflate import blocks_of
 from stepscope.traces.kineto import read_kineto
 
-__all__ = ["ENDINGS", "find_traces", "number_ranks", "read_trace"]
+__all__ = ["ENDINGS", "find_traces", "read_trace"]
 
 ENDINGS: Final = (".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".qdrep")
 """Of files that a folder is searched for; one that is named may be called anything."""
@@ -82,40 +82,3 @@ def read_trace(path: Path) -> Trace:
         return trace
     problems = (f"{cut[0]}; everything before is used", *trace.meta.problems)
     return replace(trace, meta=replace(trace.meta, problems=problems))
-
-
-def number_ranks(metas: Sequence[TraceMeta]) -> tuple[list[int | None], list[str]]:
-    """[files]; which rank each is, None: it is left out; and why, one line each.
-
-    A file that does not say its rank gets the lowest number that is free, by its place.  Of several files of one rank
-    (several captures of a job) the latest is kept.
-    """
-    notices: list[str] = []
-    ranks: list[int | None] = [meta.rank for meta in metas]
-    by_rank: dict[int, list[int]] = {}
-    for at, meta in enumerate(metas):
-        if meta.rank is not None:
-            by_rank.setdefault(meta.rank, []).append(at)
-    for rank, places in by_rank.items():
-        if len(places) == 1:
-            continue
-        latest = max(places, key=lambda at: metas[at].origin_ns)
-        others = [at for at in places if at != latest]
-        for at in others:
-            ranks[at] = None
-        pids = {metas[at].pid for at in places}
-        differ = ", of different processes" if len(pids) > 1 else ""
-        names = ", ".join(metas[at].path for at in others[:3]) + (
-            f" and {len(others) - 3} more" if len(others) > 3 else ""
-        )
-        notices.append(
-            f"{len(places)} files say that they are of rank {rank}{differ}: "
-            f"the latest is used, {metas[latest].path}; left out: {names}"
-        )
-    unsaid = [at for at, meta in enumerate(metas) if meta.rank is None]
-    free = (number for number in range(len(metas) + len(by_rank)) if number not in by_rank)
-    for at, number in zip(unsaid, free, strict=False):
-        ranks[at] = number
-    if len(metas) > 1 and unsaid:
-        notices.append(f"{len(unsaid)} of {len(metas)} files do not say their rank: they are numbered by their names")
-    return ranks, notices

@@ -93,7 +93,8 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Rou
                 arrivals[exchange] = node
     top_name, top_cause, top_ns, names = _tops(graph, segments, len(nodes.parent))
     length_ns, size = segments.end_ns - segments.start_ns, len(nodes.parent) * len(CAUSES)
-    causes_ns = np.bincount(segments.node * len(CAUSES) + segments.cause, length_ns, size).astype(np.int64)
+    by_cause = segments.node.astype(np.int64) * len(CAUSES) + segments.cause
+    causes_ns = np.bincount(by_cause, length_ns, size).astype(np.int64)
     routes = Routes(
         parent=np.array(nodes.parent, np.int64),
         step=np.array(nodes.step, np.int64),
@@ -168,7 +169,7 @@ def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Int
     width = len(graph.window.trace.strings) + 1
     on_host = ~np.isin(segments.cause, (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY))
     code = np.where(on_host & (segments.operator >= 0), segments.operator, segments.name).astype(np.int64) + 1
-    key = (segments.node * len(CAUSES) + segments.cause) * width + code
+    key = (segments.node.astype(np.int64) * len(CAUSES) + segments.cause) * width + code
     groups, time, _ = summed(key, segments.end_ns - segments.start_ns, count * len(CAUSES) * width)
     node = groups // (width * len(CAUSES))
     order = np.lexsort((-time, node))
