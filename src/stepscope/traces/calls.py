@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.columns import Ints, Rows, Trace
 
-__all__ = ["CallTree", "calls_of", "innermost_at", "padded", "parents_of"]
+__all__ = ["CallTree", "calls_of", "holders", "innermost_at", "padded", "parents_of"]
 
 FOREVER = 1 << 62
 
@@ -44,6 +44,17 @@ class CallTree:
     def holder(self, which: NDArray[np.bool_]) -> Rows:
         """[slices]; the innermost of ``which`` that holds it, itself not counted; −1: none."""
         return padded(self.nearest(which))[self.parents]
+
+
+def holders(tree: CallTree, which: NDArray[np.bool_], rows: Rows) -> Rows:
+    """[rows]; as ``CallTree.holder`` has it, of some rows (−1: none) only: for few it is many times faster."""
+    up, known = padded(tree.parents), np.append(which, True)
+    at = up[rows]
+    left = np.flatnonzero(~known[at])
+    while len(left):
+        at[left] = up[at[left]]
+        left = left[~known[at[left]]]
+    return at
 
 
 def calls_of(trace: Trace, rows: Rows) -> CallTree:

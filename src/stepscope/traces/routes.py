@@ -121,7 +121,9 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
     """[legs]; the node that begins (going back) at each instant where one does."""
     bottoms = []
     for leg, own_cuts in zip(walk.legs, cuts, strict=True):
-        instants = [leg.end_ns, *sorted(own_cuts - {leg.end_ns}, reverse=True)]
+        instants = [leg.end_ns]
+        if own_cuts:
+            instants += sorted(own_cuts - {leg.end_ns}, reverse=True)
         made = {instant: nodes.add(step) for instant in instants}
         ids = list(made.values())
         for later, earlier in itertools.pairwise(ids):
@@ -145,6 +147,9 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
 
 def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: list[int]) -> None:
     """Each piece to the node that it lies in, cut where it lies in several; both go back in time."""
+    if len(ids) == 1:
+        nodes.pieces += [(*piece, ids[0]) for piece in pieces]
+        return
     number = 0
     for start_ns, piece_end_ns, what, index in pieces:
         end_ns = piece_end_ns
