@@ -10,7 +10,8 @@ import pytest
 
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.read import read_trace
-from stepscope.traces.syncs import SYNCHRONISING, SyncPlace, syncs, syncs_of
+from stepscope.traces.runtime_names import is_asked_to_wait
+from stepscope.traces.syncs import SyncPlace, syncs, syncs_of
 from stepscope.traces.window import window_of
 
 
@@ -75,7 +76,7 @@ def test_the_profilers_own_at_the_end_does_not_count() -> None:
     ],
 )
 def test_names(name: str, waits: bool) -> None:
-    assert bool(SYNCHRONISING.match(name)) is waits
+    assert is_asked_to_wait(name) is waits
 
 
 def test_a_real_trace(shared_data: Path) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
-from stepscope.traces.diff import TraceDiff, diff
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.table import Table
 from stepscope.traces.window import Step
@@ -44,7 +43,7 @@ def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[
         "distributed": table_document(job.distributed),
         "path": _job_path(job.path),
         "what_if": None,
-        "diff": None if before is None else _diff(diff(before, job)),
+        "diff": None if before is None else _diff(before, job),
         "notices": list(job.notices),
     }
 
@@ -185,7 +184,10 @@ def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
     return {name: plain(getattr(found, name)) for name in figures}
 
 
-def _diff(found: TraceDiff) -> dict[str, Any]:
+def _diff(before: JobAnalysis, job: JobAnalysis) -> dict[str, Any]:
+    from stepscope.traces.diff import diff
+
+    found = diff(before, job)
     return {**plain(found), "step_change_ns": found.step_change_ns}
 
 

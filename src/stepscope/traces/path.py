@@ -88,15 +88,19 @@ def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = 
     walks = walks_of(graph)
     routes, segments = routes_of(graph, walks, exchanges.row)
     own = segments.take(routes.on_path[segments.node])
+    del segments
     steps = _steps(window, own, routes.step)
     length_ns = sum(step.length_ns for step in steps)
     operators = _named(graph, own, own.operator, by_cause=False)
     on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
     kernels = _named(graph, on_device, on_device.name, by_cause=True)
+    by_cause = _cause_table(steps, own, length_ns)
+    # The most that is kept of all of a rank: not beside the replays.
+    del own, on_device
     asked = tuple(what_if(graph, change) for change in changes if change.kind != "rank" and steps)
     tried = what_ifs(graph, _total(steps), *([(e.name, e.time_ns) for e in of] for of in (kernels, operators)))
     tables = (
-        _cause_table(steps, own, length_ns),
+        by_cause,
         *_name_tables(operators, kernels, length_ns),
         what_if_table((*asked, *tried)),
     )
@@ -134,7 +138,7 @@ def path_segments(window: Window) -> Segments:
     graph = graph_of(window)
     routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
     own = segments.take(routes.on_path[segments.node])
-    own = replace(own, node=routes.step[own.node])
+    own = replace(own, node=routes.step[own.node].astype(np.int32))
     return own.take(np.lexsort((own.start_ns, own.node)))
 
 

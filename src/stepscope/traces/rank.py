@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from stepscope.traces.columns import Trace, TraceMeta
 from stepscope.traces.device_figures import DeviceFigures, device_figures
 from stepscope.traces.device_tables import device_tables
+from stepscope.traces.device_work import work_of
 from stepscope.traces.exchanges import Exchanges, exchanges_of
+from stepscope.traces.host_facts import host_facts
 from stepscope.traces.host_figures import HostFigures, host_figures
 from stepscope.traces.host_tables import host_tables
 from stepscope.traces.idle import StreamIdle, idle_of
@@ -48,16 +50,17 @@ def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
     window = window_of(trace, keep_last=keep_last)
     exchanges = exchanges_of(window, rank)
     path = rank_path(window, exchanges)
-    tables = (*device_tables(window), *host_tables(window), *path.tables.values())
+    work, facts = work_of(window), host_facts(window)
+    tables = (*device_tables(window, work), *host_tables(window, facts), *path.tables.values())
     return RankAnalysis(
         rank=rank,
         meta=trace.meta,
         steps=window.steps,
         left_out=window.left_out,
         temporal=temporal_of(window),
-        idle=idle_of(window),
-        device=device_figures(window),
-        host=host_figures(window),
+        idle=idle_of(window, work),
+        device=device_figures(window, work),
+        host=host_figures(window, facts),
         exchanges=exchanges,
         path=path,
         tables={table.name: table for table in tables},

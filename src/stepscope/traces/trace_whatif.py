@@ -181,7 +181,7 @@ def _twice(kind: str, name: str) -> Change:
 
 def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
     """``warm_up``: steps that only lead in and do not count."""
-    again = replay(plan, _durations(plan.graph, change))
+    again = replay(plan, _durations(plan, change))
     steps = plan.steps[warm_up:]
     return WhatIf(
         change=change,
@@ -192,8 +192,8 @@ def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
     )
 
 
-def _durations(graph: Graph, change: Change) -> Durations:
-    slices = graph.window.trace.slices
+def _durations(plan: Plan, change: Change) -> Durations:
+    graph, slices = plan.graph, plan.graph.window.trace.slices
     kind = slices.kind[graph.row]
     none = np.zeros(len(graph.row), bool)
     if change.kind == "rank":
@@ -202,7 +202,7 @@ def _durations(graph: Graph, change: Change) -> Durations:
         fits = _fitting(graph, change.pattern)[slices.name[graph.row]] & (slices.device[graph.row] >= 0)
         return _changed(graph, change, fits, {})
     if change.kind == "op":
-        return _operator(graph, change)
+        return _operator(plan, change)
     if change.kind == "comm":
         return _changed(graph, change, np.array(graph.collective, bool), {})
     if change.kind == "copy":
@@ -219,8 +219,8 @@ def _durations(graph: Graph, change: Change) -> Durations:
     return _changed(graph, change, none, calls, no_delays=True)
 
 
-def _operator(graph: Graph, change: Change) -> Durations:
-    slices = graph.window.trace.slices
+def _operator(plan: Plan, change: Change) -> Durations:
+    graph, slices = plan.graph, plan.graph.window.trace.slices
     rows = graph.window.rows_of((Kind.OP, Kind.ANNOTATION))
     rows = rows[_fitting(graph, change.pattern)[slices.name[rows]]]
     works = np.zeros(len(graph.row), bool)
@@ -228,10 +228,12 @@ def _operator(graph: Graph, change: Change) -> Durations:
     for thread, line in graph.lines.items():
         own = rows[slices.thread[rows] == thread]
         spans = intervals.merge(slices.start_ns[own], slices.end_ns[own])
-        pieces[thread] = intervals.covered(line.start_ns, line.start_ns + 1, spans) > 0
+        # The replay asks for these pieces only: most of a long trace is not in it.
+        first, last = line.at(np.array([plan.start_ns, plan.end_ns])).tolist()
+        pieces[thread] = np.zeros(len(line.row), bool)
+        pieces[thread][first : last + 1] = intervals.holds(spans, line.start_ns[first : last + 1])
         asked = np.flatnonzero((graph.call >= 0) & (slices.thread[graph.call] == thread))
-        start_ns = slices.start_ns[graph.call[asked]]
-        works[asked] = intervals.covered(start_ns, start_ns + 1, spans) > 0
+        works[asked] = intervals.holds(spans, slices.start_ns[graph.call[asked]])
     return _changed(graph, change, works, pieces)
 
 

@@ -77,8 +77,16 @@ class Window:
         return HostView(self)
 
     def rows_of(self, kinds: tuple[Kind, ...]) -> Rows:
-        rows = self.trace.rows_of(kinds)
-        return rows[self.counts[rows]]
+        """Those that count; not to be written to: the answers are kept."""
+        known = self._rows.get(kinds)
+        if known is None:
+            rows = self.trace.rows_of(kinds)
+            known = self._rows[kinds] = rows[self.counts[rows]]
+        return known
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Kind, ...], Rows]:
+        return {}
 
     @cached_property
     def step_of(self) -> NDArray[np.int32]:
