@@ -15,6 +15,7 @@ from stepscope.traces.exchanges import Exchanges, exchanges_of
 from stepscope.traces.host_figures import HostFigures, host_figures
 from stepscope.traces.host_tables import host_tables
 from stepscope.traces.idle import StreamIdle, idle_of
+from stepscope.traces.pace import Pace, pace_of
 from stepscope.traces.path import RankPath, rank_path
 from stepscope.traces.table import Table
 from stepscope.traces.temporal import Temporal, temporal_of
@@ -30,8 +31,10 @@ class RankAnalysis:
     steps: tuple[Step, ...]
     """Those that count."""
     left_out: Step | None
+    pace: Pace
+    """How long a step takes, and what the device does in it."""
     temporal: Temporal
-    """Over all steps that count."""
+    """Of all device work that counts, with what earlier steps had queued."""
     idle: dict[str, StreamIdle]
     """By stream; ``device:stream`` where there are several devices."""
     device: DeviceFigures
@@ -47,6 +50,7 @@ def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
     """``rank``: as the file says, or as the job numbers a file that does not."""
     window = window_of(trace, keep_last=keep_last)
     exchanges = exchanges_of(window, rank)
+    device = device_figures(window)
     path = rank_path(window, exchanges)
     tables = (*device_tables(window), *host_tables(window), *path.tables.values())
     return RankAnalysis(
@@ -54,9 +58,10 @@ def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
         meta=trace.meta,
         steps=window.steps,
         left_out=window.left_out,
+        pace=pace_of(window, device),
         temporal=temporal_of(window),
         idle=idle_of(window),
-        device=device_figures(window),
+        device=device,
         host=host_figures(window),
         exchanges=exchanges,
         path=path,

@@ -131,7 +131,7 @@ def _measures(view: View, row: int) -> Iterator[tuple[str | None, str, int]]:
         (None, "collecting garbage", view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses))),
         (None, "compiling", view.each(lambda one: one.host.compile_ns)),
         (None, "computing", view.times.compute_ns),
-        (None, "copying", view.each(lambda one: one.temporal.exposed_memory_ns)),
+        (None, "copying", view.each(lambda one: one.pace.work.exposed_memory_ns)),
         (None, IDLE, np.where(view.on_device, view.idle.host_ns - _waits_of_host(view), 0)),
         (None, BETWEEN, view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
     )

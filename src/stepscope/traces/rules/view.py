@@ -1,8 +1,8 @@
 """The figures of all ranks side by side, and what a finding costs.
 
-*Steps* are as long as the host's, or as the device's work where that is longer: a host that never waits may be through
-long before its device, and says nothing of the pace.  Ranks are compared by figures of the same steps.  A finding about
-all ranks is priced by the median rank; one about some by the rank that it hits most, since the others wait for it.
+*Steps* are as long as ``pace`` has it, and figures of the device are of the work that they launched.  Ranks are compared
+by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some by the rank that
+it hits most, since the others wait for it.
 
 *Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
 the host, too.  A rank without device work computes on the host, whose every moment counts.
@@ -76,7 +76,7 @@ class View:
     @cached_property
     def step_ns(self) -> Ints:
         """[R]; of all steps together."""
-        return self.each(lambda one: max(sum(step.end_ns - step.start_ns for step in one.steps), one.temporal.span_ns))
+        return self.each(lambda one: one.pace.total_ns)
 
     @cached_property
     def steps(self) -> Ints:
@@ -89,7 +89,7 @@ class View:
 
     @cached_property
     def on_device(self) -> Bools:
-        return self.each(lambda one: one.temporal.span_ns) > 0
+        return self.each(lambda one: one.pace.work.span_ns) > 0
 
     @cached_property
     def idle(self) -> Idle:
@@ -105,7 +105,7 @@ class View:
     @cached_property
     def host_comm(self) -> Bools:
         """[R]; whether it exchanges by threads of the host (gloo), for which a device idles."""
-        return self.each(lambda one: len(one.exchanges) if not one.temporal.comm_ns else 0) > 0
+        return self.each(lambda one: len(one.exchanges) if not one.pace.work.comm_ns else 0) > 0
 
     def each(self, figure: Callable[[RankAnalysis], int]) -> Ints:
         """[R]."""
@@ -254,7 +254,7 @@ def holes_of(one: RankAnalysis) -> list[tuple[str, int]]:
 
 def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
     """Compute, communication and both at once."""
-    temporal, exchanges = one.temporal, one.exchanges
+    temporal, exchanges = one.pace.work, one.exchanges
     if not temporal.span_ns and exchanges.host is not None:
         return exchanges.host.compute_ns, exchanges.host.comm_ns, exchanges.host.overlap_ns
     if temporal.comm_ns or not len(exchanges):
@@ -266,10 +266,10 @@ def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
 
 def _idle_of(one: RankAnalysis, step_ns: int) -> tuple[int, int, int, int]:
     """For the host, of that in synchronising calls, in short gaps, in long ones."""
-    temporal = one.temporal
+    temporal = one.pace.work
     if not temporal.span_ns:
         return step_ns, 0, 0, 0
-    idle = one.device.idle
+    idle = one.pace.device.idle
     stepped = all(step.name for step in one.steps)
     outside = max(step_ns - temporal.span_ns, 0) if stepped else 0
     return idle.host_wait_ns + outside, idle.sync_ns, idle.kernel_wait_ns, idle.other_ns
