@@ -105,4 +105,6 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
-    return SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))
+    """A late rank by what the others wait for it: while they do, nothing that makes them faster gains anything."""
+    share = max(float(finding.cost.get("share", 0.0)), float(finding.evidence.get("waited_share", 0.0)))
+    return SEVERITIES.index(finding.severity), share

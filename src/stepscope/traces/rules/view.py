@@ -176,9 +176,12 @@ def claim_of(
     phase: str | None = None,
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
+    of_ns: Ints | None = None,
 ) -> Claim:
-    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time."""
-    cost = cost_of(view, saved_ns, where)
+    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time;
+    ``of_ns`` [R]: what the price is a part of, unless it is the ranks' own steps.
+    """
+    cost = cost_of(view, saved_ns, where, of_ns)
     severity = min(severity_of(view, cost), at_most, key=SEVERITIES.index)
     finding = Finding(
         kind=kind,
@@ -204,13 +207,14 @@ def view_of(job: JobAnalysis) -> View:
     return View(job=job, analyses=tuple(long_enough))
 
 
-def cost_of(view: View, saved_ns: Ints, where: Bools) -> dict[str, Any]:
-    """What fixing it on some ranks would save; ``saved_ns`` [R]."""
-    saved_ns = np.where(where, np.clip(saved_ns, 0, view.step_ns), 0)
-    order = np.argsort(view.share(saved_ns), kind="stable")
+def cost_of(view: View, saved_ns: Ints, where: Bools, of_ns: Ints | None = None) -> dict[str, Any]:
+    """What fixing it on some ranks would save; ``saved_ns`` [R], of their steps or of ``of_ns`` [R]."""
+    of_ns = view.step_ns if of_ns is None else of_ns
+    saved_ns = np.where(where, np.clip(saved_ns, 0, of_ns), 0)
+    order = np.argsort(saved_ns / of_ns, kind="stable")
     # Of some ranks the worst, for which the others wait; of all the median one.
     row = int(order[(len(order) - 1) // 2] if where.all() else order[-1])
-    total_ns, saved = int(view.step_ns[row]), int(saved_ns[row])
+    total_ns, saved = int(of_ns[row]), int(saved_ns[row])
     left_ns = total_ns - saved
     return {
         "share": round(saved / total_ns, 4),
