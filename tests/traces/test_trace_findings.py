@@ -16,8 +16,8 @@ from stepscope.traces.columns import TraceMeta
 from stepscope.traces.findings import find, verdict_of
 from stepscope.traces.idle import StreamIdle
 from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.pauses import Pause
 from stepscope.traces.pace import Pace
+from stepscope.traces.pauses import Pause
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.syncs import SyncPlace
 from stepscope.traces.table import Table, table_of

@@ -168,7 +168,13 @@ def _pace(pace: Pace) -> dict[str, Any]:
 
 
 def _path(path: RankPath) -> dict[str, Any]:
-    return {"length_ns": path.length_ns, "causes": plain(path.causes), "steps": plain(path.steps)}
+    whole = path.whole
+    return {
+        "length_ns": path.length_ns,
+        "causes": plain(path.causes),
+        "steps": plain(path.steps),
+        "whole": None if whole is None else {"length_ns": whole.length_ns, "causes": plain(whole.causes)},
+    }
 
 
 def _job_path(path: JobPath) -> dict[str, Any]:

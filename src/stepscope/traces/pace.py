@@ -23,7 +23,7 @@ from stepscope.traces.device_work import Work, work_of
 from stepscope.traces.temporal import Temporal, temporal_of
 from stepscope.traces.window import Window
 
-__all__ = ["BEHIND", "Pace", "launched_in_steps", "pace_of", "shared_out"]
+__all__ = ["BEHIND", "Pace", "device_time", "launched_in_steps", "pace_of", "shared_out"]
 
 BEHIND = 1.05
 """How many times the host's time the device's must be for the device to set the pace clearly."""
@@ -84,6 +84,18 @@ def launched_in_steps(window: Window, first: int = 0, last: int | None = None) -
     between = (call_ns >= window.steps[first].start_ns) & (call_ns < window.steps[last].end_ns)
     out[rows] = np.where(launch[rows] >= 0, between, (step >= first) & (step <= last))
     return out
+
+
+def device_time(window: Window, first: int = 0, last: int | None = None) -> tuple[int, int] | None:
+    """From when to when the device works for some steps, where it sets their pace clearly; else None."""
+    last = len(window.steps) - 1 if last is None else last
+    rows = np.flatnonzero(launched_in_steps(window, first, last))
+    if not len(rows):
+        return None
+    slices = window.trace.slices
+    start_ns, end_ns = int(slices.start_ns[rows].min()), int(slices.end_ns[rows].max())
+    host_ns = window.steps[last].end_ns - window.steps[first].start_ns
+    return (start_ns, end_ns) if end_ns - start_ns > BEHIND * host_ns else None
 
 
 def shared_out(total_ns: int, steps: int) -> tuple[int, ...]:
