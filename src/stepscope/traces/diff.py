@@ -153,7 +153,7 @@ def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
             for part in rows
         ),
         note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
-        "step, which is as long as the host's or, where that is longer, as the device's span of the work launched in it.",
+        "step, which is as long as the host's or, where that is longer, the device's span of its work.",
     )
 
 

@@ -6,8 +6,8 @@ is less.  A thread does what it did for as long as that takes now; where it wait
 has come there and what it waits for is done.  Run again without any change, every instant is what it was, exactly.
 
 What is not in the trace's dependencies does not change, such as another order of launches.  A host that runs ahead of
-the device would fill the queue some time; so no step gets shorter than its busiest stream's work, or than it was.  Where
-the device sets the pace clearly (``pace``), the steps are one: as long as the device takes for them, or the host.
+the device would fill the queue some time; so no step gets shorter than its busiest stream's work, or than it was.
+Where the device sets the pace clearly (``pace``), the steps are one: as long as the device takes for them, or the host.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 *comm*, *memory*: the instants at which at least one such kernel, copy or memset ran; they may overlap each other.
 *overlap*: the part of comm that was hidden behind compute.
 
-Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is the time that the device
-was busy with this work, by the longer of the step's time on the host and the work's own span.
+Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is the time that the
+device was busy with this work, by the longer of the step's time on the host and the work's own span.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def temporal_steps(window: Window) -> Table:
             for each, wall_ns, count, temporal in zip(window.steps, lengths, counts, temporals, strict=True)
             for pace_ns in [max(wall_ns, temporal.span_ns)]
         ),
-        note="wall_ns: on the host; work and what follows: what the step launched, whenever it ran; pace_ns: the longer "
-        "of wall_ns and span_ns, which utilisation_share is of.",
+        note="wall_ns: on the host; work and what follows: what the step launched, whenever it ran; pace_ns: the "
+        "longer of wall_ns and span_ns, which utilisation_share is of.",
     )
 
 
