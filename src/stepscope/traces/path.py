@@ -13,8 +13,8 @@ segments are disjoint, leave no instant out, and come to the step's length exact
     other                             no thread is known
 
 Where the device sets the pace (``pace``), the steps of a host that has long gone ahead say little.  There is a path
-over the *whole* then: back from the end of the last work that the steps launched to the start of the first, through all of
-them, as long as the pace has it.  The tables and what-ifs are of it.
+over the *whole* then: back from the end of the last work that the steps launched to the start of the first, through all
+of them, as long as the pace has it.  The tables and what-ifs are of it.
 
 ``routes`` is what a path over several ranks is made of: how this rank came to each of its collectives.
 """

@@ -1,8 +1,8 @@
 """The figures of all ranks side by side, and what a finding costs.
 
 *Steps* are as long as ``pace`` has it, and figures of the device are of the work that they launched.  Ranks are
-compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some by the rank that
-it hits most, since the others wait for it.
+compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some by the
+rank that it hits most, since the others wait for it.
 
 *Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
 the host, too.  A rank without device work computes on the host, whose every moment counts.
