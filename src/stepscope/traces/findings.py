@@ -82,14 +82,14 @@ def _spent(view: View) -> str:
     """How a device spends its time, of the median rank."""
     if not view.on_device.any():
         return ", all of it on the host"
-    span_ns = view.each(lambda one: one.pace.work.span_ns)
 
     def share(figure_ns: Ints) -> str:
-        return share_text(view.typical(figure_ns / np.maximum(span_ns, 1), view.on_device))
+        return share_text(view.typical(view.share(figure_ns), view.on_device))
 
+    busy_ns = view.each(lambda one: one.pace.work.span_ns - one.pace.work.idle_ns)
     computing = share(view.each(lambda one: one.pace.work.compute_ns))
     exposed = share(view.each(lambda one: one.pace.work.exposed_comm_ns))
-    idle = share(view.each(lambda one: one.pace.work.idle_ns))
+    idle = share(np.maximum(view.step_ns - busy_ns, 0))
     return f"; the device computes {computing} of the time, {exposed} is communication that shows, {idle} idle"
 
 
