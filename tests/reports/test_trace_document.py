@@ -29,7 +29,7 @@ KEYS = {
     "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",
     "what_if", "diff", "notices",
 }  # fmt: skip
-OF_RANK = {"steps", "left_out", "temporal", "idle", "device", "host", "path", "tables"}
+OF_RANK = {"steps", "left_out", "pace", "temporal", "idle", "device", "host", "path", "tables"}
 TEMPORAL = {"span_ns", "idle_ns", "compute_ns", "comm_ns", "memory_ns", "overlap_ns"}
 IDLE = {"host_wait_ns", "kernel_wait_ns", "other_ns"}
 WORK = (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.job_path import JobPath
+    from stepscope.traces.pace import Pace
     from stepscope.traces.path import RankPath
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
@@ -125,6 +126,7 @@ def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
             lengths[step.number] = max(lengths.get(step.number, 0), step.end_ns - step.start_ns)
     left_out = sorted({analysis.left_out.number for analysis in analyses if analysis.left_out})
     ordered = sorted(lengths.values())
+    slowest = max((analysis.pace for analysis in analyses), key=lambda pace: pace.step_ns, default=None)
     return {
         "count": len(lengths),
         "first": min(lengths, default=None),
@@ -134,6 +136,8 @@ def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
         "median_ns": ordered[(len(ordered) - 1) // 2] if ordered else None,
         "max_ns": ordered[-1] if ordered else None,
         "total_ns": sum(ordered),
+        "pace_ns": slowest.step_ns if slowest else None,
+        "by_device": bool(slowest and slowest.by_device),
     }
 
 
@@ -141,6 +145,7 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
     return {
         "steps": [_step(step) for step in analysis.steps],
         "left_out": _step(analysis.left_out) if analysis.left_out else None,
+        "pace": _pace(analysis.pace),
         "temporal": plain(analysis.temporal),
         "idle": plain(analysis.idle),
         "device": plain(analysis.device),
@@ -150,8 +155,25 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
     }
 
 
+def _pace(pace: Pace) -> dict[str, Any]:
+    return {
+        "step_ns": pace.step_ns,
+        "total_ns": pace.total_ns,
+        "host_ns": pace.host_ns,
+        "device_ns": pace.device_ns,
+        "by_device": pace.by_device,
+        "work": plain(pace.work),
+    }
+
+
 def _path(path: RankPath) -> dict[str, Any]:
-    return {"length_ns": path.length_ns, "causes": plain(path.causes), "steps": plain(path.steps)}
+    whole = path.whole
+    return {
+        "length_ns": path.length_ns,
+        "causes": plain(path.causes),
+        "steps": plain(path.steps),
+        "whole": None if whole is None else {"length_ns": whole.length_ns, "causes": plain(whole.causes)},
+    }
 
 
 def _job_path(path: JobPath) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from stepscope.traces.host_facts import host_facts
 from stepscope.traces.host_figures import HostFigures, host_figures
 from stepscope.traces.host_tables import host_tables
 from stepscope.traces.idle import StreamIdle, idle_of
+from stepscope.traces.pace import Pace, pace_of
 from stepscope.traces.path import RankPath, rank_path
 from stepscope.traces.table import Table
 from stepscope.traces.temporal import Temporal, temporal_of
@@ -32,8 +33,10 @@ class RankAnalysis:
     steps: tuple[Step, ...]
     """Those that count."""
     left_out: Step | None
+    pace: Pace
+    """How long a step takes, and what the device does in it."""
     temporal: Temporal
-    """Over all steps that count."""
+    """Of all device work that counts, with what earlier steps had queued."""
     idle: dict[str, StreamIdle]
     """By stream; ``device:stream`` where there are several devices."""
     device: DeviceFigures
@@ -51,15 +54,17 @@ def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
     exchanges = exchanges_of(window, rank)
     path = rank_path(window, exchanges)
     work, facts = work_of(window), host_facts(window)
+    device = device_figures(window, work)
     tables = (*device_tables(window, work), *host_tables(window, facts), *path.tables.values())
     return RankAnalysis(
         rank=rank,
         meta=trace.meta,
         steps=window.steps,
         left_out=window.left_out,
+        pace=pace_of(window, device),
         temporal=temporal_of(window),
         idle=idle_of(window, work),
-        device=device_figures(window, work),
+        device=device,
         host=host_figures(window, facts),
         exchanges=exchanges,
         path=path,

@@ -136,7 +136,7 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
             nodes.parent[bottom] = at[leg.joined][leg.reached_ns]
         elif leg.collective >= 0:
             inside = nodes.add(step, leg.collective)
-            start_ns = max(graph.start_ns[leg.collective], graph.window.steps[step].start_ns)
+            start_ns = max(graph.start_ns[leg.collective], walk.floor_ns)
             if leg.reached_ns > start_ns:
                 nodes.pieces.append((start_ns, leg.reached_ns, What.WORK, leg.collective, inside))
             nodes.parent[bottom] = inside

@@ -31,6 +31,7 @@ from stepscope.traces.categories import Kind
 from stepscope.traces.causes import Cause
 from stepscope.traces.columns import Ints
 from stepscope.traces.graph import Graph
+from stepscope.traces.pace import launched_in_steps, shared_out
 from stepscope.traces.replay import Durations, Plan, replay
 from stepscope.traces.table import Table, table_of
 
@@ -137,7 +138,8 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
     budget = max(LEAST_VISITS, graph.window.trace.meta.read_events // EVENTS_PER_VISIT)
     for first in (max(step - 1, 0), step):
         # The step before leads in: what it left running is changed, too.
-        visits = int(((starts >= steps[first].start_ns) & (starts < steps[step].end_ns)).sum()) + 1
+        inside = (starts >= steps[first].start_ns) & (starts < steps[step].end_ns)
+        visits = int((inside | launched_in_steps(graph.window, first, step)[graph.row]).sum()) + 1
         if visits * len(candidates) <= budget:
             break
     plan = Plan(graph, first, step)
@@ -159,7 +161,8 @@ def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operat
     return [change for ns, change in sorted(found, key=lambda each: -each[0]) if ns > least]
 
 
-def what_if_table(tried: Iterable[WhatIf]) -> Table:
+def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
+    """``more``: to be added to the note."""
     rows = [
         (
             each.change.text,
@@ -171,6 +174,7 @@ def what_if_table(tried: Iterable[WhatIf]) -> Table:
         for each in tried
     ]
     note = "Step times of a replay of the trace's dependencies; then_mostly: what the step would be due to."
+    note = f"{note}  {more}" if more else note
     columns = ("change", "before_ns", "after_ns", "gain_share", "then_mostly")
     return table_of("what_if", "What if", columns, rows, limit=100, note=note)
 
@@ -183,10 +187,13 @@ def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
     """``warm_up``: steps that only lead in and do not count."""
     again = replay(plan, _durations(plan, change))
     steps = plan.steps[warm_up:]
+    lengths = tuple(step.end_ns - step.start_ns for step in plan.steps)
+    if plan.pace_ns is not None:
+        lengths = shared_out(plan.pace_ns[1] - plan.pace_ns[0], len(lengths))
     return WhatIf(
         change=change,
         steps=tuple(step.number for step in steps),
-        before_ns=tuple(step.end_ns - step.start_ns for step in steps),
+        before_ns=lengths[warm_up:],
         after_ns=again.steps_ns[warm_up:],
         limits_ns=dict(list(again.limits_ns.items())[:8]),
     )
