@@ -21,25 +21,34 @@ pytestmark = pytest.mark.ranks
 JOB = Path(__file__).parents[2] / "src" / "stepscope" / "testing" / "scripts" / "trace_job.py"
 RANKS, STEPS, SLOW_MS = 4, 4, 80
 
+FORKS = """
+import os, runpy, sys
+import torch.distributed.fsdp, torch.nn.parallel, torch.profiler
+
+ranks = []
+for rank in range(int(os.environ["WORLD_SIZE"])):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        sys.argv = sys.argv[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)
+sys.exit(max(os.waitpid(rank, 0)[1] for rank in ranks) != 0)
+"""
+"""Importing torch is most of what such a job costs: it is done once for all ranks."""
+
 
 def run(out: Path, *options: str) -> list[Path]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, str(JOB), "--out", str(out), "--steps", str(STEPS), *options]
+    command = [sys.executable, "-c", FORKS, str(JOB), "--out", str(out), "--steps", str(STEPS), *options]
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    said = [process.communicate(timeout=200)[0] for process in running]
-    assert [process.returncode for process in running] == [0] * RANKS, "\n".join(said)
+    done = subprocess.run(
+        command, env={**os.environ, **common}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout
     return sorted(out.iterdir())
 
 
