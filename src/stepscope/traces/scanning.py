@@ -18,8 +18,8 @@ __all__ = ["UNREADABLE", "Scan", "scan"]
 UNREADABLE = (ValueError, RecursionError)
 """What decoders raise: msgspec's and json's errors and wrong UTF-8 are ValueErrors."""
 BETWEEN = re.compile(r"\}\s*,\s*(?=\{)")
-LAST_BRACE = re.compile(r"\}(?=\s*,\s*\{|\s*,?\s*\])")
-"""Of an event, perhaps: another one or the list's end follows."""
+LAST_BRACE = re.compile(r'\}(?=\s*,\s*(?:[^\s"\]]|"(?:[^"\\]|\\.){0,1000}"\s*[,\]])|\s*,?\s*\])')
+"""Of an event, perhaps: something that is no key, or the list's end, follows."""
 NEXT = re.compile(r"\s*([,\]])?\s*")
 PARTS = 16
 """Guesses at where a broken event ends: it may have ``}, {`` inside."""
