@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.read import read_trace
+from stepscope.traces.window import Window
 
 DATA = Path(__file__).parent / "data" / "h200"
 
@@ -17,6 +18,19 @@ DATA = Path(__file__).parent / "data" / "h200"
 def job_of(paths: Iterable[Path]) -> JobAnalysis:
     traces = [read_trace(path) for path in sorted(paths)]
     return analyse_job([analyse_rank(trace, trace.meta.rank or 0) for trace in traces])
+
+
+@pytest.fixture
+def published(
+    real_window: Callable[[Path], Window], real_analysis: Callable[[Path, int], RankAnalysis]
+) -> Callable[[Path], JobAnalysis]:
+    """Of a folder."""
+
+    def published_job(folder: Path) -> JobAnalysis:
+        paths = sorted(folder.glob("*.json.gz"))
+        return analyse_job([real_analysis(path, real_window(path).trace.meta.rank or 0) for path in paths])
+
+    return published_job
 
 
 def kinds(job: JobAnalysis) -> list[tuple[str, str]]:
@@ -98,12 +112,12 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("folder", PUBLISHED)
-def test_published_traces(shared_data: Path, folder: str) -> None:
-    assert kinds(job_of((shared_data / "traces" / folder).glob("*.json.gz"))) == PUBLISHED[folder]
+def test_published_traces(shared_data: Path, folder: str, published: Callable[[Path], JobAnalysis]) -> None:
+    assert kinds(published(shared_data / "traces" / folder)) == PUBLISHED[folder]
 
 
-def test_the_late_rank_of_a_published_job(shared_data: Path) -> None:
-    job = job_of((shared_data / "traces" / "param_dlrm_8rank").glob("*.json.gz"))
+def test_the_late_rank_of_a_published_job(shared_data: Path, published: Callable[[Path], JobAnalysis]) -> None:
+    job = published(shared_data / "traces" / "param_dlrm_8rank")
     assert job.verdict == "Rank 7 comes last to 5 of 8 collectives; the others wait 5.08 ms of every step for it."
     first = job.findings[0]
     assert (first.kind, first.ranks, first.severity) == ("collective_straggler", (7,), "warning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from stepscope.traces.causes import CAUSES
 from stepscope.traces.exchanges import exchanges_of
 from stepscope.traces.graph import graph_of
 from stepscope.traces.path import RankPath, path_segments, rank_path
-from stepscope.traces.read import read_trace
 from stepscope.traces.replay import Plan, as_it_was, replay
 from stepscope.traces.segments import Segments
 from stepscope.traces.trace_whatif import parse_change, what_if
@@ -376,14 +376,14 @@ def test_whatever_the_trace_a_replay_without_change_is_the_trace(made: MadeTrace
 
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
 @pytest.mark.parametrize("path", REAL, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
-def test_the_path_is_the_step_on_real_traces(path: Path) -> None:
-    check(window_of(read_trace(path)))
+def test_the_path_is_the_step_on_real_traces(path: Path, real_window: Callable[[Path], Window]) -> None:
+    check(real_window(path))
 
 
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
-def test_forward_and_backward_threads_are_both_on_the_path() -> None:
+def test_forward_and_backward_threads_are_both_on_the_path(real_window: Callable[[Path], Window]) -> None:
     """HTA finds 101,646 of the 222,442 µs of this step."""
-    window = window_of(read_trace(SHARED / "hta_nccl_data_1of2" / "nccl_data.json.gz"))
+    window = real_window(SHARED / "hta_nccl_data_1of2" / "nccl_data.json.gz")
     path = check(window)
     assert path.steps[0].length_ns == 222_442_191
     own = path_segments(window)
