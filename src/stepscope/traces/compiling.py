@@ -18,7 +18,7 @@ from stepscope.traces.columns import Rows
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.window import Window
 
-__all__ = ["Compiling", "compiling", "compiling_of"]
+__all__ = ["Compiling", "compile_rows", "compiling", "compiling_of"]
 
 PHASE = re.compile(r"\(dynamo_timed\)$|^(entire_frame_compile|entire_backward_compile|dynamo|backend_compile)$")
 PYTHON_PHASE = re.compile(r"(^|/)torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py\(\d+\): (_compile|compile_fx)$")
@@ -41,9 +41,7 @@ class Compiling:
 def compiling_of(window: Window) -> Compiling:
     trace, slices = window.trace, window.trace.slices
     marked = np.sort(np.concatenate([window.host.ops, window.host.annotations]))
-    phases = _named(window, marked, PHASE)
-    if not len(phases):
-        phases = _named(window, window.rows_of((Kind.PYTHON,)), PYTHON_PHASE)
+    phases = compile_rows(window)
     compile_ns = intervals.total(intervals.merge(slices.start_ns[phases], slices.end_ns[phases]))
     regions = _named(window, marked, REGION)
     holder = window.calls.holder(window.host.mask(regions))[regions] if len(regions) else regions
@@ -63,6 +61,12 @@ def compiling_of(window: Window) -> Compiling:
         regions=tuple(sorted(((name, *values) for name, values in by_name.items()), key=lambda each: -each[2])),
         compiled=compiled,
     )
+
+
+def compile_rows(window: Window) -> Rows:
+    """Phases of compiling, on any thread."""
+    phases = _named(window, np.sort(np.concatenate([window.host.ops, window.host.annotations])), PHASE)
+    return phases if len(phases) else _named(window, window.rows_of((Kind.PYTHON,)), PYTHON_PHASE)
 
 
 def _named(window: Window, rows: Rows, pattern: re.Pattern[str]) -> Rows:

@@ -23,6 +23,7 @@ from stepscope.traces.rules.host import find_host
 from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
 from stepscope.traces.rules.memory import find_memory
 from stepscope.traces.rules.practices import find_practices, find_truncated
+from stepscope.traces.rules.python import find_python
 from stepscope.traces.rules.stragglers import find_stragglers
 from stepscope.traces.rules.view import Claim, View, view_of
 
@@ -36,6 +37,7 @@ OF_THE_HOST: tuple[Callable[[View, Ints], list[Claim]], ...] = (
     find_loading,
     find_compiling,
     find_garbage,
+    find_python,
     find_host,
 )
 """In the order in which they explain why a device waits for the host."""

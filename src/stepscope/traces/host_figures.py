@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
+from stepscope.traces.columns import Rows
 from stepscope.traces.host_facts import HostFacts, host_facts
+from stepscope.traces.host_stops import PythonStop, stops_of
 from stepscope.traces.memory_curve import MemoryCurve
 from stepscope.traces.pauses import Pause, pauses_of
 from stepscope.traces.syncs import SyncPlace
 from stepscope.traces.window import Window
 
-__all__ = ["HostFigures", "Pause", "SyncPlace", "host_figures"]
+__all__ = ["HostFigures", "Pause", "PythonStop", "SyncPlace", "host_figures"]
 
 DATA_PARALLEL = re.compile(r"^(nn\.Module: )?DataParallel(_\d+$|\.forward$)")
 DISTRIBUTED = re.compile(r"^(nn\.Module: )?DistributedDataParallel(_\d+$|\.forward$)|^DistributedDataParallel\.")
 BACKEND = re.compile(r"^(nccl|gloo|mpi|ucc|xccl|rccl):")
 MAX_SYNCS = 100
+NO_ROWS: Rows = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,8 @@ class HostFigures:
     """Where the host waits for the device, the most costly first."""
     pauses: tuple[Pause, ...]
     """Garbage collections, by time."""
+    stops: tuple[PythonStop, ...]
+    """Where the main thread ran Python, or slept, for a millisecond and more; the longest first."""
     compile_ns: int
     recompiles: int
     graph_breaks: int
@@ -51,18 +58,20 @@ class HostFigures:
     """Of ``DistributedDataParallel``, where it is used and known."""
 
 
-def host_figures(window: Window, facts: HostFacts | None = None) -> HostFigures:
-    """``facts``: where they are known already."""
+def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows = NO_ROWS) -> HostFigures:
+    """``facts``: where they are known already; ``exchanged``: slices of collectives."""
     facts = facts or host_facts(window)
     loading, compiling, flops, curve = facts.loading, facts.compiling, facts.flops, facts.curve
     peak, at_peak, reserved = _memory(curve)
+    pauses = pauses_of(window)
     names = window.trace.strings
     distributed = any(DISTRIBUTED.match(name) for name in names)
     return HostFigures(
         loading_ns=loading.total_ns,
         loading_by_step=loading.by_step,
         syncs=facts.syncs[:MAX_SYNCS],
-        pauses=pauses_of(window),
+        pauses=pauses,
+        stops=stops_of(window, pauses, exchanged),
         compile_ns=compiling.compile_ns,
         recompiles=compiling.recompiles,
         graph_breaks=compiling.graph_breaks,

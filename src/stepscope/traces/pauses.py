@@ -19,7 +19,7 @@ from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.window import Window
 
-__all__ = ["Pause", "holes", "pauses_of"]
+__all__ = ["Pause", "holes", "pauses_of", "untold"]
 
 COLLECTOR = re.compile(r"^Python GC$|^<built-in function collect>$|^gc\.collect$|^gc\.py\(\d+\): collect$")
 MIN_HOLE_NS = 5_000_000
@@ -48,26 +48,35 @@ def pauses_of(window: Window) -> tuple[Pause, ...]:
 
 def holes(window: Window) -> Table | None:
     """None: the main thread never stood still so long."""
-    slices, main = window.trace.slices, window.host.main_thread
-    told = np.sort(np.concatenate([window.host.ops, window.rows_of((Kind.RUNTIME,))]))
-    on_main = told[slices.thread[told] == main]
-    if not len(on_main):
-        return None
-    busy = told[np.isin(slices.thread[told], [main, *window.host.autograd_threads.tolist()])]
-    steps = intervals.merge(
-        np.array([step.start_ns for step in window.steps], np.int64),
-        np.array([step.end_ns for step in window.steps], np.int64),
-    )
-    free = intervals.difference(steps, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
-    if not len(free.start_ns):
-        return None
-    # Steps that touch are one span there: a hole from one into the next is cut at their border.
-    starts, ends = _cut(free, np.array([step.start_ns for step in window.steps], np.int64))
-    long = ends - starts > MIN_HOLE_NS
-    starts, ends = starts[long], ends[long]
+    starts, ends = untold(window, intervals.EMPTY, MIN_HOLE_NS)
     if not len(starts):
         return None
-    return _table(window, on_main, starts, ends)
+    told = _told(window)
+    return _table(window, told[window.trace.slices.thread[told] == window.host.main_thread], starts, ends)
+
+
+def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints, Ints]:
+    """Stretches of steps, each in one step, longer than so much: nothing told runs, nor anything ``known``.
+
+    None where the main thread tells nothing at all.
+    """
+    slices, main = window.trace.slices, window.host.main_thread
+    told = _told(window)
+    if not (slices.thread[told] == main).any():
+        return intervals.EMPTY
+    busy = told[np.isin(slices.thread[told], [main, *window.host.autograd_threads.tolist()])]
+    step_starts = np.array([step.start_ns for step in window.steps], np.int64)
+    steps = intervals.merge(step_starts, np.array([step.end_ns for step in window.steps], np.int64))
+    running = intervals.union(known, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
+    # Steps that touch are one span there: a hole from one into the next is cut at their border.
+    starts, ends = _cut(intervals.difference(steps, running), step_starts)
+    long = ends - starts > least_ns
+    return starts[long], ends[long]
+
+
+def _told(window: Window) -> Rows:
+    """Operators and calls of the runtime."""
+    return np.sort(np.concatenate([window.host.ops, window.rows_of((Kind.RUNTIME,))]))
 
 
 def _cut(spans: intervals.Spans, borders: Ints) -> tuple[Ints, Ints]:

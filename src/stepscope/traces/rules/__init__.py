@@ -3,6 +3,7 @@
     thresholds.py     every number that a verdict depends on, with its reason
     view.py           the figures of all ranks side by side, and what a finding costs
     loading.py        waiting for the DataLoader, collecting garbage, compiling
+    python.py         Python that keeps a process without a device from computing
     host.py           synchronising calls, launches, and what else of the host a device waits for
     device.py         gaps between kernels, and how well kernels use the device
     stragglers.py     ranks that come last to collectives

@@ -40,6 +40,11 @@ LOADER_FLOOR_NS: Final = 1_000_000
 """… and more than what taking a finished batch off a queue and pinning it costs in Python."""
 HOST_IDLE_SHARE: Final = 0.10
 """Of the step a device waits for the host.  Each step ends and begins with a little of it, however well it is built."""
+PYTHON_SHARE: Final = 0.10
+"""Of the step in which a process without a device runs no operator, in stretches of a millisecond and more: as for
+devices that wait …"""
+PYTHON_FLOOR_NS: Final = 1_000_000
+"""… and more than the bookkeeping of a training loop costs."""
 SYNC_SHARE: Final = 0.05
 """Of the step that a device could have been kept busy had the host not waited for it."""
 GAPS_SHARE: Final = 0.10
