@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.records.finding import Finding
+from stepscope.reports.price import price_text
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.collectives import match
 from stepscope.traces.columns import TraceMeta
@@ -181,8 +182,7 @@ def test_a_few_milliseconds_are_no_evidence() -> None:
     job = job_of(rank_of(steps=1, step_ms=9.9, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "info")]
     assert verdict_of(job) == (
-        "Too little to judge by: 1 step of 9.90 ms; the device computes 60% of the time, 0% is communication that "
-        "shows, 40% idle."
+        "Too little to judge by: 1 step of 9.90 ms; the device computes 60% of the time, 40% idle."
     )
     job = job_of(rank_of(steps=1, step_ms=10, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "warning")]
@@ -221,6 +221,7 @@ def test_loader_bound() -> None:
         "loading_share": 0.24,
         "loading_ms_per_step": 24.0,
         "device_waits_ms_per_step": 24.0,
+        "worker_processes": None,
         "step_ms": 100.0,
         "steps_used": 4,
     }
@@ -252,6 +253,21 @@ def test_loading_without_a_device() -> None:
     finding = only(job_of(rank_of(on_device=False, host={"loading_ns": 96 * MS})))
     assert (finding.kind, finding.cost["share"]) == ("loader_bound", 0.24)
     assert "__getitem__" in finding.advice[1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "advice"), [(False, "Set num_workers: it is 0"), (True, "More workers"), (None, "Raise num_workers")]
+)
+def test_advice_knows_whether_workers_load(workers: bool | None, advice: str) -> None:
+    host = {"loading_ns": 96 * MS, "loading_workers": workers}
+    assert only(job_of(rank_of(on_device=False, host=host))).advice[0].startswith(advice)
+
+
+def test_a_loader_of_some_per_cent_is_told() -> None:
+    job = job_of(rank_of(on_device=False, host={"loading_ns": 39 * MS}))
+    assert kinds(job) == [("loader_bound", "info")]
+    assert verdict_of(job) == ("Nothing stands out: 4 steps of 100 ms, all of it on the host, 10% in the DataLoader.")
+    assert kinds(job_of(rank_of(on_device=False, host={"loading_ns": 40 * MS}))) == [("loader_bound", "warning")]
 
 
 def test_loading_of_one_rank_names_it() -> None:
@@ -415,6 +431,48 @@ def test_pageable_copies() -> None:
     assert finding.evidence["copies_per_step"] == 2.0
     assert job_of(rank_of(exposed_memory=20, device=device)).findings == ()
     assert job_of(rank_of(exposed_memory=40, device=device | {"pageable_copy_bytes": 4 << 19})).findings == ()
+
+
+def copied(ms: float, direction: str = "HtoD") -> Table:
+    return table_of("copies", "", ("direction", "total_ns"), [(direction, round(ms * MS))])
+
+
+def test_exposed_copies() -> None:
+    finding = only(job_of(rank_of(exposed_memory=80, tables=(copied(70),))))
+    assert (finding.kind, finding.severity, finding.cost["share"]) == ("exposed_copies", "warning", 0.175)
+    assert finding.title == (
+        "Copies between host and device that nothing hides take 17.5 ms of every step, 18% of the time."
+    )
+    job = job_of(rank_of(exposed_memory=59, tables=(copied(70),)))
+    assert kinds(job) == [("exposed_copies", "info")]
+    assert verdict_of(job) == (
+        "Nothing stands out: 4 steps of 100 ms; the device computes 85% of the time, 15% copies that nothing hides."
+    )
+    assert job_of(rank_of(exposed_memory=20, tables=(copied(70),))).findings == ()
+    assert job_of(rank_of(exposed_memory=80, tables=(copied(70, "DtoD"),))).findings == ()
+
+
+def test_a_trace_that_is_mostly_start_up() -> None:
+    waits = {"idle": idle_of_cause(host=80), "steps": 1, "step_ms": 400.0, "stepped": False}
+    job = job_of(rank_of(host={"longest_call": ("cudaFree", 121 * MS)}, **waits))
+    assert kinds(job) == [("start_up", "info"), ("gpu_idle_host", "info")]
+    assert verdict_of(job) == (
+        "Most of this is start-up: a single call of cudaFree takes 121 ms, 30% of the trace, which has no profiler "
+        "steps."
+    )
+    assert kinds(job_of(rank_of(host={"longest_call": ("cudaFree", 120 * MS)}, **waits))) == [
+        ("gpu_idle_host", "warning")
+    ]
+
+
+def test_a_price_is_never_more_than_the_title_says() -> None:
+    job = job_of(*(rank_of(rank, idle=idle_of_cause(host=wait)) for rank, wait in enumerate((100, 200, 10, 10))))
+    finding = next(each for each in job.findings if each.kind == "gpu_idle_host")
+    assert "50.0 ms of every step, 50% of the time" in finding.title
+    assert (finding.cost["share"], finding.cost["most_share"]) == (0.25, 0.5)
+    assert price_text(finding.cost) == (
+        "at most 50% of the time (200 ms); what helps gains 25%, typically: a step then takes 75.0 ms, 1.33× as fast."
+    )
 
 
 @pytest.mark.parametrize(
@@ -646,7 +704,7 @@ def test_the_page_knows_every_kind() -> None:
     said = set(re.findall(r'(?:^ +kind=|claim_of\(\s+view,\s+)"([a-z0-9_]+)"', sources, re.MULTILINE))
     page = (root / "docs/trace-findings.md").read_text()
     assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == said
-    assert len(said) == 24
+    assert len(said) == 26
     keys = set(re.findall(r'^ +"([a-z0-9_]+)": ', sources, re.MULTILINE)) - {
         "share",
         "seconds",

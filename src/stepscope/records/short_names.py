@@ -32,6 +32,8 @@ RETURNS = re.compile(r"^(void |(std::)?enable_if<[^<>]*>::type )+")
 """Before the name of a function."""
 CALLED = re.compile(r"^[\w:~ *&]*\w\(.*\)$")
 AUTOGRAD = "autograd::engine::evaluate_function: "
+BUILT_IN = "<built-in "
+"""Python's functions, not C++."""
 DEEPEST = 8
 LONGEST = 4096
 """Of a name that is longer only the beginning is looked at."""
@@ -57,6 +59,8 @@ def short_names(names: Iterable[str], columns: int) -> dict[str, str]:
 def short_name(name: str) -> str:
     """Without what a reader can do without; names that are none of C++ come back as they are."""
     text = " ".join(name[:LONGEST].split())
+    if text.startswith(BUILT_IN):
+        return text
     if text.startswith(AUTOGRAD):
         return f"autograd: {text[len(AUTOGRAD) :]}"
     known = ANONYMOUS.sub("", text)

@@ -14,7 +14,10 @@ TRIVIAL_SHARE = 0.01
 
 
 def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
-    """``61% of the time (2.5 s); without it …``; ``over``: whether nothing more can be lost."""
+    """``61% of the time (2.5 s); without it …``, or where no remedy saves all of it ``at most 61% …``.
+
+    ``over``: whether nothing more can be lost.
+    """
     share, seconds = cost.get("share"), cost.get("seconds")
     if not share or seconds is None or share < TRIVIAL_SHARE:
         return None
@@ -22,4 +25,9 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
     step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
     then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
     spent = duration_text(seconds) + ("" if over else " so far")
+    most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
+    if most_share and most_seconds is not None and most_share > share:
+        gain = f"; what helps gains {share_text(share)}, typically"
+        then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
+        return f"at most {share_text(most_share)} of the time ({duration_text(most_seconds)}){gain}{then}."
     return f"{share_text(share)} of the time ({spent}){then}."

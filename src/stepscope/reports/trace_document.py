@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
+from stepscope.traces.findings import is_judged
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.table import Table
 from stepscope.traces.window import Step
@@ -79,8 +80,8 @@ def table_document(table: Table) -> dict[str, Any]:
 def _verdict(job: JobAnalysis) -> dict[str, Any]:
     """The first finding in short, unless nothing is more than worth knowing."""
     first = next(iter(job.findings), None)
-    if first is None or first.severity == "info":
-        first = Finding(kind="healthy", severity="info", title=job.verdict)
+    if first is None or (first.severity == "info" and first.kind != "start_up"):
+        first = Finding(kind="healthy" if is_judged(job) else "too_little", severity="info", title=job.verdict)
     return {
         "kind": first.kind,
         "severity": first.severity,

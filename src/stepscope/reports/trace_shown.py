@@ -21,6 +21,8 @@ __all__ = [
 
 Document = Mapping[str, Any]
 
+NO_FINDING = ("healthy", "too_little")
+"""Verdicts that are none of the findings."""
 RANKS_SHOWN = 16
 RANK_COLUMNS = (
     *("rank", "pace_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
@@ -36,11 +38,11 @@ def facts_of(document: Document) -> list[str]:
     whole = max(worlds) if len(worlds) == 1 else len(files)
     ranks = count_text(len(files), "rank")
     facts = [ranks if whole <= len(files) else f"{len(files)} of {count_text(whole, 'rank')}"]
-    facts.append(f"{sum(file['events'] for file in files):,} events")
+    facts.append(count_text(sum(file["events"] for file in files), "event"))
     if steps["marked"]:
-        which = f" ({steps['first']}–{steps['last']})" if steps["count"] > 1 else ""
-        without = f", {steps['left_out'][0]} left out" if steps["left_out"] else ""
-        facts.append(count_text(steps["count"], "step") + which + without)
+        which = [f"{steps['first']}–{steps['last']}"] if steps["count"] > 1 else []
+        which += [f"{steps['left_out'][0]} is left out"] if steps["left_out"] else []
+        facts.append(count_text(steps["count"], "step") + (f" ({'; '.join(which)})" if which else ""))
         on_host = f", {ns_text(steps['median_ns'])} on the host" if steps["by_device"] else ""
         facts.append(f"{ns_text(steps['pace_ns'])} a step{on_host}")
     elif steps["median_ns"] is not None:
@@ -84,7 +86,7 @@ def look_of_diff(diff: Mapping[str, Any]) -> str:
 
 def other_findings(document: Document) -> Sequence[Mapping[str, Any]]:
     """Those that are not the verdict."""
-    return document["findings"][0 if look_of(document["verdict"]) == "healthy" else 1 :]  # type: ignore[no-any-return]
+    return document["findings"][0 if document["verdict"]["kind"] in NO_FINDING else 1 :]  # type: ignore[no-any-return]
 
 
 def problems_of(document: Document) -> Sequence[str]:

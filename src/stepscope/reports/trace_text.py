@@ -183,7 +183,8 @@ def _temporal(page: Page, temporal: Mapping[str, int]) -> None:
         page.blank()
         return
     columns = max(page.width - 2 - NAME_COLUMNS - 6 - TIME_COLUMNS, 6)
-    heading = f"  {'on device'.ljust(NAME_COLUMNS)}share {' ' * columns}{'time'.rjust(TIME_COLUMNS)}"
+    of = f"of the device's {ns_text(span_ns)}"[:columns].ljust(columns)
+    heading = f"  {'on device'.ljust(NAME_COLUMNS)}share {of}{'time'.rjust(TIME_COLUMNS)}"
     page.lines.append(page.paint(heading, "dim"))
     for name, key in (
         ("compute", "compute_ns"),

@@ -22,7 +22,7 @@ from stepscope.traces.rules.device import find_device, find_underused
 from stepscope.traces.rules.host import find_host
 from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
 from stepscope.traces.rules.memory import find_memory
-from stepscope.traces.rules.practices import find_practices, find_truncated
+from stepscope.traces.rules.practices import find_practices, find_start_up, find_truncated
 from stepscope.traces.rules.python import find_python
 from stepscope.traces.rules.stragglers import find_stragglers
 from stepscope.traces.rules.view import Claim, View, view_of
@@ -30,7 +30,7 @@ from stepscope.traces.rules.view import Claim, View, view_of
 if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
 
-__all__ = ["find", "verdict_of"]
+__all__ = ["find", "is_judged", "verdict_of"]
 
 Ints = NDArray[np.int64]
 OF_THE_HOST: tuple[Callable[[View, Ints], list[Claim]], ...] = (
@@ -57,12 +57,15 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     claims += find_underused(view, claims)
     findings = [claim.finding for claim in claims]
     findings += [*find_memory(view), *find_practices(view), *find_truncated(view)]
-    return tuple(sorted(findings, key=_weight, reverse=True))
+    findings.sort(key=_weight, reverse=True)
+    start_up = find_start_up(view)
+    return (*start_up, *(replace(each, severity="info") if start_up else each for each in findings))
 
 
 def verdict_of(job: JobAnalysis) -> str:
     """One sentence: what costs most, or that nothing stands out and how the time is spent."""
     first = next((finding for finding in job.findings if finding.severity != "info"), None)
+    first = first or next((finding for finding in job.findings if finding.kind == "start_up"), None)
     if first is not None:
         return first.title
     view = view_of(job)
@@ -74,25 +77,39 @@ def verdict_of(job: JobAnalysis) -> str:
         seen = f"{step} without profiler steps"
     else:
         seen = f"{count_text(int(view.steps.min()), 'step')} of {step}"
-    if int(view.step_ns.max()) < thresholds.TRACE_FLOOR_NS:
+    if not is_judged(job):
         return f"Too little to judge by: {seen}{_spent(view)}."
     of = f" on {count_text(len(view.ranks), 'rank')}" if len(view.ranks) > 1 else ""
     return f"Nothing stands out: {seen}{of}{_spent(view)}."
 
 
-def _spent(view: View) -> str:
-    """How a device spends its time, of the median rank."""
-    if not view.on_device.any():
-        return ", all of it on the host"
+def is_judged(job: JobAnalysis) -> bool:
+    """Whether enough was seen to say that nothing stands out."""
+    view = view_of(job)
+    return bool(view.analyses) and int(view.step_ns.max()) >= thresholds.TRACE_FLOOR_NS
 
-    def share(figure_ns: Ints) -> str:
-        return share_text(view.typical(view.share(figure_ns), view.on_device))
+
+def _spent(view: View) -> str:
+    """How a device spends its time, of the median rank: all parts that are not small."""
+    everywhere = np.ones(len(view.ranks), np.bool_)
+    if not view.on_device.any():
+        loading = view.typical(view.share(view.each(lambda one: one.host.loading_ns)), everywhere)
+        told = f", {share_text(loading)} in the DataLoader" if loading >= thresholds.PART_SHARE else ""
+        return f", all of it on the host{told}"
+
+    def share(figure_ns: Ints) -> float:
+        values = np.sort(view.share(figure_ns)[view.on_device])
+        return float(values[(len(values) - 1) // 2])
 
     busy_ns = view.each(lambda one: one.pace.work.span_ns - one.pace.work.idle_ns)
-    computing = share(view.each(lambda one: one.pace.work.compute_ns))
-    exposed = share(view.each(lambda one: one.pace.work.exposed_comm_ns))
-    idle = share(np.maximum(view.step_ns - busy_ns, 0))
-    return f"; the device computes {computing} of the time, {exposed} is communication that shows, {idle} idle"
+    parts = {
+        "is communication that shows": share(view.each(lambda one: one.pace.work.exposed_comm_ns)),
+        "copies that nothing hides": share(view.each(lambda one: one.pace.work.exposed_memory_ns)),
+        "idle": share(np.maximum(view.step_ns - busy_ns, 0)),
+    }
+    computing = share_text(share(view.each(lambda one: one.pace.work.compute_ns)))
+    told = "".join(f", {share_text(part)} {name}" for name, part in parts.items() if part >= thresholds.PART_SHARE)
+    return f"; the device computes {computing} of the time{told}"
 
 
 def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Rows
 from stepscope.traces.host_facts import HostFacts, host_facts
 from stepscope.traces.host_stops import PythonStop, stops_of
 from stepscope.traces.memory_curve import MemoryCurve
+from stepscope.traces.naming import named
 from stepscope.traces.pauses import Pause, pauses_of
+from stepscope.traces.runtime_names import is_synchronising
 from stepscope.traces.syncs import SyncPlace
 from stepscope.traces.window import Window
 
@@ -30,10 +33,14 @@ class HostFigures:
     """Main thread inside a loader's ``__next__``, within steps."""
     loading_by_step: tuple[int, ...]
     """Nanoseconds, one for each step that counts."""
+    loading_workers: bool | None
+    """Whether worker processes load; None: the trace does not say."""
     syncs: tuple[SyncPlace, ...]
     """Where the host waits for the device, the most costly first."""
     pauses: tuple[Pause, ...]
     """Garbage collections, by time."""
+    longest_call: tuple[str, int] | None
+    """Of the runtime, not to wait for the device: its name and nanoseconds."""
     stops: tuple[PythonStop, ...]
     """Where the main thread ran Python, or slept, for a millisecond and more; the longest first."""
     compile_ns: int
@@ -69,8 +76,10 @@ def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows
     return HostFigures(
         loading_ns=loading.total_ns,
         loading_by_step=loading.by_step,
+        loading_workers=loading.workers,
         syncs=facts.syncs[:MAX_SYNCS],
         pauses=pauses,
+        longest_call=_longest(window),
         stops=stops_of(window, pauses, exchanged),
         compile_ns=compiling.compile_ns,
         recompiles=compiling.recompiles,
@@ -85,6 +94,16 @@ def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows
         uses_data_parallel=any(DATA_PARALLEL.match(name) for name in names),
         ddp_backend=_backend(window) if distributed else None,
     )
+
+
+def _longest(window: Window) -> tuple[str, int] | None:
+    slices = window.trace.slices
+    rows = window.rows_of((Kind.RUNTIME,))
+    rows = rows[~named(window.trace, rows, is_synchronising)]
+    if not len(rows):
+        return None
+    row = int(rows[slices.dur_ns[rows].argmax()])
+    return window.trace.name(row), int(slices.dur_ns[row])
 
 
 def _memory(curve: MemoryCurve | None) -> tuple[int | None, int | None, int | None]:

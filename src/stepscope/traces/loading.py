@@ -31,6 +31,8 @@ class Loading:
     """Within steps."""
     by_step: tuple[int, ...]
     """Nanoseconds, as ``Window.steps``."""
+    workers: bool | None
+    """Whether worker processes load, as the loader's name says; None: it does not."""
 
 
 def loader_rows(window: Window) -> Rows:
@@ -51,7 +53,10 @@ def loading_of(window: Window) -> Loading:
     starts = np.array([step.start_ns for step in window.steps], np.int64)
     ends = np.array([step.end_ns for step in window.steps], np.int64)
     by_step = intervals.covered(starts, ends, spans).tolist()
-    return Loading(total_ns=sum(by_step), by_step=tuple(by_step))
+    names = {window.trace.name(row) for row in rows[:1].tolist()}
+    single = any("_SingleProcess" in name for name in names)
+    workers = True if any("_MultiProcessing" in name for name in names) else False if single else None
+    return Loading(total_ns=sum(by_step), by_step=tuple(by_step), workers=workers)
 
 
 def loading(window: Window, found: Loading) -> Table | None:

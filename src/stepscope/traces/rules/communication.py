@@ -54,11 +54,12 @@ def _low_overlap(
     return claim_of(
         view,
         "low_overlap",
-        f"Only {share_text(view.typical(hidden, where))} of the communication is hidden behind the "
+        f"Only {share_text(1 - view.typical(1 - hidden, where))} of the communication is hidden behind the "
         f"computation{view.of_whom(where)}: {view.each_step(each_ns)}, {share_text(share)} of the time, nothing is "
         "computed.",
         where=where,
         saved_ns=hideable_ns,
+        most_ns=exposed_ns,
         phase="comm",
         evidence=_evidence(view, exposed_ns, waited_ns, hidden, where),
         advice=(
@@ -94,6 +95,7 @@ def _exposed(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, wher
         f"{share_text(share)} of the time{told}.",
         where=where,
         saved_ns=halved(exposed_ns),
+        most_ns=exposed_ns,
         phase="comm",
         evidence=_evidence(view, exposed_ns, waited_ns, hidden, where),
         advice=advice,
@@ -112,7 +114,7 @@ def _evidence(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, whe
         "communication_ms_per_step": ms(view.times.comm_ns),
         "compute_ms_per_step": ms(view.times.compute_ns),
         "waited_ms_per_step": ms(waited_ns) if len(view.ranks) > 1 else None,
-        "hidden_share": round(view.typical(hidden, where), 4),
+        "hidden_share": round(1 - view.typical(1 - hidden, where), 4),
         "exposed_share": round(view.typical(view.share(exposed_ns), where), 4),
     }
 

@@ -29,7 +29,7 @@ def find_device(view: View, claims: Sequence[Claim]) -> list[Claim]:
     launch_bound = any(claim.finding.kind == "launch_bound" for claim in claims)
     tiny = [] if launch_bound else _tiny(view)
     gaps = [] if tiny else _gaps(view)
-    return [*gaps, *tiny, *_pageable(view), *_without_tensor_cores(view), *_attention(view)]
+    return [*gaps, *tiny, *_pageable(view), *_exposed_copies(view), *_without_tensor_cores(view), *_attention(view)]
 
 
 def _gaps(view: View) -> list[Claim]:
@@ -50,6 +50,7 @@ def _gaps(view: View) -> list[Claim]:
             f"mostly in {mostly}.",
             where=where,
             saved_ns=halved(gaps_ns),
+            most_ns=gaps_ns,
             evidence={
                 "short_gaps_ms_per_step": round(short / 1e6, 3),
                 "long_gaps_ms_per_step": round(long / 1e6, 3),
@@ -138,6 +139,42 @@ def _pageable(view: View) -> list[Claim]:
     ]
 
 
+def _exposed_copies(view: View) -> list[Claim]:
+    """Copies between host and device, from pinned memory, while the device does nothing else."""
+    pageable_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
+    exposed_ns = view.each(lambda one: one.pace.work.exposed_memory_ns) - pageable_ns
+    exposed_ns = np.maximum(np.minimum(exposed_ns, view.each(_host_copies_ns) - pageable_ns), 0)
+    where = (view.share(exposed_ns) > thresholds.COPIES_SHARE) & (view.per_step(exposed_ns) >= thresholds.FLOOR_NS)
+    if not where.any():
+        return []
+    each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
+    return [
+        claim_of(
+            view,
+            "exposed_copies",
+            f"Copies between host and device that nothing hides take {view.each_step(each_ns)}{view.of_whom(where)}, "
+            f"{share_text(share)} of the time.",
+            where=where,
+            saved_ns=exposed_ns,
+            phase="h2d",
+            evidence={"exposed_ms_per_step": round(each_ns / 1e6, 3), "exposed_share": round(share, 4)},
+            advice=(
+                "Copy the next batch on a side stream (torch.cuda.stream) while this one is computed, and wait_stream.",
+                "Pinned memory and non_blocking=True alone leave copies and kernels on one stream, one after another.",
+            ),
+            at_most="warning" if share >= thresholds.COPIES_WARNING_SHARE else "info",
+            confidence=0.8,
+        )
+    ]
+
+
+def _host_copies_ns(one: RankAnalysis) -> int:
+    """Of all device work that counts; copies within a device or between devices are none."""
+    table = one.tables.get("copies")
+    directions = ("HtoD", "DtoH")
+    return sum(row["total_ns"] for row in table.to_rows() if row["direction"] in directions) if table else 0
+
+
 def _without_tensor_cores(view: View) -> list[Claim]:
     eligible_ns = view.each(lambda one: one.pace.device.eligible_fp32_ns)
     capability = view.each(_capability_of)
@@ -158,6 +195,7 @@ def _without_tensor_cores(view: View) -> list[Claim]:
             f"{view.each_step(each_ns)}, {share_text(share)} of the time.",
             where=where,
             saved_ns=halved(eligible_ns),
+            most_ns=eligible_ns,
             evidence={
                 "eligible_ms_per_step": round(each_ns / 1e6, 3),
                 "eligible_share": round(share, 4),
@@ -201,6 +239,7 @@ def _attention(view: View) -> list[Claim]:
             f"{share_text(view.typical(view.share(low_ns), where))} of the time.",
             where=where,
             saved_ns=halved(low_ns),
+            most_ns=low_ns,
             evidence={
                 "attention_ms_per_step": round(each_ns / 1e6, 3),
                 "kernels": [
@@ -233,7 +272,7 @@ def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)
     if not where.any():
         return []
-    share = view.typical(used, where)
+    share = 1 - view.typical(1 - used, where)
     idle_ns = (view.step_ns * (1 - used)).astype(np.int64)
     return [
         claim_of(
@@ -243,6 +282,7 @@ def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
             f"{ms_text(view.typical(view.per_step(idle_ns), where) / 1e6)} of each step it has nothing to do.",
             where=where,
             saved_ns=halved(idle_ns),
+            most_ns=idle_ns,
             evidence={"utilisation": round(share, 4)},
             advice=(
                 "Larger batches, or several workers on one device (MPS), use what idles.",

@@ -127,6 +127,7 @@ def _launches(view: View, idle_ns: Ints) -> list[Claim]:
             "are over before the host has launched the next.",
             where=where,
             saved_ns=halved(idle_ns),
+            most_ns=idle_ns,
             explained_ns=idle_ns,
             evidence={
                 "idle_ms_per_step": round(view.typical(view.per_step(idle_ns), where) / 1e6, 3),
@@ -177,6 +178,7 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
             f"{share_text(share)} of the time{mostly}.",
             where=where,
             saved_ns=halved(idle_ns),
+            most_ns=idle_ns,
             explained_ns=idle_ns,
             evidence={
                 "idle_ms_per_step": round(each_ns / 1e6, 3),

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["find_compiling", "find_garbage", "find_loading"]
 
 Ints = NDArray[np.int64]
+ALL_OF_IT = 0.95
+WORKERS = {
+    None: "Raise num_workers (from 0: the batch is made in the training process itself), then prefetch_factor.",
+    False: "Set num_workers: it is 0, so that the training process makes each batch itself, and waits for it.",
+    True: "More workers if there are cores for them, a larger prefetch_factor, persistent_workers=True between epochs.",
+}
+"""By whether worker processes load already."""
 
 
 def find_loading(view: View, idle_ns: Ints) -> list[Claim]:
@@ -33,13 +40,17 @@ def find_loading(view: View, idle_ns: Ints) -> list[Claim]:
         return []
     each_ns = view.typical(view.per_step(loading_ns), where)
     share = view.typical(view.share(loading_ns), where)
+    lost_ns = view.typical(view.per_step(saved_ns), where)
     on_device = bool(view.on_device[where].any())
+    hidden = f", {ms_text(lost_ns / 1e6)} of it with nothing else to do for the device"
+    row = int(np.where(where, view.share(saved_ns), -1.0).argmax())
+    enough = float(view.share(saved_ns)[row]) >= thresholds.LOADER_WARNING_SHARE
     return [
         claim_of(
             view,
             "loader_bound",
             f"Training waits for the DataLoader{view.of_whom(where)}: {view.each_step(each_ns)}, "
-            f"{share_text(share)} of the time.",
+            f"{share_text(share)} of the time{hidden if lost_ns < ALL_OF_IT * each_ns else ''}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
@@ -47,10 +58,12 @@ def find_loading(view: View, idle_ns: Ints) -> list[Claim]:
             evidence={
                 "loading_share": round(share, 4),
                 "loading_ms_per_step": round(each_ns / 1e6, 3),
-                "device_waits_ms_per_step": round(view.typical(view.per_step(saved_ns), where) / 1e6, 3),
+                "device_waits_ms_per_step": round(lost_ns / 1e6, 3),
+                "worker_processes": view.analyses[row].host.loading_workers,
             },
+            at_most="critical" if enough else "info",
             advice=(
-                "Raise num_workers (from 0: the batch is made in the training process itself), then prefetch_factor.",
+                WORKERS[view.analyses[row].host.loading_workers],
                 "pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation."
                 if on_device
                 else "Find the slow part of the dataset's __getitem__: decoding, augmentation, opening files.",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.records.finding import Finding
-from stepscope.records.units import count_text
+from stepscope.records.units import count_text, ms_text, share_text
+from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import View, cost_of
 
-__all__ = ["find_practices", "find_truncated"]
+__all__ = ["find_practices", "find_start_up", "find_truncated"]
 
 
 def find_practices(view: View) -> list[Finding]:
@@ -63,6 +64,29 @@ def _without_nccl(view: View) -> list[Finding]:
             evidence={"backend": backends[row], "world_size": worlds[row]},
             advice=('init_process_group("nccl") (or "cpu:gloo,cuda:nccl") sends from device to device.',),
             confidence=0.9,
+        )
+    ]
+
+
+def find_start_up(view: View) -> list[Finding]:
+    """A trace that is mostly the first call of the runtime says little of how training goes on."""
+    longest = [one.host.longest_call or ("", 0) for one in view.analyses]
+    shares = view.share(np.array([ns for _, ns in longest], np.int64))
+    row = int(shares.argmax())
+    if view.stepped or shares[row] <= thresholds.START_UP_SHARE:
+        return []
+    name, call_ns = longest[row]
+    return [
+        Finding(
+            kind="start_up",
+            severity="info",
+            title=(
+                f"Most of this is start-up: a single call of {name} takes {ms_text(call_ns / 1e6)}, "
+                f"{share_text(float(shares[row]))} of the trace, which has no profiler steps."
+            ),
+            evidence={"call": name, "call_ms": round(call_ns / 1e6, 3), "call_share": round(float(shares[row]), 4)},
+            advice=("Trace later steps: schedule(wait=…, warmup=…, active=…), and step() after each.",),
+            confidence=view.confidence(),
         )
     ]
 

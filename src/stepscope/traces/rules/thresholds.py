@@ -28,6 +28,10 @@ ONE_STEP: Final = 0.6
 NO_STEPS: Final = 0.5
 """Confidence by what was seen; without profiler steps setting up and training cannot be told apart."""
 
+PART_SHARE: Final = 0.05
+"""Of the step: parts of it that are smaller need not be told where nothing stands out."""
+START_UP_SHARE: Final = 0.30
+"""Of a trace without profiler steps in a single call of the runtime: the first one loads the driver and all kernels."""
 REMEDY_GAIN: Final = 0.5
 """Of a time that has no single cause (a slow host, a busy network), no remedy saves all: half is what compiling, larger
 batches and smaller data types bring, so half is its price."""
@@ -36,6 +40,8 @@ batches and smaller data types bring, so half is its price."""
 
 LOADER_SHARE: Final = 0.05
 """Of the step in the DataLoader: the TensorBoard plugin's threshold, which people know …"""
+LOADER_WARNING_SHARE: Final = 0.10
+"""… which is told; a warning it is from here on, since a small model's loader takes five per cent and is well …"""
 LOADER_FLOOR_NS: Final = 1_000_000
 """… and more than what taking a finished batch off a queue and pinning it costs in Python."""
 HOST_IDLE_SHARE: Final = 0.10
@@ -80,6 +86,10 @@ PAGEABLE_SHARE: Final = 0.05
 """Of the step that the device copies from or to pageable memory and does nothing else."""
 PAGEABLE_BYTES: Final = 1 << 20
 """Per step: below it, it is a scalar or a batch of labels."""
+COPIES_SHARE: Final = 0.05
+"""Of the step that the device copies from or to pinned memory and does nothing else: told …"""
+COPIES_WARNING_SHARE: Final = 0.15
+"""… and warned of from here on: a second stream takes some care, and does not pay for less."""
 FP32_SHARE: Final = 0.10
 """Of the step in matrix products and convolutions that could use Tensor Cores: peak rates promise 4 to 16 times, real
 layers at least double."""

@@ -120,9 +120,9 @@ class View:
         return np.asarray(values / self.steps, np.float64)
 
     def typical(self, values: Ints | Floats, where: Bools) -> float:
-        """Of some ranks, the (lower) median one's."""
+        """Of all ranks the (lower) median one's, of some the worst's: those that ``cost_of`` prices."""
         chosen = np.sort(np.asarray(values)[where])
-        return float(chosen[(len(chosen) - 1) // 2])
+        return float(chosen[(len(chosen) - 1) // 2 if where.all() else -1])
 
     def culprits(self, where: Bools) -> tuple[int, ...]:
         """Empty when all ranks are alike."""
@@ -177,11 +177,16 @@ def claim_of(
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
     of_ns: Ints | None = None,
+    most_ns: Ints | None = None,
 ) -> Claim:
     """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time;
-    ``of_ns`` [R]: what the price is a part of, unless it is the ranks' own steps.
+    ``of_ns`` [R]: what the price is a part of, unless it is the ranks' own steps; ``most_ns`` [R]: what a perfect
+    remedy would save, where the price is what one is likely to.
     """
     cost = cost_of(view, saved_ns, where, of_ns)
+    if most_ns is not None:
+        most = cost_of(view, most_ns, where, of_ns)
+        cost |= {"most_share": most["share"], "most_seconds": most["seconds"]}
     severity = min(severity_of(view, cost), at_most, key=SEVERITIES.index)
     finding = Finding(
         kind=kind,
