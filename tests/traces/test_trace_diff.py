@@ -152,6 +152,39 @@ def test_a_device_that_waits_longer() -> None:
     )
 
 
+def on_host(*, loads: float = 1, loop: float = 1, mm: float = 10) -> MadeTrace:
+    """A process without a device; milliseconds of each step."""
+    made = MadeTrace()
+    for step in range(5):
+        length = loads + loop + mm
+        at = step * length * 1000
+        made.step(step, at, length * 1000)
+        made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, loads * 1000)
+        made.op("aten::mm", at + loads * 1000, mm * 1000)
+        made.python("train.py(9): tidy", at + (loads + mm) * 1000, loop * 1000)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({"loads": 21}, "Steps take 20.0 ms longer (+167%); 20.0 ms of it in the DataLoader."),
+        ({"loop": 21}, "Steps take 20.0 ms longer (+167%); 20.0 ms of it in train.py(9): tidy."),
+        (
+            {"mm": 4, "loop": 3},
+            "Steps take 4.00 ms less (-33%); 6.00 ms less is aten::mm, 4.00 ms a call instead of 10.0 ms.",
+        ),
+        (
+            {"loads": 11, "mm": 6},
+            "Steps take 6.00 ms longer (+50%); 10.0 ms longer in the DataLoader, partly made up by 4.00 ms less in "
+            "compute.",
+        ),
+    ],
+)
+def test_a_process_without_a_device(change: dict[str, float], verdict: str) -> None:
+    assert diff(job_of(on_host()), job_of(on_host(**change))).verdict == verdict
+
+
 def test_few_steps_and_other_ranks_are_said() -> None:
     found = diff(job_of(training(steps=2)), job_of(training(rank=1, copies=3)))
     assert found.ranks == ()

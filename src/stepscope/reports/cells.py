@@ -70,6 +70,8 @@ def _percent(percent: float) -> str:
     """``0.4%``, ``12.3%``, ``100%``; what is there but tiny is not told as nothing."""
     if 0 < percent < 0.05:
         return "<0.1%"
+    if -0.05 < percent < 0:
+        return ">-0.1%"
     return f"{percent:.1f}%" if abs(percent) < 99.95 else f"{percent:.0f}%"
 
 

@@ -136,8 +136,13 @@ def _diff(page: Page, document: Document, top: int) -> None:
     page.blank()
     for name, columns in DIFFERENCES.items():
         table = diff["tables"].get(name)
-        rows = [row for row in table["rows"] if row.get("status") != "same"] if table else []
+        rows = [row for row in table["rows"] if row.get("status") != "same" and _is_there(row)] if table else []
         _table(page, {**table, "rows": rows} if table else None, max(top, len(rows)) if name == WHOLE else top, columns)
+
+
+def _is_there(row: Mapping[str, Any]) -> bool:
+    """On one of the two sides."""
+    return any(row.get(column, 1) for column in ("before_ns", "after_ns"))
 
 
 def _verdict(page: Page, document: Document) -> None:

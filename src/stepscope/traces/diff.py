@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from stepscope.records.short_names import fitted, short_name
-from stepscope.records.units import count_text, ms_text, named_ranks
-from stepscope.traces.diff_sides import OTHERS, Side, per_step
+from stepscope.records.units import count_text, named_ranks
+from stepscope.traces.diff_sides import Part, Side, per_step
 from stepscope.traces.diff_tables import Change, copies_diff, kernels_diff, operators_diff, shapes_diff
+from stepscope.traces.diff_words import Changes, verdict_of_diff
 from stepscope.traces.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -33,26 +33,6 @@ CLEAR_ERRORS = 3.0
 """Times the standard error that a difference of means must be …"""
 LEAST_SHARE = 0.01
 """… and so much of the step: nobody looks for less."""
-LEADS_SHARE = 0.2
-"""Of the change of the step that one operator must explain to be named."""
-LEADS = 2
-"""So many are named."""
-OTHER_CALLS = 0.05
-"""By how much the number of calls must differ to be what is told."""
-HOST, DEVICE = 0, 1
-NAME_CHARS = 60
-
-
-class Part(NamedTuple):
-    """Per step of a rank."""
-
-    name: str
-    before_ns: int
-    after_ns: int
-
-    @property
-    def change_ns(self) -> int:
-        return self.after_ns - self.before_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +70,19 @@ def diff(before: JobAnalysis, after: JobAnalysis) -> TraceDiff:
         shapes_diff(one, other, change_ns),
     )
     return TraceDiff(
-        verdict=_verdict(step, parts, clear, kernel_changes, operator_changes, stepped=one.stepped and other.stepped),
+        verdict=verdict_of_diff(
+            Changes(
+                step=step,
+                parts=parts,
+                kernels=kernel_changes,
+                operators=operator_changes,
+                loading=_figure(one, other, "DataLoader", _loading),
+                stops=_stops(one, other),
+                on_device=any(each.pace.work.span_ns for each in (*one.analyses, *other.analyses)),
+            ),
+            clear=clear,
+            stepped=one.stepped and other.stepped,
+        ),
         step_before_ns=step.before_ns,
         step_after_ns=step.after_ns,
         clear=clear,
@@ -118,7 +110,7 @@ def _parts(one: Side, other: Side) -> list[Part]:
     for side in (one, other):
         times = [_inside(each) for each in side.analyses]
         inside = [sum(column) for column in zip(*times, strict=True)] or [0] * (len(names) - 1)
-        columns.append(per_step([*inside, side.step_ns - sum(inside)], side.rank_steps))
+        columns.append(per_step([*inside, max(side.step_ns - sum(inside), 0)], side.rank_steps))
     return [Part(*values) for values in zip(names, *columns, strict=True)]
 
 
@@ -132,8 +124,7 @@ def _inside(one: RankAnalysis) -> tuple[int, int, int, int]:
 
 def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
     def figure(name: str, get: Callable[[RankAnalysis], int]) -> Part:
-        before, after = (sum(get(each) for each in side.analyses) for side in (one, other))
-        return Part(name, one.each_step(before), other.each_step(after))
+        return _figure(one, other, name, get)
 
     rows = [
         step,
@@ -142,7 +133,8 @@ def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
         figure("communication hidden by compute", lambda each: each.pace.work.overlap_ns),
         figure("copies", lambda each: each.pace.work.memory_ns),
         figure("idle for the host", lambda each: each.pace.device.idle.host_wait_ns),
-        figure("DataLoader", lambda each: each.host.loading_ns),
+        figure("DataLoader", _loading),
+        figure("Python between operators", lambda each: sum(stop.total_ns for stop in each.host.stops)),
     ]
     return table_of(
         "diff_summary",
@@ -155,6 +147,25 @@ def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
         note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
         "step, which is as long as the host's or, where that is longer, the device's span of its work.",
     )
+
+
+def _figure(one: Side, other: Side, name: str, get: Callable[[RankAnalysis], int]) -> Part:
+    before, after = (sum(get(each) for each in side.analyses) for side in (one, other))
+    return Part(name, one.each_step(before), other.each_step(after))
+
+
+def _loading(one: RankAnalysis) -> int:
+    return one.host.loading_ns
+
+
+def _stops(one: Side, other: Side) -> list[Part]:
+    """Where Python runs for long, by place; only where that is known."""
+    sums: dict[str, list[int]] = {}
+    for at, side in enumerate((one, other)):
+        for stop in (stop for each in side.analyses for stop in each.host.stops):
+            if stop.named:
+                sums.setdefault(stop.named, [0, 0])[at] += stop.total_ns
+    return [Part(place, one.each_step(before), other.each_step(after)) for place, (before, after) in sums.items()]
 
 
 def _ratio(value: int, whole: int) -> float | None:
@@ -215,72 +226,6 @@ def _is_clear(before: Sequence[int], after: Sequence[int]) -> bool:
         return True
     error = math.sqrt(variance(before) / len(before) + variance(after) / len(after))
     return abs(change) > CLEAR_ERRORS * error
-
-
-def _verdict(
-    step: Part, parts: list[Part], clear: bool, kernels: list[Change], operators: list[Change], *, stepped: bool
-) -> str:
-    what = "Steps take" if stepped else "The trace takes"
-    if not clear:
-        after, before = ms_text(step.after_ns / 1e6), ms_text(step.before_ns / 1e6)
-        return f"{what} as long as before: {after} against {before}, within their spread."
-    longer = f"{ms_text(abs(step.change_ns) / 1e6)} {'longer' if step.change_ns > 0 else 'less'}"
-    percent = f" ({step.change_ns / step.before_ns:+.0%})" if step.before_ns else ""
-    return f"{what} {longer}{percent}; {_because(parts, step.change_ns, kernels, operators)}."
-
-
-def _because(parts: list[Part], change_ns: int, kernels: list[Change], operators: list[Change]) -> str:
-    sign = 1 if change_ns > 0 else -1
-    changed = {part.name: part.change_ns * sign for part in parts}
-    # What a step has outside of the device's span is the host's, too.
-    waiting = changed.pop("idle") + changed.pop("outside")
-    part = max(changed, key=lambda name: changed[name])
-    on_host = waiting > changed[part]
-    if on_host:
-        at, of, changes = HOST, "the host in ", operators
-    elif part == "exposed communication":
-        at, of, changes = HOST, "", [each for each in kernels if each.label[1] == "communication"]
-    elif any(change.after_ns[DEVICE] or change.before_ns[DEVICE] for change in operators):
-        at, of, changes = DEVICE, "the device work of ", operators
-    else:
-        at, of, changes = HOST, "", kernels
-    leads = _leads(changes, at, sign, abs(change_ns))
-    if not leads:
-        where = "while the device waits for the host" if on_host else f"in {part}"
-        return f"{ms_text(max(waiting, changed[part]) / 1e6)} of it {where}, and no single operator explains it"
-    first, *others = (f"is {of}{_named(lead)}{_how(lead, at)}" for lead in leads)
-    told = f"{ms_text(abs(leads[0].change_ns[at]) / 1e6)} of it {first}"
-    return told + "".join(
-        f", and {ms_text(abs(lead.change_ns[at]) / 1e6)} {other}" for lead, other in zip(leads[1:], others, strict=True)
-    )
-
-
-def _leads(changes: list[Change], at: int, sign: int, change_ns: int) -> list[Change]:
-    """The few that explain most of the change, each a good part of it."""
-    named = [each for each in changes if each.label[0] != OTHERS]
-    most = sorted(named, key=lambda each: -each.change_ns[at] * sign)[:LEADS]
-    return [each for each in most if each.change_ns[at] * sign >= LEADS_SHARE * change_ns]
-
-
-def _named(lead: Change) -> str:
-    return fitted(short_name(lead.label[0]), NAME_CHARS)
-
-
-def _how(lead: Change, at: int) -> str:
-    if lead.status == "added":
-        return f", which is new ({_times(lead.after_count)} a step)"
-    if lead.status == "gone":
-        return f", which is gone ({_times(lead.before_count)} a step before)"
-    if abs(lead.after_count - lead.before_count) > OTHER_CALLS * lead.before_count:
-        return f", called {_times(lead.after_count)} a step instead of {lead.before_count:,.0f}"
-    if not lead.before_count or not lead.after_count:
-        return ""
-    each = (lead.after_ns[at] / lead.after_count, lead.before_ns[at] / lead.before_count)
-    return f", {ms_text(each[0] / 1e6)} a call instead of {ms_text(each[1] / 1e6)}"
-
-
-def _times(count: float) -> str:
-    return f"{count:,.0f} times" if count >= 1.5 else "once" if count >= 0.95 else f"{count:.2f} times"
 
 
 def _notices(

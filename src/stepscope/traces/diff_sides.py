@@ -10,16 +10,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
     from stepscope.traces.table import Table
 
-__all__ = ["OTHERS", "Listed", "Side", "per_step"]
+__all__ = ["OTHERS", "Listed", "Part", "Side", "per_step"]
 
 OTHERS = "(others)"
 """The rows beyond a table's limit, together."""
+
+
+class Part(NamedTuple):
+    """Per step of a rank."""
+
+    name: str
+    before_ns: int
+    after_ns: int
+
+    @property
+    def change_ns(self) -> int:
+        return self.after_ns - self.before_ns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,11 @@ class PythonStop:
     count: int
     total_ns: int
 
+    @property
+    def named(self) -> str | None:
+        """``sleep at train.py(31): step``."""
+        return f"{self.call} at {self.place}" if self.call and self.place else self.call or self.place
+
 
 def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tuple[PythonStop, ...]:
     """The longest first; ``exchanged``: slices of collectives."""

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.units import share_text
-from stepscope.traces.host_stops import PythonStop
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of
 
@@ -29,7 +28,7 @@ def find_python(view: View, idle_ns: Ints) -> list[Claim]:
     row = int(np.where(where, view.share(saved_ns), -1.0).argmax())
     stops = view.analyses[row].host.stops
     each_ns, share = view.typical(view.per_step(saved_ns), where), view.typical(view.share(saved_ns), where)
-    named = _named(stops[0])
+    named = stops[0].named
     enough = stops[0].total_ns >= thresholds.EXPLAINS_SHARE * int(stopped_ns[row])
     mostly = f", mostly in {named}" if named and enough else ""
     return [
@@ -45,7 +44,7 @@ def find_python(view: View, idle_ns: Ints) -> list[Claim]:
                 "python_ms_per_step": round(each_ns / 1e6, 3),
                 "python_share": round(share, 4),
                 "stops": [
-                    {"place": _named(stop), "count": stop.count, "stop_ms": round(stop.total_ns / 1e6, 3)}
+                    {"place": stop.named, "count": stop.count, "stop_ms": round(stop.total_ns / 1e6, 3)}
                     for stop in stops[:PLACES_SHOWN]
                 ],
             },
@@ -56,9 +55,3 @@ def find_python(view: View, idle_ns: Ints) -> list[Claim]:
             confidence=0.85,
         )
     ]
-
-
-def _named(stop: PythonStop) -> str | None:
-    if stop.call and stop.place:
-        return f"{stop.call} at {stop.place}"
-    return stop.call or stop.place
