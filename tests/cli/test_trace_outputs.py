@@ -1,0 +1,79 @@
+"""``stepscope trace`` writes beside what it reads, never over it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.main import run_command
+from stepscope.errors import UsageError
+from stepscope.testing.traces import MadeTrace
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    made = MadeTrace(rank=0)
+    made.op("aten::mm", 0, 5)
+    made.launched("gemm", at=1, start=3, dur=9)
+    (tmp_path / "in").mkdir()
+    return made.write(tmp_path / "in" / "a.json")
+
+
+@pytest.mark.parametrize("option", ["--html", "--perfetto"])
+@pytest.mark.parametrize("name", ["in/a.json", "in/../in/a.json", "link.json", "hard.json"])
+def test_an_input_is_no_output(option: str, name: str, trace: Path, tmp_path: Path) -> None:
+    """Given by name or in a folder, reached by any name."""
+    before = trace.read_bytes()
+    (tmp_path / "link.json").symlink_to(trace)
+    os.link(trace, tmp_path / "hard.json")
+    for given in (trace, trace.parent):
+        with pytest.raises(UsageError, match="is one of the files to be read"):
+            run_command(["trace", str(given), option, str(tmp_path / name)])
+    with pytest.raises(UsageError, match="is one of the files to be read"):
+        run_command(["trace", str(tmp_path / "hard.json"), "--against", str(trace), option, str(tmp_path / name)])
+    assert trace.read_bytes() == before
+
+
+def test_nor_is_it_a_table(trace: Path, tmp_path: Path) -> None:
+    before = trace.read_bytes()
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "kernels.csv").symlink_to(trace)
+    for folder in (tmp_path / "tables", trace):
+        with pytest.raises(UsageError):
+            run_command(["trace", str(trace), "--csv", str(folder)])
+    assert trace.read_bytes() == before
+
+
+def test_half_a_file_replaces_nothing(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "all.json"
+    out.write_text("before")
+
+    def fails(traces: Any, clocks: Any, out: Path, **more: Any) -> None:
+        out.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("stepscope.traces.perfetto.write_perfetto", fails)
+    with pytest.raises(UsageError, match=r"cannot write .*all\.json: No space left on device"):
+        run_command(["trace", str(trace), "--perfetto", str(out)])
+    assert out.read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "all.json"}
+
+
+def test_a_link_stays_one(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page.html").write_text("before")
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    assert run_command(["trace", str(trace), "--html", str(tmp_path / "link.html")]) == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_what_is_no_file_is_written_to(trace: Path, run_stepscope: Callable[..., Any]) -> None:
+    done = run_stepscope("trace", trace, "--json", "--html", "/dev/null")
+    assert (done.code, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["schema"] == 1
+    assert not Path("/dev/null").is_file()
