@@ -72,6 +72,25 @@ def test_a_link_stays_one(trace: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
+def test_our_own_timeline_is_no_rank(
+    name: str, trace: Path, capsys: pytest.CaptureFixture[str], run_stepscope: Callable[..., Any]
+) -> None:
+    """In the folder it is passed over, again and again; by its name it is refused."""
+    out = trace.parent / name
+    for _ in range(2):
+        assert run_command(["trace", str(trace.parent), "--json", "--perfetto", str(out)]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert [file["path"] for file in document["files"]] == [str(trace)]
+    assert document["notices"] == [f"no traces (or timelines of --perfetto), passed over: {out}"]
+    for command in (["trace", out], ["sql", out, "select 1"]):
+        done = run_stepscope(*command)
+        assert (done.code, done.stdout) == (3, "")
+        assert done.stderr == (
+            f"stepscope: {out}: is a timeline that --perfetto wrote; the traces it was made of can be read\n"
+        )
+
+
 def test_what_is_no_file_is_written_to(trace: Path, run_stepscope: Callable[..., Any]) -> None:
     done = run_stepscope("trace", trace, "--json", "--html", "/dev/null")
     assert (done.code, done.stderr) == (0, "")

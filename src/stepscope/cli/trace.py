@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.traces.analyse import Options
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
 HELP = "read profiler traces: where the time goes, who waits for whom, what to change"
 EPILOG = """\
@@ -55,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="what reads the files")
     parser.add_argument("--top", metavar="N", type=int, help="rows of each table, and all tables in the text")
+
+
+def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """``trace A --json B``: traces as well."""
+    args.paths += map(Path, words)
 
 
 def run(args: argparse.Namespace) -> int:

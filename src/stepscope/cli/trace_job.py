@@ -41,8 +41,8 @@ def analysed(files: Sequence[Path], passed_over: Sequence[str], options: Options
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:
         raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
-    ranks, notices = one_per_rank(analyses)
-    return analyse_job(ranks, [*passed_over, *problems, *notices])
+    ranks, chosen = one_per_rank(analyses)
+    return analyse_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
 
 
 def changes_of(words: Sequence[str]) -> list[Change]:
@@ -69,7 +69,10 @@ def changed(job: JobAnalysis, options: Options, changes: Sequence[Change], rank:
 
     def tried(change: Change) -> WhatIf:
         if graph is None or change.kind == "rank":
-            return like_peers(job.ranks, job.collectives, change)
+            try:
+                return like_peers(job.ranks, job.collectives, change)
+            except TraceError as error:
+                raise UsageError(str(error)) from None
         return what_if(graph, change)
 
     return what_if_table([tried(change) for change in changes])
