@@ -96,3 +96,75 @@ def test_what_is_no_file_is_written_to(trace: Path, run_stepscope: Callable[...,
     assert (done.code, done.stderr) == (0, "")
     assert json.loads(done.stdout)["schema"] == 1
     assert not Path("/dev/null").is_file()
+
+
+def test_what_if_of_nothing(trace: Path, run_stepscope: Callable[..., Any]) -> None:
+    words = ["op:nosuch=2x", "kernel:gem=2x", "kernel:gemm=2x", "op:aten::mm=0.5x", "comm=0"]
+    done = run_stepscope("trace", trace, "--json", *(word for change in words for word in ("--what-if", change)))
+    assert (done.code, done.stderr) == (0, "")
+    rows = json.loads(done.stdout)["what_if"]["rows"]
+    assert [(row["change"], row["remark"]) for row in rows] == [
+        ("op:nosuch=2x", "fits nothing here"),
+        ("kernel:gem=2x", "fits nothing here"),
+        ("kernel:gemm=2x", ""),
+        ("op:aten::mm=0.5x", ""),
+        ("comm=0", "fits nothing here"),
+    ]
+    assert [row["gain_share"] for row in rows[:2]] == [0, 0]
+    assert rows[3]["gain_share"] < 0, "twice as long"
+    done = run_stepscope("trace", trace, "--json", "--what-if", "kernel:gemm=2x")
+    assert "remark" not in json.loads(done.stdout)["what_if"]["columns"]
+
+
+def test_what_if_of_a_rank_that_is_not_there(trace: Path, run_stepscope: Callable[..., Any]) -> None:
+    done = run_stepscope("trace", trace, "--what-if", "rank:9=peers")
+    assert (done.code, done.stderr) == (2, "stepscope: what-if 'rank:9=peers': there is no trace of rank 9\n")
+
+
+def test_paths_after_options(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = MadeTrace(rank=1)
+    made.op("aten::mm", 0, 5)
+    other = str(made.write(tmp_path / "b.json"))
+    assert run_command(["trace", str(trace), "--json", other]) == 0
+    assert [file["rank"] for file in json.loads(capsys.readouterr().out)["files"]] == [0, 1]
+    with pytest.raises(UsageError, match="unknown argument: --jsom"):
+        run_command(["trace", str(trace), "--jsom", other])
+    query = "select rank from ranks order by rank"
+    for words in ([str(trace), other, query, "--csv"], [str(trace), "--csv", other, query]):
+        assert run_command(["sql", *words]) == 0
+        assert capsys.readouterr().out == "rank\n0\n1\n"
+
+
+def test_sql_without_a_query(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^no query: stepscope sql .*a\.json \"select …\""):
+        run_command(["sql", str(trace)])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="empty holds no trace"):
+        run_command(["sql", str(trace), str(tmp_path / "empty"), "select 1"])
+
+
+def test_a_place_that_cannot_be_written_is_a_wrong_command(
+    trace: Path, tmp_path: Path, run_stepscope: Callable[..., Any]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for words in (
+        ["--html", tmp_path / "no" / "x"],
+        ["--perfetto", tmp_path / "no" / "x"],
+        ["--csv", tmp_path / "file"],
+    ):
+        done = run_stepscope("trace", trace, *words)
+        assert (done.code, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_mixed_files_are_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        made = MadeTrace(rank=number, world_size=number + 1)
+        made.op("aten::mm", 0, 5)
+        made.write(tmp_path / f"{number}.json")
+    page = tmp_path / "page.html"
+    assert run_command(["trace", str(tmp_path), "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("▲ These files do not seem to be of one job: their world sizes are 1 and 2.")
+    assert "1 event ·" in text
+    written = page.read_text(encoding="utf-8")
+    assert "These files do not seem to be of one job" in written

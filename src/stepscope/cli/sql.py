@@ -21,8 +21,8 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 HELP = "query a run or traces with SQL"
 EPILOG = """\
 tables of a run: steps (a row per rank and step), samples, events, findings, ranks
-tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives, syncs, pythons, memory,
-                  ranks
+tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives (of gloo: slices named
+                  gloo:…), syncs, pythons, memory, ranks
 
 examples:
   stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"

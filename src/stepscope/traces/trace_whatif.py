@@ -173,7 +173,7 @@ def what_if_table(tried: Iterable[WhatIf]) -> Table:
             sum(each.after_ns) // len(each.after_ns),
             each.gain_share,
             next(iter(each.limits_ns), ""),
-            *(["" if each.fits else "fits nothing in this trace"] * remarks),
+            *(["" if each.fits else "fits nothing here"] * remarks),
         )
         for each in tried
     ]
@@ -256,7 +256,7 @@ def _changed(
 
     def scaled(was: Ints, which: NDArray[np.bool_]) -> Ints:
         # The pieces before the first slice and after the last are without end: no factor may be put to them.
-        out = was.copy()
+        out: Ints = was.copy()
         out[which] = np.rint(np.minimum(was[which] * factor, LONGEST_NS)).astype(np.int64)
         return out
 
