@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.columns import TraceMeta
 from stepscope.traces.one_per_rank import numbered, one_per_rank
 from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.read import read_trace
 
 
 def analysis(rank: int | None, at: float = 0, number: int = 0) -> RankAnalysis:
@@ -113,3 +115,14 @@ def test_recordings_hours_apart_are_still_of_one_job() -> None:
     chosen = numbered(files[:3])
     assert (chosen.ranks, chosen.mixed) == ([0, 1, None], None)
     assert chosen.notices == ["1 file of a later recording left out: it has fewer ranks"]
+
+
+def test_two_real_jobs(shared_data: Path) -> None:
+    """One of eight A100s, one of two V100s, days apart: nothing is compared."""
+    folder = shared_data / "traces" / "hta_trace_diff"
+    metas = [read_trace(path).meta for path in sorted(folder.rglob("*.gz"))]
+    chosen = numbered(metas)
+    assert chosen.ranks == [None, 1]
+    assert str(chosen.mixed).startswith(
+        "These files do not seem to be of one job: their world sizes are 2 and 8, and they were recorded 8.5 days "
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
-    if " " not in sql.strip() and Path(sql).exists():
-        raise UsageError(f'no query: stepscope sql {sql} "select …" (see `stepscope sql --help`)')
+    if os.path.exists(sql):  # noqa: PTH110  (a long query is no error of the file system's)
+        raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
     found = [_traces(path) for path in paths]
     if len(paths) < 2 and not any(found):
         return query(located(paths[0] if paths else None), sql)
