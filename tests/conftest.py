@@ -6,6 +6,7 @@ here, by name, instead of making a later test fail at random.  ``@pytest.mark.le
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -17,11 +18,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hypothesis
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.window import Window
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
@@ -55,6 +60,31 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("the captured data (shared/data beside the checkout) is not here")
     return path
+
+
+@pytest.fixture(scope="session")
+def real_window() -> Callable[[Path], Window]:
+    """A captured trace without its last step, read once for all tests; nobody may change it."""
+
+    def window(path: Path) -> Window:
+        from stepscope.traces.read import read_trace
+        from stepscope.traces.window import window_of
+
+        return window_of(read_trace(path))
+
+    return functools.cache(window)
+
+
+@pytest.fixture(scope="session")
+def real_analysis(real_window: Callable[[Path], Window]) -> Callable[[Path, int], RankAnalysis]:
+    """All that is found out about it, as that rank's."""
+
+    def analysis(path: Path, rank: int) -> RankAnalysis:
+        from stepscope.traces.rank import analyse_rank
+
+        return analyse_rank(real_window(path).trace, rank)
+
+    return functools.cache(analysis)
 
 
 @pytest.fixture(scope="session")

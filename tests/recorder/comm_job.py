@@ -395,4 +395,10 @@ def main(rank: int, folder: str, world: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, args=(sys.argv[1], int(sys.argv[2]), sys.argv[3:]), nprocs=int(sys.argv[2]))
+    # What every rank would load for itself at its first step is most of what these jobs cost.
+    import torch._dynamo
+    import torch.distributed.fsdp
+
+    torch.multiprocessing.start_processes(
+        main, args=(sys.argv[1], int(sys.argv[2]), sys.argv[3:]), nprocs=int(sys.argv[2]), start_method="fork"
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.records.finding import Finding
 from stepscope.traces.columns import TraceMeta
+from stepscope.traces.pace import Pace
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.temporal import Temporal
 from stepscope.traces.window import Step
@@ -85,7 +86,7 @@ def path_of_rank(steps: tuple[Step, ...]) -> SimpleNamespace:
     rows = [(cause, time_ns, time_ns / length_ns) for cause, time_ns in CAUSES.items()]
     table = table_of("path_causes", "Critical path by cause", ("cause", "time_ns", "time_share"), rows)
     own = ({"number": step.number, "length_ns": step.end_ns - step.start_ns, "causes": {}} for step in steps)
-    return SimpleNamespace(length_ns=length_ns, causes=CAUSES, steps=tuple(own), tables={table.name: table})
+    return SimpleNamespace(length_ns=length_ns, causes=CAUSES, steps=tuple(own), whole=None, tables={table.name: table})
 
 
 def path_of_job(ranks: int) -> SimpleNamespace:
@@ -101,7 +102,7 @@ def path_of_job(ranks: int) -> SimpleNamespace:
 def ranks_table(ranks: int, found: SimpleNamespace) -> Table:
     columns = (
         *("rank", "measured", "span_ns", "compute_ns", "comm_ns", "overlap_ns", "overlap_share", "exposed_comm_ns"),
-        *("memory_ns", "idle_ns", "wait_ns", "transfer_ns", "last_count", "step_mean_ns"),
+        *("memory_ns", "idle_ns", "wait_ns", "transfer_ns", "last_count", "pace_ns"),
     )
     rows = []
     for rank in range(ranks):
@@ -160,6 +161,9 @@ def rank_analysis(rank: int, ranks: int, steps: int) -> SimpleNamespace:
         ),
         steps=own,
         left_out=Step(number=10 + steps, name="ProfilerStep", start_ns=0, end_ns=1),
+        pace=Pace(
+            steps=steps, host_ns=steps * 19 * MS, device_ns=0, work=temporal_of_rank(rank), device=SimpleNamespace()
+        ),
         temporal=temporal_of_rank(rank),
         idle={
             "7": {"host_wait_ns": 6 * MS, "kernel_wait_ns": 4 * MS, "other_ns": 2 * MS, "sync_ns": MS},

@@ -22,14 +22,13 @@ from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device_figures import DeviceFigures
 from stepscope.traces.host_figures import HostFigures
 from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.rank import analyse_rank
-from stepscope.traces.read import read_trace
+from stepscope.traces.rank import RankAnalysis, analyse_rank
 
 KEYS = {
     "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",
     "what_if", "diff", "notices", "mixed",
 }  # fmt: skip
-OF_RANK = {"steps", "left_out", "temporal", "idle", "device", "host", "path", "tables"}
+OF_RANK = {"steps", "left_out", "pace", "temporal", "idle", "device", "host", "path", "tables"}
 TEMPORAL = {"span_ns", "idle_ns", "compute_ns", "comm_ns", "memory_ns", "overlap_ns"}
 IDLE = {"host_wait_ns", "kernel_wait_ns", "other_ns"}
 WORK = (
@@ -154,12 +153,14 @@ def tables_in(document: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "job_path", document["path"]["table"]["columns"]
 
 
-def test_every_table_of_real_traces_is_documented(page: str, shared_data: Path) -> None:
+def test_every_table_of_real_traces_is_documented(
+    page: str, shared_data: Path, real_analysis: Callable[[Path, int], RankAnalysis]
+) -> None:
     told = documented(page, "table")
     seen = set()
     for name in ("hta_nccl_data_1of2", "kineto_resnet50_w0", "param_dlrm_8rank"):
         paths = sorted((shared_data / "traces" / name).iterdir())
-        analyses = [analyse_rank(read_trace(path), rank) for rank, path in enumerate(paths)]
+        analyses = [real_analysis(path, rank) for rank, path in enumerate(paths)]
         for table, columns in tables_in(document_of(analyse_job(analyses))):
             seen.add(table)
             as_above = {"temporal_steps": TEMPORAL | {"exposed_comm_ns", "exposed_memory_ns"}}

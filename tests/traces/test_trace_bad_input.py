@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
@@ -220,6 +220,8 @@ wild = st.dictionaries(st.sampled_from(fields), likely | json_values | wild_args
 
 
 @settings(max_examples=150, deadline=None)
+@example(events=[{"ph": {"External id": float("inf")}}, None], header=None, size=5)
+@example(events=[{"ph": {"a": {}, "b": float("inf")}}, 'a: "b"', 5], header=None, size=500)
 @given(st.lists(wild | st.none() | st.integers() | st.text(max_size=5), max_size=8), json_values, st.integers(5, 500))
 def test_events_with_any_fields(events: list[Any], header: Any, size: int) -> None:
     document = {"distributedInfo": header, "deviceProperties": header, "traceEvents": [{}, *events], "hostname": header}

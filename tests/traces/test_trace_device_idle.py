@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device_figures import device_figures
-from stepscope.traces.read import read_trace
 from stepscope.traces.temporal import temporal_of
 from stepscope.traces.window import Window, window_of
 
@@ -67,9 +67,9 @@ def test_gaps_of_all_streams(work: list[tuple[int, int, int | None, int]]) -> No
 
 
 @pytest.mark.parametrize("folder", ["param_dlrm_8rank", "hta_nccl_data_1of2", "hta_cp_alexnet", "hta_trace_diff"])
-def test_causes_sum_to_the_idle_time(shared_data: Path, folder: str) -> None:
+def test_causes_sum_to_the_idle_time(shared_data: Path, folder: str, real_window: Callable[[Path], Window]) -> None:
     for path in sorted((shared_data / "traces" / folder).rglob("*.json.gz")):
-        window = window_of(read_trace(path))
+        window = real_window(path)
         figures = device_figures(window)
         assert sum(parts(window)) == temporal_of(window).idle_ns
         assert figures.idle.sync_ns <= figures.idle.host_wait_ns

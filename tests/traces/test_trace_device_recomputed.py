@@ -93,7 +93,6 @@ class Plain:
         for piece in work:
             correlation = piece.args.get("correlation", -1)
             piece.call = by_correlation.get(correlation) if correlation > 0 else None
-        self.everything = work
         self.steps = sorted((*times, number) for number, times in steps.items())
         if len(self.steps) > 1:
             last = self.steps.pop()[0]
@@ -103,6 +102,8 @@ class Plain:
             times = [*host, *((piece.start, piece.end) for piece in work)]
             self.steps = [(min(start for start, _ in times), max(end for _, end in times), 0)]
         self.work = sorted(work, key=lambda piece: (piece.start, -piece.end))
+        stepped = [each.start for each in work if each.call and self._step_at(each.call.start) is not None]
+        self.first_launched = min(stepped, default=0) if steps else 0
 
     @staticmethod
     def _device(event: dict[str, Any]) -> int:
@@ -110,6 +111,11 @@ class Plain:
 
     def step_of(self, piece: Piece) -> int | None:
         began = piece.call.start if piece.call else piece.start
+        if not piece.call and piece.start < self.first_launched:
+            return None
+        return self._step_at(began)
+
+    def _step_at(self, began: int) -> int | None:
         return next((number for start, end, number in self.steps if start <= began < end), None)
 
 
@@ -225,9 +231,10 @@ def check_steps(plain: Plain, table: Table) -> None:
     expected = []
     for start, end, number in plain.steps:
         own = [piece for piece in plain.work if plain.step_of(piece) == number]
-        busy = within(start, end, merged([(piece.start, piece.end) for piece in plain.everything]))
-        share = busy / (end - start) if end > start else None
-        expected.append((number, start - plain.origin, end - start, busy, share, len(own), *temporal(own)))
+        figures = temporal(own)
+        pace = max(end - start, figures[0])
+        share = (figures[0] - figures[1]) / pace if pace else None
+        expected.append((number, start - plain.origin, end - start, pace, share, len(own), *figures))
     assert list(table.rows) == expected
 
 

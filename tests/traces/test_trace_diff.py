@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,8 +21,8 @@ from stepscope.traces.diff_sides import OTHERS, Side, per_step
 from stepscope.traces.diff_tables import changes
 from stepscope.traces.job import JobAnalysis, analyse_job
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.read import read_trace
 from stepscope.traces.table import table_of
+from stepscope.traces.window import Window
 
 
 def job_of(*made: MadeTrace) -> JobAnalysis:
@@ -279,14 +280,17 @@ def kernels_by_hand(path: Path, last: int) -> tuple[Counter[str], Counter[str]]:
     return count, took
 
 
-def test_a_real_pair(shared_data: Path) -> None:
+def test_a_real_pair(
+    shared_data: Path,
+    real_window: Callable[[Path], Window],
+    real_analysis: Callable[[Path, int], RankAnalysis],
+) -> None:
     folder = shared_data / "traces" / "hta_trace_diff"
     paths = [next((folder / side).glob("*.json.gz")) for side in ("control", "test")]
-    traces = [read_trace(path) for path in paths]
-    before, after = (analyse_job([analyse_rank(trace, trace.meta.rank or 0)]) for trace in traces)
+    before, after = (analyse_job([real_analysis(path, real_window(path).trace.meta.rank or 0)]) for path in paths)
     found = diff(before, after)
     assert found.verdict == (
-        "Steps take 49.1 ms longer (+64%); 28.6 ms of it is the device work of CompiledFunctionBackward, which is new "
+        "Steps take 48.9 ms longer (+64%); 28.6 ms of it is the device work of CompiledFunctionBackward, which is new "
         "(once a step), and 18.1 ms is the device work of aten::copy_, called 872 times a step instead of 74."
     )
     assert found.notices == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from stepscope.traces.categories import Kind, kind_of
 from stepscope.traces.columns import Trace
 from stepscope.traces.kineto import read_kineto
 from stepscope.traces.read import read_trace
+from stepscope.traces.window import Window
 
 ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.DEVICE_ANNOTATION)
 REAL = [
@@ -196,13 +198,13 @@ def test_real_files(shared_data: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_parts_of_large_real_files(shared_data: Path, name: str) -> None:
-    """All of the file for the number of events; every 10th event of it, as a file of its own, exactly."""
+def test_parts_of_large_real_files(shared_data: Path, name: str, real_window: Callable[[Path], Window]) -> None:
+    """All of the file for the number of events; every 40th event of it, as a file of its own, exactly."""
     path = min((shared_data / "traces" / name).rglob("*.gz"))
     text = gzip.decompress(path.read_bytes())
     document = json.loads(text)
-    assert read_trace(path).meta.read_events == len(document["traceEvents"])
-    document["traceEvents"] = document["traceEvents"][::10]
+    assert real_window(path).trace.meta.read_events == len(document["traceEvents"])
+    document["traceEvents"] = document["traceEvents"][::40]
     some = json.dumps(document).encode()
     compare(some, read_kineto([some], "some"))
 

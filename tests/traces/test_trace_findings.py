@@ -16,6 +16,7 @@ from stepscope.traces.columns import TraceMeta
 from stepscope.traces.findings import find, verdict_of
 from stepscope.traces.idle import StreamIdle
 from stepscope.traces.job import JobAnalysis, analyse_job
+from stepscope.traces.pace import Pace
 from stepscope.traces.pauses import Pause
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.syncs import SyncPlace
@@ -83,6 +84,8 @@ def rank_of(
         "idle": idle,
     }
     about: dict[str, Any] = {"path": "made.json", "devices": DEVICES}
+    found = replace(EMPTY.device, **figures | (device or {}))
+    temporal = times if on_device else EMPTY.temporal
     return replace(
         EMPTY,
         rank=rank,
@@ -96,9 +99,10 @@ def rank_of(
             )
             for at in range(steps)
         ),
-        temporal=times if on_device else EMPTY.temporal,
+        pace=Pace(steps=steps, host_ns=steps * length_ns, device_ns=temporal.span_ns, work=temporal, device=found),
+        temporal=temporal,
         host=replace(EMPTY.host, **host or {}),
-        device=replace(EMPTY.device, **figures | (device or {})),
+        device=found,
         tables={table.name: table for table in tables},
     )
 

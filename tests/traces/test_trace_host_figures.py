@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.host_figures import host_figures
 from stepscope.traces.host_tables import host_tables
-from stepscope.traces.read import read_trace
 from stepscope.traces.window import Window, window_of
 
 
@@ -35,10 +35,10 @@ def check(window: Window) -> None:
     assert len(pickle.dumps((figures, tables))) < 2_000_000
 
 
-def test_real_traces(shared_data: Path) -> None:
+def test_real_traces(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     for folder in sorted((shared_data / "traces").iterdir()):
         for path in sorted(folder.rglob("*.json.gz"))[:2]:
-            check(window_of(read_trace(path)))
+            check(real_window(path))
 
 
 def test_nothing_at_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from stepscope.traces.collectives import match
 from stepscope.traces.job_path import JobPath, job_path
 from stepscope.traces.peers import like_peers
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.read import read_trace
 from stepscope.traces.trace_whatif import parse_change
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
@@ -114,8 +114,8 @@ def test_whoever_is_last_has_the_way_to_the_collective(works: list[int]) -> None
 
 
 @pytest.mark.skipif(len(DLRM) < 8, reason="../shared/data/traces/param_dlrm_8rank is not here")
-def test_rank_seven_is_the_cause() -> None:
-    analyses = [analyse_rank(read_trace(path), rank) for rank, path in enumerate(DLRM)]
+def test_rank_seven_is_the_cause(real_analysis: Callable[[Path, int], RankAnalysis]) -> None:
+    analyses = [real_analysis(path, rank) for rank, path in enumerate(DLRM)]
     path = checked(analyses)
     assert max(path.by_rank, key=lambda rank: path.by_rank[rank]) == 7
     collectives = match(analyses)

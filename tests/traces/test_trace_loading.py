@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.loading import LOADER, loading, loading_of
-from stepscope.traces.read import read_trace
-from stepscope.traces.window import window_of
+from stepscope.traces.window import Window, window_of
 
 NEXT = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
@@ -61,11 +61,11 @@ def test_names_of_loaders(name: str) -> None:
     assert LOADER.search(name)
 
 
-def test_a_real_trace(shared_data: Path) -> None:
+def test_a_real_trace(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     path = next((shared_data / "traces" / "kineto_resnet50_w0").glob("*.gz"))
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
     steps = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("ProfilerStep"))[:-1]
     loads = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("enumerate(DataLoader)")]
     expected = [sum(max(min(end, last) - max(start, first), 0) for start, end in loads) * 1000 for first, last in steps]
-    assert list(loading_of(window_of(read_trace(path))).by_step) == expected
+    assert list(loading_of(real_window(path)).by_step) == expected

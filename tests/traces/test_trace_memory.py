@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from stepscope.traces.columns import Trace
 from stepscope.traces.memory_curve import BEFORE, OUTSIDE, POINTS, memory, memory_of, memory_peak
 from stepscope.traces.modules import modules_of
 from stepscope.traces.operators import operator_times
-from stepscope.traces.read import read_trace
 from stepscope.traces.table import Table
 from stepscope.traces.window import Window, window_of
 
@@ -121,9 +121,9 @@ def alive_of(trace: Trace, until: int, device: int) -> dict[int, int]:
     return alive
 
 
-def test_a_real_trace(shared_data: Path) -> None:
+def test_a_real_trace(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     path = next((shared_data / "traces" / "hta_df_index_resolver_1of2").glob("*.gz"))
-    window = window_of(read_trace(path))
+    window = real_window(path)
     curve = memory_of(window)
     assert curve is not None
     _, peak = tables_of(window)
@@ -134,9 +134,11 @@ def test_a_real_trace(shared_data: Path) -> None:
     assert sum(row[3] for row in peak.rows) == max(curve.allocated) == 6_629_508_096
 
 
-def test_threads_written_as_text_and_as_numbers_are_one(shared_data: Path) -> None:
+def test_threads_written_as_text_and_as_numbers_are_one(
+    shared_data: Path, real_window: Callable[[Path], Window]
+) -> None:
     path = next((shared_data / "traces" / "kineto_resnet50_w0").glob("*.gz"))
-    window = window_of(read_trace(path))
+    window = real_window(path)
     curve, peak = tables_of(window)
     assert all(row[2] is None for row in curve.rows), "nothing is said of what is reserved"
     assert OUTSIDE not in {row[0] for row in peak.rows}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from stepscope.testing.traces import MadeTrace
 from stepscope.traces.categories import Kind
 from stepscope.traces.host import LABEL
 from stepscope.traces.operators import operator_times, operators, operators_by_shape, operators_by_source
-from stepscope.traces.read import read_trace
 from stepscope.traces.window import Window, window_of
 
 PIECES = st.lists(
@@ -220,10 +220,10 @@ def test_python_functions_around_operators_tell_the_line_too() -> None:
     assert [row[:3] for row in table.rows] == [("train.py(31): step", 1, 11_000), ("train.py(3): <module>", 1, 10_000)]
 
 
-def test_real_traces(shared_data: Path) -> None:
+def test_real_traces(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     for name in ("param_dlrm_8rank", "hta_cp_alexnet", "hta_cp_event_sync"):
         path = min((shared_data / "traces" / name).glob("*.gz"))
-        window = window_of(read_trace(path))
+        window = real_window(path)
         found, expected = table_of(window), expected_of(window)
         assert found.keys() == expected.keys()
         for operator, row in found.items():
@@ -232,11 +232,11 @@ def test_real_traces(shared_data: Path) -> None:
                     assert value == expected[operator][column], (operator, column)
 
 
-def test_sums_of_real_traces(shared_data: Path) -> None:
+def test_sums_of_real_traces(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     """Sums per thread, from the text of the file: self times cover what operators cover."""
     for name in ("kineto_resnet50_w0", "hta_nccl_data_1of2"):
         path = next((shared_data / "traces" / name).glob("*.gz"))
-        window = window_of(read_trace(path))
+        window = real_window(path)
         times, slices = operator_times(window), window.trace.slices
         by_thread: dict[int, int] = defaultdict(int)
         for row, self_ns in zip(times.rows.tolist(), times.host_self_ns.tolist(), strict=True):

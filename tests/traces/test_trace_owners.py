@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.calls import calls_of, parents_of
 from stepscope.traces.categories import Kind
-from stepscope.traces.read import read_trace
 from stepscope.traces.window import Window, window_of
 
 PIECES = st.lists(
@@ -100,9 +100,9 @@ def test_a_correlation_in_place_of_the_external_id_says_nothing() -> None:
     assert owners(made) == {}
 
 
-def test_real_traces(shared_data: Path) -> None:
+def test_real_traces(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     for path in sorted((shared_data / "traces").rglob("*.json.gz")):
-        window = window_of(read_trace(path))
+        window = real_window(path)
         slices = window.trace.slices
         owned = np.flatnonzero(window.owner >= 0)
         assert (slices.kind[window.owner[owned]] == Kind.OP).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from stepscope.traces.causes import CAUSES
 from stepscope.traces.exchanges import exchanges_of
 from stepscope.traces.graph import graph_of
 from stepscope.traces.path import RankPath, path_segments, rank_path
-from stepscope.traces.read import read_trace
 from stepscope.traces.replay import Plan, as_it_was, replay
 from stepscope.traces.segments import Segments
 from stepscope.traces.trace_whatif import parse_change, what_if
@@ -364,22 +364,26 @@ def test_whatever_the_trace_a_replay_without_change_is_the_trace(made: MadeTrace
     window = window_of(made.trace(), keep_last=True)
     graph, last = graph_of(window), len(window.steps) - 1
     for first in range(len(window.steps)):
-        again = replay(Plan(graph, first, last), as_it_was(graph))
-        assert again.steps_ns == tuple(step.end_ns - step.start_ns for step in window.steps[first:])
+        plan = Plan(graph, first, last)
+        again = replay(plan, as_it_was(graph))
+        if plan.pace_ns is not None:
+            assert sum(again.steps_ns) == plan.pace_ns[1] - plan.pace_ns[0]
+        else:
+            assert again.steps_ns == tuple(step.end_ns - step.start_ns for step in window.steps[first:])
     if window.steps:
         assert all(ns >= 0 for ns in what_if(graph, parse_change(text)).after_ns)
 
 
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
 @pytest.mark.parametrize("path", REAL, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
-def test_the_path_is_the_step_on_real_traces(path: Path) -> None:
-    check(window_of(read_trace(path)))
+def test_the_path_is_the_step_on_real_traces(path: Path, real_window: Callable[[Path], Window]) -> None:
+    check(real_window(path))
 
 
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
-def test_forward_and_backward_threads_are_both_on_the_path() -> None:
+def test_forward_and_backward_threads_are_both_on_the_path(real_window: Callable[[Path], Window]) -> None:
     """HTA finds 101,646 of the 222,442 µs of this step."""
-    window = window_of(read_trace(SHARED / "hta_nccl_data_1of2" / "nccl_data.json.gz"))
+    window = real_window(SHARED / "hta_nccl_data_1of2" / "nccl_data.json.gz")
     path = check(window)
     assert path.steps[0].length_ns == 222_442_191
     own = path_segments(window)

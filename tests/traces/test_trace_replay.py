@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from stepscope.testing.traces import BACKWARD_THREAD, MadeTrace
 from stepscope.traces.exchanges import exchanges_of
 from stepscope.traces.graph import Graph, graph_of
 from stepscope.traces.path import rank_path
-from stepscope.traces.read import read_trace
 from stepscope.traces.replay import Plan, as_it_was, replay
 from stepscope.traces.trace_whatif import Change, parse_change, what_if
 from stepscope.traces.window import Window, window_of
@@ -21,11 +21,15 @@ REAL = sorted(SHARED.rglob("*.json.gz"))
 
 
 def check(window: Window) -> Graph:
-    """Unchanged, every step is as long as it was, from whichever step on."""
+    """Unchanged, every step, or all of them on the device, are as long as they were, from whichever step on."""
     graph = graph_of(window)
     steps = window.steps
     for first in range(len(steps)):
-        again = replay(Plan(graph, first, len(steps) - 1), as_it_was(graph))
+        plan = Plan(graph, first, len(steps) - 1)
+        again = replay(plan, as_it_was(graph))
+        if plan.pace_ns is not None:
+            assert sum(again.steps_ns) == plan.pace_ns[1] - plan.pace_ns[0] >= sum(again.limits_ns.values())
+            continue
         assert again.steps_ns == tuple(step.end_ns - step.start_ns for step in steps[first:])
         assert sum(again.limits_ns.values()) <= again.steps_ns[-1]
     return graph
@@ -196,8 +200,8 @@ def test_standard_changes_are_tried_and_sorted() -> None:
 
 @pytest.mark.skipif(not REAL, reason="../shared/data/traces is not here")
 @pytest.mark.parametrize("path", REAL, ids=lambda path: f"{path.parent.name}/{path.name[:12]}")
-def test_unchanged_a_replay_is_the_real_trace(path: Path) -> None:
-    graph = check(window_of(read_trace(path)))
+def test_unchanged_a_replay_is_the_real_trace(path: Path, real_window: Callable[[Path], Window]) -> None:
+    graph = check(real_window(path))
     for text in ("kernel:*=2x", "comm=hidden", "launch=0"):
         tried = what_if(graph, parse_change(text))
         assert 0 <= tried.gain_ns <= sum(tried.before_ns)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.read import read_trace
-from stepscope.traces.syncs import SYNCHRONISING, SyncPlace, syncs, syncs_of
-from stepscope.traces.window import window_of
+from stepscope.traces.runtime_names import is_asked_to_wait
+from stepscope.traces.syncs import SyncPlace, syncs, syncs_of
+from stepscope.traces.window import Window, window_of
 
 
 def test_items_copies_and_plain_synchronisations() -> None:
@@ -75,10 +76,10 @@ def test_the_profilers_own_at_the_end_does_not_count() -> None:
     ],
 )
 def test_names(name: str, waits: bool) -> None:
-    assert bool(SYNCHRONISING.match(name)) is waits
+    assert is_asked_to_wait(name) is waits
 
 
-def test_a_real_trace(shared_data: Path) -> None:
+def test_a_real_trace(shared_data: Path, real_window: Callable[[Path], Window]) -> None:
     """From the events of the file: calls that wait inside of steps, the last step left out."""
     path = next((shared_data / "traces" / "hta_trace_diff" / "test").glob("*.gz"))
     with gzip.open(path) as file:
@@ -92,7 +93,7 @@ def test_a_real_trace(shared_data: Path) -> None:
         or (e["name"] == "cudaMemcpyAsync" and e["args"]["correlation"] in pageable)
     ]
     inside = [e for e in waits if any(start <= e["ts"] < end for start, end in steps)]
-    found = syncs_of(window_of(read_trace(path)))
+    found = syncs_of(real_window(path))
     assert sum(place.count for place in found) == len(inside)
     assert sum(place.wait_ns for place in found) == sum(e["dur"] for e in inside) * 1000
     assert [place.call for place in found] == ["aten::item", "aten::to"]

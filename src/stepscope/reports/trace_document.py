@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
-from stepscope.traces.diff import TraceDiff, diff
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.table import Table
 from stepscope.traces.window import Step
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from stepscope.traces.collectives import CollectivesAnalysis
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.job_path import JobPath
+    from stepscope.traces.pace import Pace
     from stepscope.traces.path import RankPath
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
@@ -44,7 +44,7 @@ def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[
         "distributed": table_document(job.distributed),
         "path": _job_path(job.path),
         "what_if": None,
-        "diff": None if before is None else _diff(diff(before, job)),
+        "diff": None if before is None else _diff(before, job),
         "notices": list(job.notices),
         "mixed": _mixed(job, before),
     }
@@ -133,6 +133,7 @@ def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
             lengths[step.number] = max(lengths.get(step.number, 0), step.end_ns - step.start_ns)
     left_out = sorted({analysis.left_out.number for analysis in analyses if analysis.left_out})
     ordered = sorted(lengths.values())
+    slowest = max((analysis.pace for analysis in analyses), key=lambda pace: pace.step_ns, default=None)
     return {
         "count": len(lengths),
         "first": min(lengths, default=None),
@@ -142,6 +143,8 @@ def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
         "median_ns": ordered[(len(ordered) - 1) // 2] if ordered else None,
         "max_ns": ordered[-1] if ordered else None,
         "total_ns": sum(ordered),
+        "pace_ns": slowest.step_ns if slowest else None,
+        "by_device": bool(slowest and slowest.by_device),
     }
 
 
@@ -149,6 +152,7 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
     return {
         "steps": [_step(step) for step in analysis.steps],
         "left_out": _step(analysis.left_out) if analysis.left_out else None,
+        "pace": _pace(analysis.pace),
         "temporal": plain(analysis.temporal),
         "idle": plain(analysis.idle),
         "device": plain(analysis.device),
@@ -158,8 +162,25 @@ def _rank(analysis: RankAnalysis) -> dict[str, Any]:
     }
 
 
+def _pace(pace: Pace) -> dict[str, Any]:
+    return {
+        "step_ns": pace.step_ns,
+        "total_ns": pace.total_ns,
+        "host_ns": pace.host_ns,
+        "device_ns": pace.device_ns,
+        "by_device": pace.by_device,
+        "work": plain(pace.work),
+    }
+
+
 def _path(path: RankPath) -> dict[str, Any]:
-    return {"length_ns": path.length_ns, "causes": plain(path.causes), "steps": plain(path.steps)}
+    whole = path.whole
+    return {
+        "length_ns": path.length_ns,
+        "causes": plain(path.causes),
+        "steps": plain(path.steps),
+        "whole": None if whole is None else {"length_ns": whole.length_ns, "causes": plain(whole.causes)},
+    }
 
 
 def _job_path(path: JobPath) -> dict[str, Any]:
@@ -192,7 +213,10 @@ def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
     return {name: plain(getattr(found, name)) for name in figures}
 
 
-def _diff(found: TraceDiff) -> dict[str, Any]:
+def _diff(before: JobAnalysis, job: JobAnalysis) -> dict[str, Any]:
+    from stepscope.traces.diff import diff
+
+    found = diff(before, job)
     return {**plain(found), "step_change_ns": found.step_change_ns}
 
 

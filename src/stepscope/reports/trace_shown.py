@@ -25,7 +25,7 @@ Document = Mapping[str, Any]
 LOW_CONFIDENCE = 0.75
 RANKS_SHOWN = 16
 RANK_COLUMNS = (
-    *("rank", "step_mean_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
+    *("rank", "pace_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
     "transfer_ns",
 )
 """Of the table of ranks, those that matter first."""
@@ -43,7 +43,8 @@ def facts_of(document: Document) -> list[str]:
         which = f" ({steps['first']}–{steps['last']})" if steps["count"] > 1 else ""
         without = f", {steps['left_out'][0]} left out" if steps["left_out"] else ""
         facts.append(count_text(steps["count"], "step") + which + without)
-        facts.append(f"{ns_text(steps['median_ns'])} a step on the host")
+        on_host = f", {ns_text(steps['median_ns'])} on the host" if steps["by_device"] else ""
+        facts.append(f"{ns_text(steps['pace_ns'])} a step{on_host}")
     elif steps["median_ns"] is not None:
         facts.append(f"{ns_text(steps['median_ns'])} without profiler steps")
     facts += sorted({device for file in files for device in file["devices"][:1]})[:2]

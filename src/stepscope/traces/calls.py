@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.columns import Ints, Rows, Trace
 
-__all__ = ["CallTree", "calls_of", "innermost_at", "padded", "parents_of"]
+__all__ = ["CallTree", "calls_of", "holders", "innermost_at", "padded", "parents_of"]
 
 FOREVER = 1 << 62
 
@@ -30,18 +30,31 @@ class CallTree:
 
     def nearest(self, which: NDArray[np.bool_]) -> Rows:
         """[slices]; itself where it is one of ``which``, else the innermost of them that holds it; −1: none."""
-        index = np.arange(len(self.parents), dtype=np.int32)
         # One more for −1, so that who is beyond the outermost stays there; each turn doubles how far a row looks.
-        up = padded(np.where(which, index, self.parents))
-        while True:
-            further = up[up]
-            if np.array_equal(further, up):
-                return up[:-1]
-            up = further
+        up = padded(self.parents)
+        marked = np.append(which, True)
+        up[:-1][which] = np.flatnonzero(which)
+        left = np.flatnonzero(~marked[up])
+        while len(left):
+            further = up[up[left]]
+            up[left] = further
+            left = left[~marked[further]]
+        return up[:-1]
 
     def holder(self, which: NDArray[np.bool_]) -> Rows:
         """[slices]; the innermost of ``which`` that holds it, itself not counted; −1: none."""
         return padded(self.nearest(which))[self.parents]
+
+
+def holders(tree: CallTree, which: NDArray[np.bool_], rows: Rows) -> Rows:
+    """[rows]; as ``CallTree.holder`` has it, of some rows (−1: none) only: for few it is many times faster."""
+    up, known = padded(tree.parents), np.append(which, True)
+    at = up[rows]
+    left = np.flatnonzero(~known[at])
+    while len(left):
+        at[left] = up[at[left]]
+        left = left[~known[at[left]]]
+    return at
 
 
 def calls_of(trace: Trace, rows: Rows) -> CallTree:
@@ -56,7 +69,12 @@ def calls_of(trace: Trace, rows: Rows) -> CallTree:
     threads = slices.thread[rows]
     order = np.argsort(threads, kind="stable")
     for own in np.split(rows[order], np.flatnonzero(np.diff(threads[order])) + 1):
-        parents[own], depth[own] = _nested(slices.start_ns[own].tolist(), slices.end_ns[own].tolist(), own.tolist())
+        above, depth[own], crossing = _laminar(slices.start_ns[own], slices.end_ns[own])
+        parents[own] = padded(own)[above]
+        for first, end in crossing:
+            part = own[first:end]
+            starts, ends = slices.start_ns[part].tolist(), slices.end_ns[part].tolist()
+            parents[part], depth[part] = _nested(starts, ends, part.tolist())
     return CallTree(parents=parents, depth=depth)
 
 
@@ -84,6 +102,32 @@ def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.i
 def parents_of(trace: Trace, rows: Rows) -> Rows:
     """[slices]; of ``rows`` (ascending) the innermost of them on the same thread that holds it, else −1."""
     return calls_of(trace, rows).parents
+
+
+def _laminar(start_ns: Ints, end_ns: Ints) -> tuple[Rows, NDArray[np.int32], list[tuple[int, int]]]:
+    """Of one thread, the indices of parents, and depths; where slices cross, they are wrong: from where to where.
+
+    Who began before and is still open holds it, if none cross: then its depth is how many are open, and its parent the
+    last before it with one less.  Without length it holds nothing.
+    """
+    count = len(start_ns)
+    lasting = end_ns > start_ns
+    depth: Ints = np.cumsum(lasting, dtype=np.int64) - lasting.astype(np.int64)
+    depth -= np.searchsorted(np.sort(end_ns[lasting]), start_ns, side="right")
+    level = depth.astype(np.int32)
+    at = np.flatnonzero(lasting)
+    # A word that has the depth before the place: sorted by it, the parent stands just before where its child would.
+    keys = np.sort(depth[at] * count + at)
+    found = np.searchsorted(keys, (depth - 1) * count + np.arange(count)) - 1
+    inner = level > 0
+    above = np.where(inner, keys[found] % count if len(keys) else -1, -1).astype(np.int32)
+    wrong = np.flatnonzero(inner & (end_ns[above] < end_ns))
+    if not len(wrong):
+        return above, level, []
+    # Where nothing is open all starts anew, so that what crosses elsewhere does not matter.
+    borders = np.append(np.flatnonzero(~inner), count)
+    hit = np.unique(np.searchsorted(borders, wrong, side="right"))
+    return above, level, [(int(borders[each - 1]), int(borders[each])) for each in hit.tolist()]
 
 
 def _nested(starts: list[int], ends: list[int], rows: list[int]) -> tuple[list[int], list[int]]:

@@ -7,14 +7,14 @@ from enum import IntEnum
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
-from stepscope.traces.columns import Ints
 from stepscope.traces.host_lines import HostLine
 from stepscope.traces.loading import loader_rows
 from stepscope.traces.naming import named
-from stepscope.traces.waits import is_synchronising
+from stepscope.traces.runtime_names import is_synchronising
 from stepscope.traces.window import Window
 
 __all__ = ["CAUSES", "Cause", "host_causes", "host_communicates"]
@@ -37,7 +37,7 @@ class Cause(IntEnum):
 
 
 CAUSES: Final = tuple(cause.name.lower() for cause in Cause)
-BY_KIND: Final = np.full(256, int(Cause.HOST_PYTHON), np.int64)
+BY_KIND: Final = np.full(256, int(Cause.HOST_PYTHON), np.int8)
 BY_KIND[Kind.OP], BY_KIND[Kind.RUNTIME] = Cause.HOST_OPERATOR, Cause.HOST_RUNTIME
 
 
@@ -45,7 +45,7 @@ def host_communicates(name: str) -> bool:
     return HOST_COLLECTIVE.match(name) is not None
 
 
-def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, Ints]:
+def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, NDArray[np.int8]]:
     """By thread: [pieces of its line]; why it takes that time."""
     trace, slices = window.trace, window.trace.slices
     loaders = loader_rows(window)
@@ -61,6 +61,6 @@ def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, Ints]:
         own = loaders[slices.thread[loaders] == thread]
         if len(own):
             loading = intervals.merge(slices.start_ns[own], slices.end_ns[own])
-            cause[intervals.covered(line.start_ns, line.start_ns + 1, loading) > 0] = Cause.DATA_LOADING
+            cause[intervals.holds(loading, line.start_ns)] = Cause.DATA_LOADING
         out[thread] = cause
     return out

@@ -62,8 +62,9 @@ class DeviceFigures:
     """Operators whose launches ended host waits of the whole device, with these: the longest first."""
 
 
-def device_figures(window: Window) -> DeviceFigures:
-    return figures_of(work_of(window))
+def device_figures(window: Window, work: Work | None = None) -> DeviceFigures:
+    """``work``: where it is known already."""
+    return figures_of(work_of(window) if work is None else work)
 
 
 def figures_of(work: Work) -> DeviceFigures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.traces.copies import bandwidth_table, bytes_of, copies_table
-from stepscope.traces.device_work import work_of
+from stepscope.traces.device_work import Work, work_of
 from stepscope.traces.idle import gaps_of, idle_by_operator, idle_table
 from stepscope.traces.kernels import kernel_classes, kernel_types, kernels_table
 from stepscope.traces.launches import (
@@ -22,9 +22,9 @@ from stepscope.traces.window import Window
 __all__ = ["device_tables"]
 
 
-def device_tables(window: Window) -> list[Table]:
-    """Without device work all but the steps' are empty."""
-    work = work_of(window)
+def device_tables(window: Window, work: Work | None = None) -> list[Table]:
+    """Without device work all but the steps' are empty; ``work``: where it is known already."""
+    work = work_of(window) if work is None else work
     gaps = gaps_of(work)
     launches = launches_in(work)
     queues = queues_of(work, launches)

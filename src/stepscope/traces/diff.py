@@ -124,7 +124,7 @@ def _parts(one: Side, other: Side) -> list[Part]:
 
 def _inside(one: RankAnalysis) -> tuple[int, int, int, int]:
     """Parts of the device's span, each instant in one of them."""
-    temporal, host = one.temporal, one.exchanges.host
+    temporal, host = one.pace.work, one.exchanges.host
     if not temporal.span_ns and host is not None:
         return host.compute_ns, host.comm_ns - host.overlap_ns, 0, host.idle_ns
     return temporal.compute_ns, temporal.exposed_comm_ns, temporal.exposed_memory_ns, temporal.idle_ns
@@ -138,10 +138,10 @@ def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
     rows = [
         step,
         *parts,
-        figure("communication", lambda each: each.temporal.comm_ns),
-        figure("communication hidden by compute", lambda each: each.temporal.overlap_ns),
-        figure("copies", lambda each: each.temporal.memory_ns),
-        figure("idle for the host", lambda each: each.device.idle.host_wait_ns),
+        figure("communication", lambda each: each.pace.work.comm_ns),
+        figure("communication hidden by compute", lambda each: each.pace.work.overlap_ns),
+        figure("copies", lambda each: each.pace.work.memory_ns),
+        figure("idle for the host", lambda each: each.pace.device.idle.host_wait_ns),
         figure("DataLoader", lambda each: each.host.loading_ns),
     ]
     return table_of(
@@ -153,7 +153,7 @@ def _summary(one: Side, other: Side, step: Part, parts: list[Part]) -> Table:
             for part in rows
         ),
         note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
-        "step, which is as long as the host's or, where that is longer, the device's span.",
+        "step, which is as long as the host's or, where that is longer, the device's span of its work.",
     )
 
 
@@ -166,7 +166,7 @@ def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Chang
         return name, sum(each.before_count for each in changes), sum(each.after_count for each in changes)
 
     def launches(side: Side) -> float:
-        return side.count_each_step(sum(each.device.launch_count for each in side.analyses))
+        return side.count_each_step(sum(each.pace.device.launch_count for each in side.analyses))
 
     rows = [
         count("kernels", kernels),
@@ -303,7 +303,8 @@ def _notices(
         verb = "is" if len(ranks) == 1 else "are"
         out.append(f"{named_ranks(ranks)} {verb} compared; the others are in one of the two only.")
     devices = [
-        sorted({each.device.device_name for each in side.analyses if each.device.device_name}) for side in (one, other)
+        sorted({each.pace.device.device_name for each in side.analyses if each.pace.device.device_name})
+        for side in (one, other)
     ]
     if devices[0] and devices[1] and devices[0] != devices[1]:
         out.append(f"The devices differ: {', '.join(devices[0])} before, {', '.join(devices[1])} after.")

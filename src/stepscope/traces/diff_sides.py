@@ -43,8 +43,8 @@ class Side:
 
     @cached_property
     def step_ns(self) -> int:
-        """Of all steps together: the host's or, where it is longer, the device's span."""
-        return sum(max(sum(lengths_of(one)), one.temporal.span_ns) for one in self.analyses)
+        """Of all steps together, see ``pace``."""
+        return sum(one.pace.total_ns for one in self.analyses)
 
     @cached_property
     def step_lengths_ns(self) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 *overlap share*: of the time in which the rank communicated, the part in which it computed as well; *exposed*: the rest.
 *wait* and *transfer* are of the collectives that were matched over ranks: the rank's own durations, summed, so that two
 collectives at a time count twice; *comm* counts instants.  Device times are those of ``temporal``; a rank without
-device work is told by its host (``host_times``).  Step times are of the profiler's steps that count.
+device work is told by its host (``host_times``).  *pace* is how long a step takes (``pace``); the other
+step times are of the profiler's steps that count, on the host.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["distributed_table"]
 COLUMNS = (
     *("rank", "measured", "span_ns", "compute_ns", "comm_ns", "overlap_ns", "overlap_share", "exposed_comm_ns"),
     *("memory_ns", "idle_ns", "collectives", "wait_ns", "transfer_ns", "last_count"),
-    *("steps", "step_mean_ns", "step_median_ns", "step_std_ns", "step_min_ns", "step_max_ns"),
+    *("steps", "pace_ns", "step_mean_ns", "step_median_ns", "step_std_ns", "step_min_ns", "step_max_ns"),
 )
 
 
@@ -33,7 +34,7 @@ def distributed_table(analyses: Sequence[RankAnalysis], collectives: Collectives
     rows = [(*_times(each), *_exchanged(each, collectives), *_steps(each)) for each in analyses]
     note = (
         "overlap_share: of communication, how much was hidden behind compute; wait and transfer: of collectives that"
-        " other ranks' traces have too"
+        " other ranks' traces have too; pace: of a step, on the device where that takes longer; step…: on the host"
     )
     return table_of("distributed", "Ranks side by side", COLUMNS, rows, limit=len(rows), note=note)
 
@@ -59,5 +60,9 @@ def _exchanged(analysis: RankAnalysis, collectives: CollectivesAnalysis) -> tupl
 def _steps(analysis: RankAnalysis) -> tuple[Any, ...]:
     times = np.array([step.end_ns - step.start_ns for step in analysis.steps if step.name], np.int64)
     if not len(times):
-        return 0, None, None, None, None, None
-    return len(times), *(round(float(each(times))) for each in (np.mean, np.median, np.std, np.min, np.max))
+        return 0, None, None, None, None, None, None
+    return (
+        len(times),
+        analysis.pace.step_ns,
+        *(round(float(each(times))) for each in (np.mean, np.median, np.std, np.min, np.max)),
+    )

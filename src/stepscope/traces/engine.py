@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stepscope.errors import UsageError
 from stepscope.traces.analyse import Job, Options, Outcome, Problem, outcome_of
 from stepscope.traces.position import EVERY_S, position_in, watched
 from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.worker import Worker
+
+if TYPE_CHECKING:
+    from stepscope.traces.worker import Worker
 
 __all__ = [
     "ENGINES",
@@ -94,6 +95,10 @@ def _of_job(reading: Reading, index: int) -> Callable[[int], None]:
 def _in_workers(
     jobs: Sequence[Job], options: Options, reading: Reading | None, count: int
 ) -> Iterator[tuple[int, Outcome]]:
+    from multiprocessing.connection import wait
+
+    from stepscope.traces.worker import Worker
+
     # The largest first, so that the last to finish is a small one.
     waiting = sorted(range(len(jobs)), key=lambda index: jobs[index].size_bytes)
     busy: dict[int, Worker] = {}

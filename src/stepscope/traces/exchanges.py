@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces import intervals
+from stepscope.traces.calls import holders
 from stepscope.traces.categories import HOST_KINDS, Kind
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.exchange_groups import Group, groups_of
@@ -123,10 +124,9 @@ def _sources(window: Window, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
     if (call >= 0).any():
         on_host = np.isin(trace.slices.kind, HOST_KINDS) & window.counts
         is_said = on_host & (index[:-1] >= 0)
-        holder = np.append(window.calls.holder(is_said), -1)[call]
-        said = np.where(said >= 0, said, index[holder])
+        said = np.where(said >= 0, said, index[holders(window.calls, is_said, call)])
         annotates = on_host & trace.names_where(lambda name: name.startswith(LAUNCHED))[trace.slices.name]
-        annotation = np.where(launched, np.append(window.calls.holder(annotates), -1)[call], annotation)
+        annotation = np.where(launched, holders(window.calls, annotates, call), annotation)
     return said, annotation.astype(np.int32)
 
 

@@ -82,14 +82,14 @@ def _spent(view: View) -> str:
     """How a device spends its time, of the median rank."""
     if not view.on_device.any():
         return ", all of it on the host"
-    span_ns = view.each(lambda one: one.temporal.span_ns)
 
     def share(figure_ns: Ints) -> str:
-        return share_text(view.typical(figure_ns / np.maximum(span_ns, 1), view.on_device))
+        return share_text(view.typical(view.share(figure_ns), view.on_device))
 
-    computing = share(view.each(lambda one: one.temporal.compute_ns))
-    exposed = share(view.each(lambda one: one.temporal.exposed_comm_ns))
-    idle = share(view.each(lambda one: one.temporal.idle_ns))
+    busy_ns = view.each(lambda one: one.pace.work.span_ns - one.pace.work.idle_ns)
+    computing = share(view.each(lambda one: one.pace.work.compute_ns))
+    exposed = share(view.each(lambda one: one.pace.work.exposed_comm_ns))
+    idle = share(np.maximum(view.step_ns - busy_ns, 0))
     return f"; the device computes {computing} of the time, {exposed} is communication that shows, {idle} idle"
 
 
@@ -105,4 +105,6 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
-    return SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))
+    """A late rank by what the others wait for it: while they do, nothing that makes them faster gains anything."""
+    share = max(float(finding.cost.get("share", 0.0)), float(finding.evidence.get("waited_share", 0.0)))
+    return SEVERITIES.index(finding.severity), share

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.traces import intervals
 from stepscope.traces.categories import Kind
@@ -111,7 +112,7 @@ class Graph:
         return self.work_ends_ns - np.array(self.start_ns, np.int64)
 
     @cached_property
-    def causes(self) -> dict[int, Ints]:
+    def causes(self) -> dict[int, NDArray[np.int8]]:
         """By thread: of the pieces of its line, see ``causes``."""
         return host_causes(self.window, self.lines)
 

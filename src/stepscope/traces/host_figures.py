@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stepscope.traces.compiling import compiling_of
-from stepscope.traces.flops import flops_found
-from stepscope.traces.loading import loading_of
-from stepscope.traces.memory_curve import MemoryCurve, memory_of
+from stepscope.traces.host_facts import HostFacts, host_facts
+from stepscope.traces.memory_curve import MemoryCurve
 from stepscope.traces.pauses import Pause, pauses_of
-from stepscope.traces.syncs import SyncPlace, syncs_of
+from stepscope.traces.syncs import SyncPlace
 from stepscope.traces.window import Window
 
 __all__ = ["HostFigures", "Pause", "SyncPlace", "host_figures"]
@@ -53,20 +51,17 @@ class HostFigures:
     """Of ``DistributedDataParallel``, where it is used and known."""
 
 
-def host_figures(window: Window) -> HostFigures:
-    loading, compiling, flops, curve = (
-        loading_of(window),
-        compiling_of(window),
-        flops_found(window),
-        memory_of(window),
-    )
+def host_figures(window: Window, facts: HostFacts | None = None) -> HostFigures:
+    """``facts``: where they are known already."""
+    facts = facts or host_facts(window)
+    loading, compiling, flops, curve = facts.loading, facts.compiling, facts.flops, facts.curve
     peak, at_peak, reserved = _memory(curve)
     names = window.trace.strings
     distributed = any(DISTRIBUTED.match(name) for name in names)
     return HostFigures(
         loading_ns=loading.total_ns,
         loading_by_step=loading.by_step,
-        syncs=syncs_of(window)[:MAX_SYNCS],
+        syncs=facts.syncs[:MAX_SYNCS],
         pauses=pauses_of(window),
         compile_ns=compiling.compile_ns,
         recompiles=compiling.recompiles,

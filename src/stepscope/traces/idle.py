@@ -69,9 +69,9 @@ def on_one_stream(work: Work) -> Work:
     return replace(work, lane=np.zeros(len(work), np.int64), lanes=("all",) if len(work) else ())
 
 
-def idle_of(window: Window) -> dict[str, StreamIdle]:
-    """By stream."""
-    work = work_of(window)
+def idle_of(window: Window, work: Work | None = None) -> dict[str, StreamIdle]:
+    """By stream; ``work``: where it is known already."""
+    work = work_of(window) if work is None else work
     return idle_by_lane(work, gaps_of(work))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EMPTY", "Spans", "covered", "cut", "difference", "intersection", "merge", "total", "union"]
+__all__ = ["EMPTY", "Spans", "covered", "cut", "difference", "holds", "intersection", "merge", "total", "union"]
 
 Ints = NDArray[np.int64]
 
@@ -78,6 +78,12 @@ def cut(spans: Spans, start_ns: int, end_ns: int) -> Spans:
 def covered(start_ns: Ints, end_ns: Ints, spans: Spans) -> Ints:
     """[n]; how much of each of any intervals lies in ``spans``."""
     return _before(end_ns, spans) - _before(np.minimum(start_ns, end_ns), spans)
+
+
+def holds(spans: Spans, times: Ints) -> NDArray[np.bool_]:
+    """[n]; is each instant in one of ``spans``?  The end of a span is not."""
+    at = np.searchsorted(spans.start_ns, times, side="right") - 1
+    return (at >= 0) & (times < np.append(spans.end_ns, 0)[at])
 
 
 def _before(times: Ints, spans: Spans) -> Ints:

@@ -195,6 +195,8 @@ class _Walk:
         taken = 0
         passed = 0
         for cause, time_ns in enumerate(routes.causes_ns[node].tolist()):
+            if not time_ns:
+                continue
             passed += time_ns
             upto = passed * part_ns // whole_ns if whole_ns else 0
             self._put(place, before, cause, upto - taken)

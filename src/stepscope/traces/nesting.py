@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.calls import CallTree
 from stepscope.traces.columns import Ints, Rows
+from stepscope.traces.statistics import sorted_by_key
 
 __all__ = ["Nest", "medians", "nest_of", "sums"]
 
@@ -25,10 +26,10 @@ def sums(groups: NDArray[np.integer], values: Ints, count: int) -> Ints:
 
 def medians(groups: Groups, values: Ints, count: int) -> Ints:
     """[count], all with members; the lower one of the two in the middle: a value that occurred."""
-    order = np.lexsort((values, groups))
+    _, values = sorted_by_key(groups, values)
     sizes = np.bincount(groups, minlength=count)
     first = np.cumsum(sizes) - sizes
-    middle: Ints = values[order][first + (sizes - 1) // 2]
+    middle: Ints = values[first + (sizes - 1) // 2]
     return middle
 
 

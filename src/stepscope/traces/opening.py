@@ -6,7 +6,6 @@ from pathlib import Path
 
 from stepscope.traces.cache import Cache
 from stepscope.traces.columns import Trace
-from stepscope.traces.nsight import is_nsight, read_nsight
 from stepscope.traces.read import read_trace
 
 __all__ = ["open_traces", "read_traces"]
@@ -20,4 +19,7 @@ def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
 
 def read_traces(path: Path) -> list[Trace]:
     """Afresh."""
+    # One of the two readers is never needed, and what is kept needs none.
+    from stepscope.traces.nsight import is_nsight, read_nsight
+
     return read_nsight(path) if is_nsight(path) else [read_trace(path)]

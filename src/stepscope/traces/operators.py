@@ -164,5 +164,7 @@ def _table(
 ) -> Table:
     by = dict(zip(COLUMNS, columns, strict=True))
     order = _order(by["host_self_ns"], by["device_self_ns"])
-    rows = [(*labels[at], *(values[at] for values in columns)) for at in order.tolist()]
+    told = [labels[at] for at in order.tolist()]
+    figures = zip(*(values[order].tolist() for values in columns), strict=True)
+    rows = [(*label, *each) for label, each in zip(told, figures, strict=True)]
     return table_of(name, title, (*named, *COLUMNS), rows)

@@ -12,6 +12,10 @@ segments are disjoint, leave no instant out, and come to the step's length exact
     host_python                       everything else on the host: Python, and gaps between slices
     other                             no thread is known
 
+Where the device sets the pace (``pace``), the steps of a host that has long gone ahead say little.  There is a path
+over the *whole* then: back from the end of the last work that the steps launched to the start of the first, through all
+of them, as long as the pace has it.  The tables and what-ifs are of it.
+
 ``routes`` is what a path over several ranks is made of: how this rank came to each of its collectives.
 """
 
@@ -25,18 +29,25 @@ import numpy as np
 from stepscope.traces.causes import CAUSES, Cause
 from stepscope.traces.exchanges import Exchanges
 from stepscope.traces.graph import Graph, graph_of
+from stepscope.traces.pace import device_time, launched_in_steps
 from stepscope.traces.routes import Routes, routes_of
 from stepscope.traces.segments import Segments, summed
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.trace_whatif import Change, WhatIf, what_if, what_if_table, what_ifs
-from stepscope.traces.walk import StepWalk, walk_step
+from stepscope.traces.walk import StepWalk, walk_back, walk_step
 from stepscope.traces.window import Window
 
-__all__ = ["NamedTime", "RankPath", "StepPath", "path_segments", "rank_path"]
+__all__ = ["NamedTime", "RankPath", "StepPath", "WholePath", "path_segments", "rank_path", "whole_segments"]
 
 NO_ROWS = np.empty(0, np.int32)
 NAMES = 200
 """Operators and kernels kept."""
+CAUSE_COLUMNS = ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns", "segments")
+OF_ALL = ", of the device's pace"
+WHOLE_NOTE = (
+    "The device is behind the host, whose steps say nothing of the pace: of all steps together, from the start of the "
+    "first work that they launched to the end of the last."
+)
 DEVICE = (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
 
 
@@ -59,6 +70,22 @@ class NamedTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholePath:
+    """Over all steps together, where the device sets their pace; times are the file's."""
+
+    start_ns: int
+    end_ns: int
+    causes: dict[str, int]
+    """Most time first; they add up to the length."""
+    operators: tuple[NamedTime, ...]
+    kernels: tuple[NamedTime, ...]
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankPath:
     steps: tuple[StepPath, ...]
     operators: tuple[NamedTime, ...]
@@ -66,6 +93,8 @@ class RankPath:
     kernels: tuple[NamedTime, ...]
     """Kernels, copies and memsets, most time first."""
     routes: Routes
+    whole: WholePath | None = None
+    """Only where the device sets the pace."""
     asked: tuple[WhatIf, ...] = ()
     """The changes that were asked for, over all steps, in that order."""
     what_ifs: tuple[WhatIf, ...] = ()
@@ -88,26 +117,66 @@ def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = 
     walks = walks_of(graph)
     routes, segments = routes_of(graph, walks, exchanges.row)
     own = segments.take(routes.on_path[segments.node])
+    del segments
     steps = _steps(window, own, routes.step)
-    length_ns = sum(step.length_ns for step in steps)
-    operators = _named(graph, own, own.operator, by_cause=False)
-    on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
-    kernels = _named(graph, on_device, on_device.name, by_cause=True)
+    operators, kernels = _all_named(graph, own)
+    behind = whole_segments(graph)
+    whole = _whole(graph, behind) if behind is not None else None
+    shown = (operators, kernels) if whole is None else (whole.operators, whole.kernels)
+    causes = _total(steps) if whole is None else whole.causes
+    length_ns = sum(causes.values())
+    by_cause = _cause_table(steps, own, length_ns) if behind is None else _whole_table(causes, behind, len(steps))
+    # The most that is kept of all of a rank: not beside the replays.
+    del own, behind
     asked = tuple(what_if(graph, change) for change in changes if change.kind != "rank" and steps)
-    tried = what_ifs(graph, _total(steps), *([(e.name, e.time_ns) for e in of] for of in (kernels, operators)))
+    tried = what_ifs(graph, causes, *([(e.name, e.time_ns) for e in of] for of in shown[::-1]))
     tables = (
-        _cause_table(steps, own, length_ns),
-        *_name_tables(operators, kernels, length_ns),
-        what_if_table((*asked, *tried)),
+        by_cause,
+        *_name_tables(*shown, length_ns, whole is not None),
+        what_if_table((*asked, *tried), WHOLE_NOTE if whole else ""),
     )
     return RankPath(
         steps=steps,
         operators=operators[:NAMES],
         kernels=kernels[:NAMES],
         routes=routes,
+        whole=whole,
         asked=asked,
         what_ifs=tried,
         tables={table.name: table for table in tables},
+    )
+
+
+def whole_segments(graph: Graph) -> Segments | None:
+    """Of the path over all steps, in no particular order; None where the host sets the pace."""
+    between = device_time(graph.window)
+    if between is None:
+        return None
+    start_ns, end_ns = between
+    mine = np.flatnonzero((graph.work_ends_ns == end_ns) & launched_in_steps(graph.window)[graph.row])
+    _, segments = routes_of(graph, [walk_back(graph, int(mine[0]), start_ns)], NO_ROWS)
+    return segments
+
+
+def _whole(graph: Graph, own: Segments) -> WholePath:
+    operators, kernels = _all_named(graph, own)
+    sums = np.bincount(own.cause, own.end_ns - own.start_ns, len(CAUSES)).astype(np.int64)
+    causes = {cause: ns for cause, ns in zip(CAUSES, sums.tolist(), strict=True) if ns}
+    return WholePath(
+        start_ns=int(own.start_ns.min()),
+        end_ns=int(own.end_ns.max()),
+        causes=dict(sorted(causes.items(), key=lambda each: -each[1])),
+        operators=operators[:NAMES],
+        kernels=kernels[:NAMES],
+    )
+
+
+def _all_named(graph: Graph, own: Segments) -> tuple[tuple[NamedTime, ...], tuple[NamedTime, ...]]:
+    """Operators and kernels."""
+    on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
+    return (
+        _named(graph, own, own.operator, by_cause=False),
+        _named(graph, on_device, on_device.name, by_cause=True),
     )
 
 
@@ -134,7 +203,7 @@ def path_segments(window: Window) -> Segments:
     graph = graph_of(window)
     routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
     own = segments.take(routes.on_path[segments.node])
-    own = replace(own, node=routes.step[own.node])
+    own = replace(own, node=routes.step[own.node].astype(np.int32))
     return own.take(np.lexsort((own.start_ns, own.node)))
 
 
@@ -176,29 +245,44 @@ def _cause_table(steps: tuple[StepPath, ...], own: Segments, length_ns: int) -> 
                 (cause, sum(each), _share(sum(each), length_ns), sum(each) // len(each), max(each), counts[index])
             )
     rows.sort(key=lambda row: -row[1])
-    columns = ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns", "segments")
+    columns = CAUSE_COLUMNS
     note = "The path's length is the steps' length: every instant of a step has one cause."
     return table_of("path_causes", "Critical path by cause", columns, rows, note=note)
 
 
+def _whole_table(causes: dict[str, int], own: Segments, steps: int) -> Table:
+    counts = dict(zip(CAUSES, np.bincount(own.cause, minlength=len(CAUSES)).tolist(), strict=True))
+    whole_ns = sum(causes.values())
+    rows = [(cause, ns, _share(ns, whole_ns), ns // steps, None, counts[cause]) for cause, ns in causes.items()]
+    return table_of("path_causes", f"Critical path by cause{OF_ALL}", CAUSE_COLUMNS, rows, note=WHOLE_NOTE)
+
+
 def _name_tables(
-    operators: tuple[NamedTime, ...], kernels: tuple[NamedTime, ...], length_ns: int
+    operators: tuple[NamedTime, ...], kernels: tuple[NamedTime, ...], length_ns: int, whole: bool
 ) -> tuple[Table, Table]:
     columns = ("name", "cause", "time_ns", "time_share", "segments")
 
     def rows(of: tuple[NamedTime, ...], none: str) -> list[tuple[object, ...]]:
         return [(e.name or none, e.cause, e.time_ns, _share(e.time_ns, length_ns), e.count) for e in of]
 
+    of, more = (OF_ALL, f"  {WHOLE_NOTE}") if whole else ("", "")
     return (
         table_of(
             "path_operators",
-            "Critical path by operator",
+            f"Critical path by operator{of}",
             columns,
             rows(operators, "(outside of operators)"),
             limit=NAMES,
-            note="An operator's own time on the path with that of the work it launched; its main cause.",
+            note=f"An operator's own time on the path with that of the work it launched; its main cause.{more}",
         ),
-        table_of("path_kernels", "Critical path by kernel", columns, rows(kernels, "(no name)"), limit=NAMES),
+        table_of(
+            "path_kernels",
+            f"Critical path by kernel{of}",
+            columns,
+            rows(kernels, "(no name)"),
+            limit=NAMES,
+            note=more.strip(),
+        ),
     )
 
 

@@ -53,8 +53,7 @@ def holes(window: Window) -> Table | None:
     on_main = told[slices.thread[told] == main]
     if not len(on_main):
         return None
-    others = told[np.isin(slices.thread[told], window.host.autograd_threads)]
-    busy = np.union1d(on_main, others)
+    busy = told[np.isin(slices.thread[told], [main, *window.host.autograd_threads.tolist()])]
     steps = intervals.merge(
         np.array([step.start_ns for step in window.steps], np.int64),
         np.array([step.end_ns for step in window.steps], np.int64),

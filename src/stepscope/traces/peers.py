@@ -2,13 +2,14 @@
 
 Every rank's way to a collective, from the collective before on its path or from the step's start, is one *leg*; a
 collective is done for each of its ranks as long after the last arrival as it was.  The rank's legs are made as long as
-the median of its peers' to the same collective, where they were longer, and all arrivals counted anew.  Only what was
-critical to each arrival is known here, so the gain is at most this.
+the median of its peers' to the same collective, where they were longer, and all arrivals counted anew.  Its first step
+begins with its peers' (the median), if it began later: what held it up before the trace is its doing, too.  Only what
+was critical to each arrival is known here, so the gain is at most this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -47,13 +48,18 @@ def like_peers(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysi
         raise TraceError(f"what-if {change.text!r} needs the traces of several ranks")
     job = JobRanks(analyses, collectives)
     legs = [leg for place in range(len(ranks)) for leg in _legs(job, place)]
-    was, now = _ends(job, legs), _ends(job, _levelled(legs, ranks.index(change.rank)))
+    place = ranks.index(change.rank)
+    earlier_ns = _earlier(job, place)
+    was, now = _ends(job, legs), _ends(job, _levelled(legs, place), {(place, 0): earlier_ns})
     before_ns, after_ns, last = [], [], 0
     for number in job.numbers:
-        start_ns, end_ns = job.bounds(job.latest(number), job.at[job.latest(number)][number])
+        latest = job.latest(number)
+        index = job.at[latest][number]
+        start_ns, end_ns = job.bounds(latest, index)
+        kept_ns = earlier_ns if (latest, index) == (place, 0) else 0
         last = max(now[number], key=lambda place: (now[number][place], -place))
         before_ns.append(end_ns - start_ns)
-        after_ns.append(end_ns - start_ns - (max(was[number].values()) - now[number][last]))
+        after_ns.append(end_ns - start_ns - (max(was[number].values()) - now[number][last]) + kept_ns)
     return WhatIf(
         change=change,
         steps=tuple(job.numbers),
@@ -105,8 +111,23 @@ def _levelled(legs: list[_Leg], place: int) -> list[_Leg]:
     return [levelled(leg) for leg in legs]
 
 
-def _ends(job: JobRanks, legs: list[_Leg]) -> dict[int, dict[int, int]]:
-    """By the step's number and place: when it ends, on the common clock."""
+def _earlier(job: JobRanks, place: int) -> int:
+    """By how much the rank's first step began later than is usual among the others."""
+    if not job.analyses[place].steps:
+        return 0
+    number = job.analyses[place].steps[0].number
+    peers = [job.bounds(at, own[number])[0] for at, own in enumerate(job.at) if at != place and number in own]
+    return max(job.bounds(place, 0)[0] - median_low(peers), 0) if peers else 0
+
+
+def _ends(
+    job: JobRanks, legs: list[_Leg], earlier_ns: Mapping[tuple[int, int], int] | None = None
+) -> dict[int, dict[int, int]]:
+    """By the step's number and place: when it ends, on the common clock.
+
+    ``earlier_ns``: by how much some steps begin earlier than they did, by place and index.
+    """
+    earlier_ns = earlier_ns or {}
     done = {}
     """By collective and place: when that rank is done with it."""
     members: dict[int, list[int]] = {}
@@ -118,8 +139,9 @@ def _ends(job: JobRanks, legs: list[_Leg]) -> dict[int, dict[int, int]]:
         to.setdefault(leg.goal[0], []).append(leg)
 
     def arrival(leg: _Leg) -> int:
-        begin_ns = done[leg.after, leg.place] + leg.lag_ns if leg.after >= 0 else job.bounds(leg.place, leg.step)[0]
-        return begin_ns + leg.length_ns
+        if leg.after >= 0:
+            return done[leg.after, leg.place] + leg.lag_ns + leg.length_ns
+        return job.bounds(leg.place, leg.step)[0] - earlier_ns.get((leg.place, leg.step), 0) + leg.length_ns
 
     for whole in sorted(members, key=job.arrived_ns.__getitem__):
         arrivals = [arrival(leg) for leg in to.get(whole, [])]

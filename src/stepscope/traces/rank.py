@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from stepscope.traces.columns import Trace, TraceMeta
 from stepscope.traces.device_figures import DeviceFigures, device_figures
 from stepscope.traces.device_tables import device_tables
+from stepscope.traces.device_work import work_of
 from stepscope.traces.exchanges import Exchanges, exchanges_of
+from stepscope.traces.host_facts import host_facts
 from stepscope.traces.host_figures import HostFigures, host_figures
 from stepscope.traces.host_tables import host_tables
 from stepscope.traces.idle import StreamIdle, idle_of
+from stepscope.traces.pace import Pace, pace_of
 from stepscope.traces.path import RankPath, rank_path
 from stepscope.traces.table import Table
 from stepscope.traces.temporal import Temporal, temporal_of
@@ -30,8 +33,10 @@ class RankAnalysis:
     steps: tuple[Step, ...]
     """Those that count."""
     left_out: Step | None
+    pace: Pace
+    """How long a step takes, and what the device does in it."""
     temporal: Temporal
-    """Over all steps that count."""
+    """Of all device work that counts, with what earlier steps had queued."""
     idle: dict[str, StreamIdle]
     """By stream; ``device:stream`` where there are several devices."""
     device: DeviceFigures
@@ -48,16 +53,19 @@ def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAna
     window = window_of(trace, keep_last=keep_last)
     exchanges = exchanges_of(window, rank)
     path = rank_path(window, exchanges)
-    tables = (*device_tables(window), *host_tables(window), *path.tables.values())
+    work, facts = work_of(window), host_facts(window)
+    device = device_figures(window, work)
+    tables = (*device_tables(window, work), *host_tables(window, facts), *path.tables.values())
     return RankAnalysis(
         rank=rank,
         meta=trace.meta,
         steps=window.steps,
         left_out=window.left_out,
+        pace=pace_of(window, device),
         temporal=temporal_of(window),
-        idle=idle_of(window),
-        device=device_figures(window),
-        host=host_figures(window),
+        idle=idle_of(window, work),
+        device=device,
+        host=host_figures(window, facts),
         exchanges=exchanges,
         path=path,
         tables={table.name: table for table in tables},

@@ -7,6 +7,7 @@ has come there and what it waits for is done.  Run again without any change, eve
 
 What is not in the trace's dependencies does not change, such as another order of launches.  A host that runs ahead of
 the device would fill the queue some time; so no step gets shorter than its busiest stream's work, or than it was.
+Where the device sets the pace clearly (``pace``), the steps are one: as long as the device takes for them, or the host.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from stepscope.traces.columns import Ints
 from stepscope.traces.graph import Graph, Via
 from stepscope.traces.host_lines import HostLine
+from stepscope.traces.pace import device_time, launched_in_steps, shared_out
 
 __all__ = ["Durations", "Plan", "Replay", "as_it_was", "replay"]
 
@@ -86,6 +88,8 @@ class Plan:
     """What a replay of some steps goes through, in order; the same for all changes."""
 
     def __init__(self, graph: Graph, first: int, last: int) -> None:
+        self.pace_ns = device_time(graph.window, first, last)
+        """From when to when the device works, where it sets the pace: these steps are then taken as one."""
         self.graph, self.first, self.last = graph, first, last
         self.steps = graph.window.steps[first : last + 1]
         self.start_ns, self.end_ns = self.steps[0].start_ns, max(step.end_ns for step in self.steps)
@@ -110,6 +114,8 @@ class Plan:
         ]
         self.bounds = [instant for step in self.steps for instant in (step.start_ns, step.end_ns)]
         inside = (self.starts >= self.start_ns) & (self.starts < self.end_ns)
+        self.own = launched_in_steps(graph.window, first, last)[graph.row] if self.pace_ns else inside
+        inside = inside | self.own
         self.works = np.flatnonzero(inside)
         self.asked = np.flatnonzero(inside & (self.launched >= self.start_ns) & (self.thread >= 0))
         """Works that are launched on the way."""
@@ -165,9 +171,13 @@ class Check(NamedTuple):
 def replay(plan: Plan, durations: Durations) -> Replay:
     run = _Run(plan, durations)
     run.go()
+    if plan.pace_ns is not None:
+        total_ns = max(run.device_ns(), run.host_ns())
+        steps_ns = shared_out(total_ns, len(plan.steps))
+        return Replay(steps_ns=steps_ns, limits_ns=run.limits(total_ns))
     times = run.step_times()
     least = plan.busiest_ns(durations.work_ns)
-    limits = run.limits() if times[-1] >= least[-1] else {"device": least[-1]}
+    limits = run.limits(times[-1]) if times[-1] >= least[-1] else {"device": least[-1]}
     return Replay(steps_ns=tuple(max(pair) for pair in zip(times, least, strict=True)), limits_ns=limits)
 
 
@@ -276,13 +286,22 @@ class _Run:
     def step_times(self) -> tuple[int, ...]:
         return tuple(end - start for start, end in zip(self.bounds_ns[::2], self.bounds_ns[1::2], strict=True))
 
-    def limits(self) -> dict[str, int]:
-        """Back from the last step's end to its start, along what held things up this time; most first."""
+    def device_ns(self) -> int:
+        """From the first start to the last end of what the steps launched."""
+        own = np.flatnonzero(self.plan.own).tolist()
+        return max(map(self.end_ns.__getitem__, own)) - min(map(self.start_ns.__getitem__, own))
+
+    def host_ns(self) -> int:
+        return self.bounds_ns[-1] - self.bounds_ns[0]
+
+    def limits(self, left_ns: int) -> dict[str, int]:
+        """Back from the end to the start, along what held things up this time; most first."""
         step = len(self.plan.steps) - 1
-        left_ns = self.step_times()[-1]
         thread, work, at_ns = self.graph.main[self.plan.last], -1, self.plan.steps[-1].end_ns
         if self._ends_with_work(step):
             work = max(range(len(self.end_ns)), key=self.end_ns.__getitem__)
+        if self.plan.pace_ns is not None and left_ns > self.host_ns():
+            work = max(np.flatnonzero(self.plan.own).tolist(), key=self.end_ns.__getitem__)
         sums: dict[str, int] = {}
         gone = {key: len(checks) for key, checks in self.left.items()}
         while left_ns > 0 and (work >= 0 or thread >= 0):

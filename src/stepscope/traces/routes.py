@@ -93,7 +93,8 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Rou
                 arrivals[exchange] = node
     top_name, top_cause, top_ns, names = _tops(graph, segments, len(nodes.parent))
     length_ns, size = segments.end_ns - segments.start_ns, len(nodes.parent) * len(CAUSES)
-    causes_ns = np.bincount(segments.node * len(CAUSES) + segments.cause, length_ns, size).astype(np.int64)
+    by_cause = segments.node.astype(np.int64) * len(CAUSES) + segments.cause
+    causes_ns = np.bincount(by_cause, length_ns, size).astype(np.int64)
     routes = Routes(
         parent=np.array(nodes.parent, np.int64),
         step=np.array(nodes.step, np.int64),
@@ -120,7 +121,9 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
     """[legs]; the node that begins (going back) at each instant where one does."""
     bottoms = []
     for leg, own_cuts in zip(walk.legs, cuts, strict=True):
-        instants = [leg.end_ns, *sorted(own_cuts - {leg.end_ns}, reverse=True)]
+        instants = [leg.end_ns]
+        if own_cuts:
+            instants += sorted(own_cuts - {leg.end_ns}, reverse=True)
         made = {instant: nodes.add(step) for instant in instants}
         ids = list(made.values())
         for later, earlier in itertools.pairwise(ids):
@@ -133,7 +136,7 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
             nodes.parent[bottom] = at[leg.joined][leg.reached_ns]
         elif leg.collective >= 0:
             inside = nodes.add(step, leg.collective)
-            start_ns = max(graph.start_ns[leg.collective], graph.window.steps[step].start_ns)
+            start_ns = max(graph.start_ns[leg.collective], walk.floor_ns)
             if leg.reached_ns > start_ns:
                 nodes.pieces.append((start_ns, leg.reached_ns, What.WORK, leg.collective, inside))
             nodes.parent[bottom] = inside
@@ -144,6 +147,9 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
 
 def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: list[int]) -> None:
     """Each piece to the node that it lies in, cut where it lies in several; both go back in time."""
+    if len(ids) == 1:
+        nodes.pieces += [(*piece, ids[0]) for piece in pieces]
+        return
     number = 0
     for start_ns, piece_end_ns, what, index in pieces:
         end_ns = piece_end_ns
@@ -168,7 +174,7 @@ def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Int
     width = len(graph.window.trace.strings) + 1
     on_host = ~np.isin(segments.cause, (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY))
     code = np.where(on_host & (segments.operator >= 0), segments.operator, segments.name).astype(np.int64) + 1
-    key = (segments.node * len(CAUSES) + segments.cause) * width + code
+    key = (segments.node.astype(np.int64) * len(CAUSES) + segments.cause) * width + code
     groups, time, _ = summed(key, segments.end_ns - segments.start_ns, count * len(CAUSES) * width)
     node = groups // (width * len(CAUSES))
     order = np.lexsort((-time, node))

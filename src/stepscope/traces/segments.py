@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.traces.categories import Kind
 from stepscope.traces.causes import Cause
@@ -20,6 +21,7 @@ __all__ = ["Pieces", "Segments", "segments_of", "summed"]
 
 
 DENSE: Final = 1 << 18
+BLOCK: Final = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +40,15 @@ class Pieces:
 class Segments:
     start_ns: Ints
     end_ns: Ints
-    cause: Ints
+    cause: NDArray[np.int8]
     """``Cause``."""
     name: Codes
     """The innermost slice's or the work's (of a delay: the delayed work's); −1: none."""
     operator: Codes
     """The operator that it belongs to; −1: none."""
-    place: Ints
+    place: NDArray[np.int32]
     """A thread (an index of ``Trace.threads``), or that which stands for a stream; −1: none."""
-    node: Ints
+    node: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -62,6 +64,14 @@ def summed(key: Ints, time_ns: Ints, size: int) -> tuple[Ints, Ints, Ints]:
         count = np.bincount(key, minlength=1)
         groups = np.flatnonzero(count)
         return groups, np.bincount(key, time_ns, minlength=1)[groups].astype(np.int64), count[groups]
+    # In blocks, each of which needs several times its size, and whose keys are few: many pieces have the same.
+    blocks = [_summed(key[at : at + BLOCK], time_ns[at : at + BLOCK]) for at in range(0, max(len(key), 1), BLOCK)]
+    found, times, counts = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    groups, which = np.unique(found, return_inverse=True)
+    return groups, np.bincount(which, times).astype(np.int64), np.bincount(which, counts).astype(np.int64)
+
+
+def _summed(key: Ints, time_ns: Ints) -> tuple[Ints, Ints, Ints]:
     groups, which = np.unique(key, return_inverse=True)
     return groups, np.bincount(which, time_ns).astype(np.int64), np.bincount(which)
 
@@ -78,8 +88,10 @@ def segments_of(graph: Graph, pieces: Pieces) -> Segments:
         which = on_thread[threads == thread]
         line = graph.lines.get(thread)
         parts.append(_nowhere(pieces, which) if line is None else _of_thread(graph, line, pieces, which, operator))
-    joined = {each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Segments)}
-    return Segments(**joined)
+    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(Segments)}
+    parts.clear()
+    # One after the other, so that no more than one column is there twice.
+    return Segments(**{name: np.concatenate(columns.pop(name)) for name in list(columns)})
 
 
 def _operators(window: Window) -> Rows:
@@ -112,11 +124,11 @@ def _of_work(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
     return Segments(
         start_ns=pieces.start_ns[which],
         end_ns=pieces.end_ns[which],
-        cause=np.where(pieces.what[which] == What.DELAY, delay, cause).astype(np.int64),
+        cause=np.where(pieces.what[which] == What.DELAY, delay, cause).astype(np.int8),
         name=slices.name[row],
         operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
-        place=slices.thread[row].astype(np.int64),
-        node=pieces.node[which],
+        place=slices.thread[row],
+        node=pieces.node[which].astype(np.int32),
     )
 
 
@@ -125,8 +137,8 @@ def _of_thread(graph: Graph, line: HostLine, pieces: Pieces, which: Ints, operat
     start_ns, end_ns = pieces.start_ns[which], pieces.end_ns[which]
     first, last = line.at(start_ns), line.at(end_ns - 1)
     count = last - first + 1
-    of = np.repeat(np.arange(len(which)), count)
-    at = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+    of = np.repeat(np.arange(len(which), dtype=np.int32), count)
+    at = np.arange(len(of), dtype=np.int32) + (first - np.cumsum(count) + count).astype(np.int32)[of]
     row = line.row[at]
     owner = np.where(row >= 0, operator[row], -1)
     return Segments(
@@ -135,19 +147,19 @@ def _of_thread(graph: Graph, line: HostLine, pieces: Pieces, which: Ints, operat
         cause=graph.causes[line.thread][at],
         name=np.where(row >= 0, slices.name[row], -1).astype(np.int32),
         operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
-        place=np.full(len(at), line.thread, np.int64),
-        node=pieces.node[which][of],
+        place=np.full(len(at), line.thread, np.int32),
+        node=pieces.node[which].astype(np.int32)[of],
     )
 
 
 def _nowhere(pieces: Pieces, which: Ints) -> Segments:
-    none = np.full(len(which), -1, np.int64)
+    none = np.full(len(which), -1, np.int32)
     return Segments(
         start_ns=pieces.start_ns[which],
         end_ns=pieces.end_ns[which],
-        cause=np.full(len(which), int(Cause.OTHER), np.int64),
-        name=none.astype(np.int32),
-        operator=none.astype(np.int32),
+        cause=np.full(len(which), int(Cause.OTHER), np.int8),
+        name=none,
+        operator=none,
         place=none,
-        node=pieces.node[which],
+        node=pieces.node[which].astype(np.int32),
     )

@@ -164,12 +164,10 @@ def _inside_longer(grams: _Grams, longer: _Grams) -> NDArray[np.int64]:
 
 def _first_ones(of: list[int], place: list[int], length: int) -> list[bool]:
     """[places]; of each sequence the first, then each that does not overlap the last one kept."""
-    keep = []
+    keep = [False] * len(of)
     current, free = -1, 0
-    for each, where in zip(of, place, strict=True):
-        if each != current:
-            current, free = each, 0
-        keep.append(where >= free)
-        if where >= free:
-            free = where + length
+    for at, (each, where) in enumerate(zip(of, place, strict=True)):
+        if where >= free or each != current:
+            keep[at] = True
+            current, free = each, where + length
     return keep

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.columns import Ints
 
-__all__ = ["Grouped", "grouped", "median", "sums_of"]
+__all__ = ["Grouped", "grouped", "median", "sorted_by_key", "sums_of"]
 
 WORD_BITS: Final = 63
 
@@ -33,7 +33,7 @@ class Grouped:
 
 def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
     """Neither keys nor values are negative."""
-    keys, values = _sorted(keys, values)
+    keys, values = sorted_by_key(keys, values)
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     count = np.diff(np.append(first, len(keys)))
     total = np.add.reduceat(values, first) if len(first) else np.empty(0, np.int64)
@@ -53,8 +53,8 @@ def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
     )
 
 
-def _sorted(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.integer], Ints]:
-    """By key, then by value."""
+def sorted_by_key(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.integer], Ints]:
+    """By key, then by value; neither are negative."""
     bits = int(values.max()).bit_length() if len(values) else 0
     if bits + (int(keys.max()).bit_length() if len(keys) else 0) > WORD_BITS:
         order = np.lexsort((values, keys))

@@ -17,15 +17,12 @@ from stepscope.traces.calls import padded
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Rows
 from stepscope.traces.nesting import nest_of, sums
+from stepscope.traces.runtime_names import is_asked_to_wait
 from stepscope.traces.table import Table, table_of
 from stepscope.traces.window import Window
 
 __all__ = ["SyncPlace", "sync_rows", "syncs", "syncs_of"]
 
-SYNCHRONISING = re.compile(
-    r"^(cuda|cu|hip|mtia|xpu)\w*Synchronize(_\w+)?$|^(cuda|hip)Memcpy(2D|3D|(To|From)Symbol)?(_\w+)?$"
-    r"|^cuMemcpy(DtoH|HtoD|DtoD|2D|3D)?(_v2)?$|^hipMemcpyWithStream$|^urQueueFinish$|^urEventWait$|^zeEventHostSynchronize$"
-)
 ASYNC_COPY = re.compile(r"^(cuda|hip)Memcpy\w*Async|^cuMemcpy\w*Async")
 TO_PAGEABLE = re.compile(r"Device -> Pageable|DtoH.*Pageable", re.IGNORECASE)
 KNOWN = frozenset(
@@ -71,7 +68,7 @@ def sync_rows(window: Window) -> Rows:
     trace, slices = window.trace, window.trace.slices
     calls = window.rows_of((Kind.RUNTIME,))
     names = slices.name[calls]
-    waits = trace.names_where(SYNCHRONISING.match)[names]
+    waits = trace.names_where(is_asked_to_wait)[names]
     copies = window.rows_of((Kind.MEMCPY,))
     pageable = trace.names_where(TO_PAGEABLE.search)
     blocking = window.launch[copies[pageable[slices.name[copies]]]]

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 __all__ = ["Table", "table_of"]
 
 
@@ -37,18 +39,19 @@ def table_of(
     name: str, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int = 1000, note: str = ""
 ) -> Table:
     """Of rows that are sorted already; beyond ``limit`` they are left out and counted."""
-    every = [tuple(_plain(value) for value in row) for row in rows]
-    kept, left_out = tuple(every[:limit]), every[limit:]
+    every = list(rows)
+    left_out = every[limit:]
+    # Of rows that nobody will see only the sums are made.
     whole = {
-        column: sum(values)
+        column: int(sum(values))
         for column, values in zip(columns, zip(*left_out, strict=True), strict=False)
-        if all(type(value) is int for value in values)
+        if all(type(value) is int or isinstance(value, np.integer) for value in values)
     }
     return Table(
         name=name,
         title=title,
         columns=tuple(columns),
-        rows=kept,
+        rows=tuple(tuple(_plain(value) for value in row) for row in every[:limit]),
         left_out=len(left_out),
         left_out_sums=whole,
         note=note,

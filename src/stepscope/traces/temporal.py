@@ -4,8 +4,8 @@
 *comm*, *memory*: the instants at which at least one such kernel, copy or memset ran; they may overlap each other.
 *overlap*: the part of comm that was hidden behind compute.
 
-Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is another question: for
-which share of the step's time on the host's clock was the device busy, whoever launched it?
+Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is the time that the
+device was busy with this work, by the longer of the step's time on the host and the work's own span.
 """
 
 from __future__ import annotations
@@ -79,24 +79,25 @@ def temporal_steps(window: Window) -> Table:
     inside = step >= 0
     temporals = _temporals(window, rows[inside], step[inside].astype(np.int64), len(window.steps))
     counts = np.bincount(step[inside], minlength=len(window.steps))
-    everything = window.trace.device_rows
-    slices = window.trace.slices
-    busy = intervals.merge(slices.start_ns[everything], slices.end_ns[everything])
-    starts = np.array([each.start_ns for each in window.steps], np.int64)
-    ends = np.array([each.end_ns for each in window.steps], np.int64)
-    busy_ns = intervals.covered(starts, ends, busy).tolist()
+    lengths = [each.end_ns - each.start_ns for each in window.steps]
+    columns = ("step", "start_ns", "wall_ns", "pace_ns", "utilisation_share", "work", *TEMPORAL_COLUMNS)
     return table_of(
         "temporal_steps",
         "Device time by step",
-        ("step", "start_ns", "wall_ns", "device_busy_ns", "utilisation_share", "work", *TEMPORAL_COLUMNS),
+        columns,
         (
-            (each.number, each.start_ns, wall_ns, busy, busy / wall_ns if wall_ns else None, count, *astuple(temporal))
-            for each, busy, count, temporal in zip(window.steps, busy_ns, counts, temporals, strict=True)
-            for wall_ns in [each.end_ns - each.start_ns]
+            (each.number, each.start_ns, wall_ns, pace_ns, _share(temporal, pace_ns), count, *astuple(temporal))
+            for each, wall_ns, count, temporal in zip(window.steps, lengths, counts, temporals, strict=True)
+            for pace_ns in [max(wall_ns, temporal.span_ns)]
         ),
-        note="device_busy_ns: within the step's time on the host, whoever launched it; work and what follows: what the "
-        "step launched, whenever it ran.",
+        note="wall_ns: on the host; work and what follows: what the step launched, whenever it ran; pace_ns: the "
+        "longer of wall_ns and span_ns, which utilisation_share is of.",
     )
+
+
+def _share(temporal: Temporal, pace_ns: int) -> float | None:
+    """Of the time that the device was busy with it."""
+    return (temporal.span_ns - temporal.idle_ns) / pace_ns if pace_ns else None
 
 
 TEMPORAL_COLUMNS = tuple(each.name for each in fields(Temporal))

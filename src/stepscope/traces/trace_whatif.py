@@ -31,6 +31,7 @@ from stepscope.traces.categories import Kind
 from stepscope.traces.causes import Cause
 from stepscope.traces.columns import Ints
 from stepscope.traces.graph import Graph
+from stepscope.traces.pace import launched_in_steps, shared_out
 from stepscope.traces.replay import Durations, Plan, replay
 from stepscope.traces.table import Table, table_of
 
@@ -141,7 +142,8 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
     budget = max(LEAST_VISITS, graph.window.trace.meta.read_events // EVENTS_PER_VISIT)
     for first in (max(step - 1, 0), step):
         # The step before leads in: what it left running is changed, too.
-        visits = int(((starts >= steps[first].start_ns) & (starts < steps[step].end_ns)).sum()) + 1
+        inside = (starts >= steps[first].start_ns) & (starts < steps[step].end_ns)
+        visits = int((inside | launched_in_steps(graph.window, first, step)[graph.row]).sum()) + 1
         if visits * len(candidates) <= budget:
             break
     plan = Plan(graph, first, step)
@@ -163,7 +165,8 @@ def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operat
     return [change for ns, change in sorted(found, key=lambda each: -each[0]) if ns > least]
 
 
-def what_if_table(tried: Iterable[WhatIf]) -> Table:
+def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
+    """``more``: to be added to the note."""
     tried = list(tried)
     remarks = not all(each.fits for each in tried)
     rows = [
@@ -178,6 +181,7 @@ def what_if_table(tried: Iterable[WhatIf]) -> Table:
         for each in tried
     ]
     note = "Step times of a replay of the trace's dependencies; then_mostly: what the step would be due to."
+    note = f"{note}  {more}" if more else note
     columns = ("change", "before_ns", "after_ns", "gain_share", "then_mostly", *(["remark"] * remarks))
     return table_of("what_if", "What if", columns, rows, limit=100, note=note)
 
@@ -188,21 +192,24 @@ def _twice(kind: str, name: str) -> Change:
 
 def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
     """``warm_up``: steps that only lead in and do not count."""
-    durations = _durations(plan.graph, change)
+    durations = _durations(plan, change)
     again = replay(plan, durations)
     steps = plan.steps[warm_up:]
+    lengths = tuple(step.end_ns - step.start_ns for step in plan.steps)
+    if plan.pace_ns is not None:
+        lengths = shared_out(plan.pace_ns[1] - plan.pace_ns[0], len(lengths))
     return WhatIf(
         change=change,
         steps=tuple(step.number for step in steps),
-        before_ns=tuple(step.end_ns - step.start_ns for step in steps),
+        before_ns=lengths[warm_up:],
         after_ns=again.steps_ns[warm_up:],
         limits_ns=dict(list(again.limits_ns.items())[:8]),
         fits=durations.fits,
     )
 
 
-def _durations(graph: Graph, change: Change) -> Durations:
-    slices = graph.window.trace.slices
+def _durations(plan: Plan, change: Change) -> Durations:
+    graph, slices = plan.graph, plan.graph.window.trace.slices
     kind = slices.kind[graph.row]
     none = np.zeros(len(graph.row), bool)
     if change.kind == "rank":
@@ -211,7 +218,7 @@ def _durations(graph: Graph, change: Change) -> Durations:
         fits = _fitting(graph, change.pattern)[slices.name[graph.row]] & (slices.device[graph.row] >= 0)
         return _changed(graph, change, fits, {})
     if change.kind == "op":
-        return _operator(graph, change)
+        return _operator(plan, change)
     if change.kind == "comm":
         return _changed(graph, change, np.array(graph.collective, bool), {})
     if change.kind == "copy":
@@ -228,8 +235,8 @@ def _durations(graph: Graph, change: Change) -> Durations:
     return _changed(graph, change, none, calls, no_delays=True)
 
 
-def _operator(graph: Graph, change: Change) -> Durations:
-    slices = graph.window.trace.slices
+def _operator(plan: Plan, change: Change) -> Durations:
+    graph, slices = plan.graph, plan.graph.window.trace.slices
     rows = graph.window.rows_of((Kind.OP, Kind.ANNOTATION))
     rows = rows[_fitting(graph, change.pattern)[slices.name[rows]]]
     works = np.zeros(len(graph.row), bool)
@@ -237,10 +244,12 @@ def _operator(graph: Graph, change: Change) -> Durations:
     for thread, line in graph.lines.items():
         own = rows[slices.thread[rows] == thread]
         spans = intervals.merge(slices.start_ns[own], slices.end_ns[own])
-        pieces[thread] = intervals.covered(line.start_ns, line.start_ns + 1, spans) > 0
+        # The replay asks for these pieces only: most of a long trace is not in it.
+        first, last = line.at(np.array([plan.start_ns, plan.end_ns])).tolist()
+        pieces[thread] = np.zeros(len(line.row), bool)
+        pieces[thread][first : last + 1] = intervals.holds(spans, line.start_ns[first : last + 1])
         asked = np.flatnonzero((graph.call >= 0) & (slices.thread[graph.call] == thread))
-        start_ns = slices.start_ns[graph.call[asked]]
-        works[asked] = intervals.covered(start_ns, start_ns + 1, spans) > 0
+        works[asked] = intervals.holds(spans, slices.start_ns[graph.call[asked]])
     return _changed(graph, change, works, pieces)
 
 

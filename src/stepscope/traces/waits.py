@@ -18,13 +18,11 @@ import numpy as np
 from stepscope.traces.categories import Kind
 from stepscope.traces.columns import Ints, Rows
 from stepscope.traces.naming import named
-from stepscope.traces.syncs import SYNCHRONISING
+from stepscope.traces.runtime_names import is_synchronising
 from stepscope.traces.window import Window
 
-__all__ = ["HostWaits", "Work", "host_waits", "is_synchronising", "stream_waits", "work_of"]
+__all__ = ["HostWaits", "Work", "host_waits", "stream_waits", "work_of"]
 
-FREEING: Final = re.compile(r"^(cuda|hip)Free$|^cuMemFree(_v2)?$")
-"""Waits for all work of the device."""
 STREAM_WAIT: Final = re.compile(r"StreamWaitEvent")
 SAID_WAIT: Final = re.compile(r"Stream ?Wait")
 TO_HOST: Final = re.compile(r"DtoH|Device\s*->\s*(Host|Pageable)", re.IGNORECASE)
@@ -35,10 +33,6 @@ FULL_QUEUE: Final = 1_000
 BLOCKED_NS: Final = 20_000
 """A launch that takes less was not held up by a full queue."""
 TRIES: Final = 16
-
-
-def is_synchronising(name: str) -> bool:
-    return SYNCHRONISING.match(name) is not None or FREEING.match(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stepscope.traces.graph import Graph, Via
 
-__all__ = ["Leg", "Piece", "StepWalk", "What", "walk_step"]
+__all__ = ["Leg", "Piece", "StepWalk", "What", "walk_back", "walk_step"]
 
 
 NOTHING, STREAM, LAUNCH = int(Via.NOTHING), int(Via.STREAM), int(Via.LAUNCH)
@@ -58,13 +58,26 @@ class StepWalk:
     """The first is from the step's end."""
     of_collective: dict[int, int]
     """By work: the leg from its start back."""
+    floor_ns: int
+    """Where it ends."""
 
 
 def walk_step(graph: Graph, step: int, collectives: list[int]) -> StepWalk:
     """``collectives``: works of which the legs are wanted; those on the path have theirs in any case."""
     walker = _Walker(graph, step)
     walker.from_end()
-    wanted = collectives[::-1]
+    return _walked(walker, collectives[::-1])
+
+
+def walk_back(graph: Graph, work: int, floor_ns: int) -> StepWalk:
+    """From the end of a work, through as many steps as it takes."""
+    walker = _Walker(graph, len(graph.window.steps) - 1)
+    walker.floor_ns = floor_ns
+    walker.from_work(work)
+    return _walked(walker, [])
+
+
+def _walked(walker: _Walker, wanted: list[int]) -> StepWalk:
     done = 0
     while True:
         # Those that the path leads to come first, so that the path joins no other leg.
@@ -74,7 +87,7 @@ def walk_step(graph: Graph, step: int, collectives: list[int]) -> StepWalk:
             if reached >= 0:
                 walker.from_collective(reached)
         if not wanted:
-            return StepWalk(legs=walker.legs, of_collective=walker.of_collective)
+            return StepWalk(legs=walker.legs, of_collective=walker.of_collective, floor_ns=walker.floor_ns)
         walker.from_collective(wanted.pop())
 
 
@@ -98,6 +111,11 @@ class _Walker:
             if latest >= 0 and graph.end_ns[latest] >= end_ns:
                 return self._go(-1, latest, end_ns)
         return self._go(self.main, -1, end_ns)
+
+    def from_work(self, work: int) -> None:
+        end_ns = self.graph.end_ns[work]
+        self.legs.append(Leg(end_ns=end_ns))
+        self._go(-1, work, end_ns)
 
     def from_collective(self, work: int) -> None:
         if work in self.of_collective:

@@ -5,7 +5,8 @@ work it launched may be cut off: host slices from its start on, and the device w
 profiler steps all is one step, from the first slice that counts to the last.
 
 Device work belongs to the step in which it was launched; where the launch is not in the trace, to the step in which it
-began.
+began.  But what began before the first work that the steps launched was queued by earlier steps: a device may be some
+steps behind its host when the trace begins.  It counts, and belongs to no step.
 """
 
 from __future__ import annotations
@@ -77,15 +78,30 @@ class Window:
         return HostView(self)
 
     def rows_of(self, kinds: tuple[Kind, ...]) -> Rows:
-        rows = self.trace.rows_of(kinds)
-        return rows[self.counts[rows]]
+        """Those that count; not to be written to: the answers are kept."""
+        known = self._rows.get(kinds)
+        if known is None:
+            rows = self.trace.rows_of(kinds)
+            known = self._rows[kinds] = rows[self.counts[rows]]
+        return known
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Kind, ...], Rows]:
+        return {}
 
     @cached_property
     def step_of(self) -> NDArray[np.int32]:
         """[slices]; index into ``steps``; −1: before, between or after them, or it does not count."""
         slices = self.trace.slices
-        began = np.where(self.launch >= 0, slices.start_ns[self.launch], slices.start_ns)
-        return np.where(self.counts, _step_at(self.steps, began), -1).astype(np.int32)
+        known = self.launch >= 0
+        began = np.where(known, slices.start_ns[self.launch], slices.start_ns)
+        step = np.where(self.counts, _step_at(self.steps, began), -1).astype(np.int32)
+        rows = self.device_rows
+        launched = rows[known[rows] & (step[rows] >= 0)]
+        if len(launched) and self.steps[0].name:
+            earlier = rows[~known[rows] & (slices.start_ns[rows] < slices.start_ns[launched[0]])]
+            step[earlier] = -1
+        return step
 
 
 def window_of(trace: Trace, *, keep_last: bool = False) -> Window:

@@ -65,9 +65,9 @@ def _gaps(view: View) -> list[Claim]:
 
 def _tiny(view: View) -> list[Claim]:
     """Kernels so short that the gap after each is as long as they are; they cost the gaps, and could be fused."""
-    count = view.each(lambda one: one.device.kernel_count)
-    short = view.each(lambda one: one.device.short_kernel_count)
-    taken_ns = view.each(lambda one: one.device.short_kernel_ns) + view.idle.kernel_ns
+    count = view.each(lambda one: one.pace.device.kernel_count)
+    short = view.each(lambda one: one.pace.device.short_kernel_count)
+    taken_ns = view.each(lambda one: one.pace.device.short_kernel_ns) + view.idle.kernel_ns
     where = view.on_device & (short > thresholds.TINY_COUNT_SHARE * count)
     where &= (view.per_step(short) >= thresholds.TINY_PER_STEP) & (view.share(taken_ns) >= thresholds.TINY_TIME_SHARE)
     if not where.any():
@@ -102,15 +102,15 @@ def _tiny(view: View) -> list[Claim]:
 
 def _pageable(view: View) -> list[Claim]:
     """What pinned memory would hide: no more than the time in which the device did nothing but copy."""
-    copy_ns = view.each(lambda one: one.device.pageable_copy_ns)
-    size = view.each(lambda one: one.device.pageable_copy_bytes)
-    saved_ns = np.minimum(copy_ns, view.each(lambda one: one.temporal.exposed_memory_ns))
+    copy_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
+    size = view.each(lambda one: one.pace.device.pageable_copy_bytes)
+    saved_ns = np.minimum(copy_ns, view.each(lambda one: one.pace.work.exposed_memory_ns))
     where = (view.share(saved_ns) > thresholds.PAGEABLE_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     where &= view.per_step(size) >= thresholds.PAGEABLE_BYTES
     if not where.any():
         return []
     each_ns, each_bytes = view.typical(view.per_step(copy_ns), where), view.typical(view.per_step(size), where)
-    count = view.typical(view.per_step(view.each(lambda one: one.device.pageable_copy_count)), where)
+    count = view.typical(view.per_step(view.each(lambda one: one.pace.device.pageable_copy_count)), where)
     rate = each_bytes / each_ns * 1e9 if each_ns else 0.0
     return [
         claim_of(
@@ -139,7 +139,7 @@ def _pageable(view: View) -> list[Claim]:
 
 
 def _without_tensor_cores(view: View) -> list[Claim]:
-    eligible_ns = view.each(lambda one: one.device.eligible_fp32_ns)
+    eligible_ns = view.each(lambda one: one.pace.device.eligible_fp32_ns)
     capability = view.each(_capability_of)
     where = (capability >= thresholds.TENSOR_CORES_FROM) & (view.share(eligible_ns) >= thresholds.FP32_SHARE)
     where &= view.per_step(eligible_ns) >= thresholds.FLOOR_NS
@@ -147,7 +147,7 @@ def _without_tensor_cores(view: View) -> list[Claim]:
         return []
     each_ns, share = view.typical(view.per_step(eligible_ns), where), view.typical(view.share(eligible_ns), where)
     tf32 = bool((capability[where] >= thresholds.TF32_FROM).all())
-    device = view.analyses[int(where.argmax())].device
+    device = view.analyses[int(where.argmax())].pace.device
     autocast = f"torch.autocast(dtype=torch.{'bfloat16' if tf32 else 'float16'})"
     high = 'torch.set_float32_matmul_precision("high") (TF32; for convolutions torch.backends.cudnn.allow_tf32)'
     return [
@@ -183,12 +183,12 @@ def _capability_of(one: RankAnalysis) -> int:
 
 
 def _attention(view: View) -> list[Claim]:
-    low_ns = view.each(lambda one: sum(ns for _, share, ns in one.device.low_occupancy if _is_low(share)))
+    low_ns = view.each(lambda one: sum(ns for _, share, ns in one.pace.device.low_occupancy if _is_low(share)))
     where = (view.share(low_ns) >= thresholds.ATTENTION_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
     row = int(np.where(where, view.share(low_ns), -1.0).argmax())
-    kernels = [each for each in view.analyses[row].device.low_occupancy if _is_low(each[1])]
+    kernels = [each for each in view.analyses[row].pace.device.low_occupancy if _is_low(each[1])]
     name, occupancy, _ = max(kernels, key=lambda each: each[2])
     each_ns = view.typical(view.per_step(low_ns), where)
     return [
@@ -227,7 +227,9 @@ def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
     """``gpu_underused``, where nothing says why."""
     if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
         return []
-    used = np.array([one.device.utilisation if one.device.utilisation is not None else 1.0 for one in view.analyses])
+    used = np.array(
+        [one.pace.device.utilisation if one.pace.device.utilisation is not None else 1.0 for one in view.analyses]
+    )
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)
     if not where.any():
         return []

@@ -100,7 +100,7 @@ def _idle_in_syncs(view: View, idle_ns: Ints) -> list[Claim]:
 
 
 def _launches(view: View, idle_ns: Ints) -> list[Claim]:
-    kernels = view.each(lambda one: one.device.kernel_count)
+    kernels = view.each(lambda one: one.pace.device.kernel_count)
     # Without communication: its kernels are as long as ranks wait for each other.
     mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
@@ -117,7 +117,7 @@ def _launches(view: View, idle_ns: Ints) -> list[Claim]:
     count = round(view.typical(view.per_step(kernels), where))
     mean, share = view.typical(mean_ns, where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
-    device, host = view.analyses[row].device, view.analyses[row].host
+    device, host = view.analyses[row].pace.device, view.analyses[row].host
     return [
         claim_of(
             view,
@@ -152,7 +152,7 @@ def _queues_empty(view: View) -> Bools:
         return queue is None or queue < thresholds.QUEUED_FEW
 
     return np.array(
-        [empty(one.device.mean_queue, one.device.launch_delay_ns_median) for one in view.analyses], np.bool_
+        [empty(one.pace.device.mean_queue, one.pace.device.launch_delay_ns_median) for one in view.analyses], np.bool_
     )
 
 
@@ -162,7 +162,7 @@ def _rest(view: View, idle_ns: Ints) -> list[Claim]:
         return []
     each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
-    late, holes = view.analyses[row].device.idle_before, holes_of(view.analyses[row])
+    late, holes = view.analyses[row].pace.device.idle_before, holes_of(view.analyses[row])
     enough_ns = thresholds.EXPLAINS_SHARE * int(idle_ns[row])
     explained_ns = int(view.idle.host_ns[row] - idle_ns[row])
     if holes and holes[0][1] - explained_ns >= enough_ns:

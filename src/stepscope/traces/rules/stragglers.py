@@ -1,8 +1,15 @@
 """``collective_straggler``: a rank that comes last to most collectives, and what it does before.
 
-What a late rank costs is what each of the others waits for it on average, as far as the waiting shows: communication
-that runs beside the computation may wait for nothing.  What it does before is told by what it does longer than the
-median of its peers.
+What is *lost* by a late rank is what each of the others waits for it on average, as far as the waiting shows:
+communication that runs beside the computation may wait for nothing.  What is *gained* by fixing it alone is less: the
+others then wait for the last but one.  The price is the gain, as a replay of all ranks has it (``peers``), never more
+than how much later than the last but one it was; where a device is behind its host the replay of steps on the host says
+nothing, and the latter is the price.
+
+It is a warning by what is lost and critical by what is gained.  While ranks wait for each other, whatever makes a rank
+faster that waits gains nothing, so it goes before other findings by what is lost, too.
+
+What the rank does before is told by what it does longer than the median of its peers.
 """
 
 from __future__ import annotations
@@ -14,9 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.finding import SEVERITIES
 from stepscope.records.units import ms_text, named_ranks
+from stepscope.traces.peers import like_peers
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of, holes_of
+from stepscope.traces.rules.view import Claim, View, claim_of, cost_of, holes_of, severity_of
+from stepscope.traces.trace_whatif import parse_change
 
 __all__ = ["find_stragglers"]
 
@@ -37,33 +47,39 @@ def find_stragglers(view: View) -> list[Claim]:
     chance = np.minimum(thresholds.LAST_TIMES_CHANCE * by_chance, thresholds.LAST_AT_MOST)
     where = (took_part >= thresholds.COLLECTIVES_AT_LEAST) & (often >= np.maximum(thresholds.LAST_SHARE, chance))
     where &= (took_part >= thresholds.COLLECTIVES_FEW) | ((last == took_part) & (evenness >= thresholds.EVENLY))
-    saved_ns = np.minimum(late_ns, _shown_by_others(view))
-    where &= (view.share(saved_ns) >= thresholds.STRAGGLER_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
+    lost_ns = np.minimum(late_ns, _shown_by_others(view))
+    where &= (view.share(lost_ns) >= thresholds.STRAGGLER_SHARE) & (view.per_step(lost_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
-    row = int(np.where(where, saved_ns, -1).argmax())
+    row = int(np.where(where, lost_ns, -1).argmax())
     where = np.arange(len(where)) == row
-    rank, each_ns = view.ranks[row], float(view.per_step(saved_ns)[row])
-    phase, doing, more_ns = _before(view, row, int(saved_ns[row]))
+    rank, each_ns = view.ranks[row], float(view.per_step(lost_ns)[row])
+    gain_ns, of_ns = _gain(view, row, int(lost_ns[row]))
+    phase, doing, more_ns = _before(view, row, int(lost_ns[row]))
     more = (
         f"; before that it spends {ms_text(more_ns / int(view.steps[row]) / 1e6)} more than its peers {doing}"
         if doing
         else ""
     )
+    little = gain_ns < thresholds.NEARLY_ALL * lost_ns[row]
+    alone = f"; fixing it alone gains {ms_text(gain_ns / int(view.steps[row]) / 1e6)}" if little else ""
     others = "the others wait" if len(view.ranks) > 2 else "the other waits"
     claim = claim_of(
         view,
         "collective_straggler",
         f"Rank {rank} comes last to {int(last[row]):,} of {int(took_part[row]):,} collectives; {others} "
-        f"{view.each_step(each_ns)} for it{more}.",
+        f"{view.each_step(each_ns)} for it{more}{alone}{_next(view, row) if little else ''}.",
         where=where,
-        saved_ns=saved_ns,
+        saved_ns=np.where(where, gain_ns, 0),
+        of_ns=np.where(where, of_ns, view.step_ns),
         phase=phase,
         evidence={
             "last_count": int(last[row]),
             "collectives": int(took_part[row]),
             "last_counts": {str(rank): count for rank, count in sorted(collectives.last_counts.items())},
             "waited_ms_per_step": round(each_ns / 1e6, 3),
+            "waited_share": round(float(view.share(lost_ns)[row]), 4),
+            "gain_ms_per_step": round(gain_ns / int(view.steps[row]) / 1e6, 3),
             "longest_waits_ms": round(collectives.cost_by_rank_ns[rank] / 1e6, 3),
             "alone_ms": round(collectives.alone_by_rank_ns[rank] / 1e6, 3),
             "transfer_ms": round(collectives.transfer_ns / 1e6, 3),
@@ -73,9 +89,36 @@ def find_stragglers(view: View) -> list[Claim]:
         advice=_advice(rank, phase, doing),
         confidence=0.9,
     )
+    if claim.finding.severity == "info":
+        lost = severity_of(view, cost_of(view, lost_ns, where))
+        claim = replace(claim, finding=replace(claim.finding, severity=min(lost, "warning", key=SEVERITIES.index)))
     # By threads of the host the others wait with an idle device: it is this rank's doing, too, as is what made it late.
     own_ns = np.where(where, min(more_ns, int(view.idle.host_ns[row])), 0)
     return [replace(claim, idle_ns=_waits_of_host(view) + own_ns)]
+
+
+def _gain(view: View, row: int, lost_ns: int) -> tuple[int, int]:
+    """What fixing the rank alone gains over all steps, and how long these are."""
+    job, rank = view.job, view.ranks[row]
+    alone_ns = min(int(job.collectives.alone_by_rank_ns[rank]), lost_ns)
+    if not job.path.steps or view.analyses[row].pace.by_device:
+        return alone_ns, int(view.step_ns[row])
+    again = like_peers(job.ranks, job.collectives, parse_change(f"rank:{rank}=peers"))
+    return min(alone_ns, max(again.gain_ns, 0)), max(sum(again.before_ns), 1)
+
+
+def _next(view: View, row: int) -> str:
+    """Who comes last but one most often when the rank comes last."""
+    pairs, split, clocks = view.job.collectives.pairs, view.job.collectives.split, view.job.collectives.clocks
+    shift_ns = np.array([clock.shift_ns for clock in clocks.clocks], np.int64)
+    own = pairs.ranks.index(view.ranks[row])
+    which = (split.last == own) & split.counts
+    others = np.flatnonzero(which[pairs.whole] & (pairs.rank != own))
+    start_ns = (pairs.start_ns - shift_ns[pairs.rank])[others]
+    order = np.lexsort((start_ns, pairs.whole[others]))
+    latest = others[order][np.diff(pairs.whole[others][order], append=-1) != 0]
+    most = int(np.bincount(pairs.rank[latest]).argmax())
+    return f", then they wait for rank {pairs.ranks[most]}" if len(pairs.ranks) > 2 else ""
 
 
 def _attendance(view: View) -> tuple[Ints, Floats, Ints, Floats]:
@@ -131,7 +174,7 @@ def _measures(view: View, row: int) -> Iterator[tuple[str | None, str, int]]:
         (None, "collecting garbage", view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses))),
         (None, "compiling", view.each(lambda one: one.host.compile_ns)),
         (None, "computing", view.times.compute_ns),
-        (None, "copying", view.each(lambda one: one.temporal.exposed_memory_ns)),
+        (None, "copying", view.each(lambda one: one.pace.work.exposed_memory_ns)),
         (None, IDLE, np.where(view.on_device, view.idle.host_ns - _waits_of_host(view), 0)),
         (None, BETWEEN, view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
     )

@@ -110,6 +110,8 @@ LAST_AT_MOST: Final = 0.9
 """… but never more often than this: of two ranks one that is last nine times of ten is late."""
 STRAGGLER_SHARE: Final = 0.02
 """Of the step that others wait for it: as live, ranks of a healthy job differ by one or two per cent."""
+NEARLY_ALL: Final = 0.75
+"""Of what the others wait for a rank: if fixing it alone gains less, that is said beside it."""
 EXPLAINS_SHARE: Final = 0.5
 """Of the lateness: what a rank does longer than its peers is named when it explains half of it."""
 COLLECTIVES_AT_LEAST: Final = 3

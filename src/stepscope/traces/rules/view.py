@@ -1,8 +1,8 @@
 """The figures of all ranks side by side, and what a finding costs.
 
-*Steps* are as long as the host's, or as the device's work where that is longer: a host that never waits may be through
-long before its device, and says nothing of the pace.  Ranks are compared by figures of the same steps.  A finding about
-all ranks is priced by the median rank; one about some by the rank that it hits most, since the others wait for it.
+*Steps* are as long as ``pace`` has it, and figures of the device are of the work that they launched.  Ranks are
+compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some by the
+rank that it hits most, since the others wait for it.
 
 *Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
 the host, too.  A rank without device work computes on the host, whose every moment counts.
@@ -76,7 +76,7 @@ class View:
     @cached_property
     def step_ns(self) -> Ints:
         """[R]; of all steps together."""
-        return self.each(lambda one: max(sum(step.end_ns - step.start_ns for step in one.steps), one.temporal.span_ns))
+        return self.each(lambda one: one.pace.total_ns)
 
     @cached_property
     def steps(self) -> Ints:
@@ -89,7 +89,7 @@ class View:
 
     @cached_property
     def on_device(self) -> Bools:
-        return self.each(lambda one: one.temporal.span_ns) > 0
+        return self.each(lambda one: one.pace.work.span_ns) > 0
 
     @cached_property
     def idle(self) -> Idle:
@@ -105,7 +105,7 @@ class View:
     @cached_property
     def host_comm(self) -> Bools:
         """[R]; whether it exchanges by threads of the host (gloo), for which a device idles."""
-        return self.each(lambda one: len(one.exchanges) if not one.temporal.comm_ns else 0) > 0
+        return self.each(lambda one: len(one.exchanges) if not one.pace.work.comm_ns else 0) > 0
 
     def each(self, figure: Callable[[RankAnalysis], int]) -> Ints:
         """[R]."""
@@ -176,9 +176,12 @@ def claim_of(
     phase: str | None = None,
     at_most: Severity = "critical",
     confidence: float = thresholds.SURE,
+    of_ns: Ints | None = None,
 ) -> Claim:
-    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time."""
-    cost = cost_of(view, saved_ns, where)
+    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time;
+    ``of_ns`` [R]: what the price is a part of, unless it is the ranks' own steps.
+    """
+    cost = cost_of(view, saved_ns, where, of_ns)
     severity = min(severity_of(view, cost), at_most, key=SEVERITIES.index)
     finding = Finding(
         kind=kind,
@@ -204,13 +207,14 @@ def view_of(job: JobAnalysis) -> View:
     return View(job=job, analyses=tuple(long_enough))
 
 
-def cost_of(view: View, saved_ns: Ints, where: Bools) -> dict[str, Any]:
-    """What fixing it on some ranks would save; ``saved_ns`` [R]."""
-    saved_ns = np.where(where, np.clip(saved_ns, 0, view.step_ns), 0)
-    order = np.argsort(view.share(saved_ns), kind="stable")
+def cost_of(view: View, saved_ns: Ints, where: Bools, of_ns: Ints | None = None) -> dict[str, Any]:
+    """What fixing it on some ranks would save; ``saved_ns`` [R], of their steps or of ``of_ns`` [R]."""
+    of_ns = view.step_ns if of_ns is None else of_ns
+    saved_ns = np.where(where, np.clip(saved_ns, 0, of_ns), 0)
+    order = np.argsort(saved_ns / of_ns, kind="stable")
     # Of some ranks the worst, for which the others wait; of all the median one.
     row = int(order[(len(order) - 1) // 2] if where.all() else order[-1])
-    total_ns, saved = int(view.step_ns[row]), int(saved_ns[row])
+    total_ns, saved = int(of_ns[row]), int(saved_ns[row])
     left_ns = total_ns - saved
     return {
         "share": round(saved / total_ns, 4),
@@ -254,7 +258,7 @@ def holes_of(one: RankAnalysis) -> list[tuple[str, int]]:
 
 def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
     """Compute, communication and both at once."""
-    temporal, exchanges = one.temporal, one.exchanges
+    temporal, exchanges = one.pace.work, one.exchanges
     if not temporal.span_ns and exchanges.host is not None:
         return exchanges.host.compute_ns, exchanges.host.comm_ns, exchanges.host.overlap_ns
     if temporal.comm_ns or not len(exchanges):
@@ -266,10 +270,10 @@ def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
 
 def _idle_of(one: RankAnalysis, step_ns: int) -> tuple[int, int, int, int]:
     """For the host, of that in synchronising calls, in short gaps, in long ones."""
-    temporal = one.temporal
+    temporal = one.pace.work
     if not temporal.span_ns:
         return step_ns, 0, 0, 0
-    idle = one.device.idle
+    idle = one.pace.device.idle
     stepped = all(step.name for step in one.steps)
     outside = max(step_ns - temporal.span_ns, 0) if stepped else 0
     return idle.host_wait_ns + outside, idle.sync_ns, idle.kernel_wait_ns, idle.other_ns
