@@ -10,6 +10,7 @@ from stepscope.records.units import count_text, ns_text
 __all__ = [
     "RANKS_SHOWN",
     "RANK_COLUMNS",
+    "certainty_of",
     "facts_of",
     "look_of",
     "look_of_diff",
@@ -21,6 +22,7 @@ __all__ = [
 
 Document = Mapping[str, Any]
 
+LOW_CONFIDENCE = 0.75
 RANKS_SHOWN = 16
 RANK_COLUMNS = (
     *("rank", "pace_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
@@ -36,7 +38,7 @@ def facts_of(document: Document) -> list[str]:
     whole = max(worlds) if len(worlds) == 1 else len(files)
     ranks = count_text(len(files), "rank")
     facts = [ranks if whole <= len(files) else f"{len(files)} of {count_text(whole, 'rank')}"]
-    facts.append(f"{sum(file['events'] for file in files):,} events")
+    facts.append(count_text(sum(file["events"] for file in files), "event"))
     if steps["marked"]:
         which = f" ({steps['first']}–{steps['last']})" if steps["count"] > 1 else ""
         without = f", {steps['left_out'][0]} left out" if steps["left_out"] else ""
@@ -68,6 +70,13 @@ def rank_shown(document: Document) -> str | None:
     """Whose tables to show where there is room for one rank's: the first culprit's, else the lowest."""
     named = [str(rank) for finding in document["findings"] for rank in finding["ranks"]]
     return next((rank for rank in [*named, *document["ranks"]] if rank in document["ranks"]), None)
+
+
+def certainty_of(verdict: Mapping[str, Any]) -> str | None:
+    """A sentence, where there is doubt."""
+    if verdict["confidence"] >= LOW_CONFIDENCE:
+        return None
+    return f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."
 
 
 def look_of(finding: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
 from stepscope.reports.trace_shown import (
     RANK_COLUMNS,
+    certainty_of,
     facts_of,
     look_of,
     look_of_diff,
@@ -35,7 +36,6 @@ ROWS = 6
 """Of a table, unless somebody asks for more."""
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
-LOW_CONFIDENCE = 0.75
 FACT = 48
 """Columns of a fact, at most."""
 COLLECTIVE_COLUMNS = (
@@ -105,6 +105,7 @@ WHOLE = "diff_summary"
 def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int | None = None) -> str:
     """``top``: rows of each table; without it few of the most telling."""
     page = Page(max(width, NARROWEST), color)
+    _mixed(page, document)
     _diff(page, document, top or ROWS)
     _verdict(page, document)
     _what_if(page, document)
@@ -123,6 +124,13 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
         _tables(page, document, SHOWN if top is None else {**SHOWN, **ON_REQUEST}, top or ROWS)
     _notices(page, document)
     return "\n".join(page.lines).rstrip() + "\n"
+
+
+def _mixed(page: Page, document: Document) -> None:
+    """Before anything else: what follows is of some of the files."""
+    if document["mixed"]:
+        page.marked("warning", clean(document["mixed"]), bold=False)
+        page.blank()
 
 
 def _diff(page: Page, document: Document, top: int) -> None:
@@ -146,8 +154,9 @@ def _verdict(page: Page, document: Document) -> None:
     if verdict["price"]:
         page.labelled("price", [verdict["price"]])
     page.labelled("to do", map(clean, verdict["advice"]))
-    if verdict["confidence"] < LOW_CONFIDENCE:
-        page.labelled("certainty", [f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."])
+    certainty = certainty_of(verdict)
+    if certainty:
+        page.labelled("certainty", [certainty])
     page.blank()
 
 

@@ -58,7 +58,7 @@ def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
         truncated=text.truncated,
         problems=tuple(_problems(text, reader)),
     )
-    return _with_pid(reader.columns.builder.build(meta))
+    return _with_process(reader.columns.builder.build(meta))
 
 
 class _Reader:
@@ -198,7 +198,7 @@ def _problems(text: EventText[Any], reader: _Reader) -> Iterator[str]:
         yield f"{reader.unpaired} beginnings or ends of ranges have no counterpart and are left out"
 
 
-def _with_pid(trace: Trace) -> Trace:
+def _with_process(trace: Trace) -> Trace:
     """The process that was traced is the one with most slices of the host."""
     threads = trace.slices.thread[trace.rows_of(HOST_KINDS)]
     slices: Counter[int] = Counter()
@@ -207,4 +207,5 @@ def _with_pid(trace: Trace) -> Trace:
         if isinstance(pid, int):
             slices[pid] += count
     most = next((pid for pid, count in slices.most_common(1) if count), None)
-    return replace(trace, meta=replace(trace.meta, pid=most))
+    length_ns = int(trace.slices.end_ns.max()) if len(trace) else 0
+    return replace(trace, meta=replace(trace.meta, pid=most, length_ns=length_ns))
