@@ -7,7 +7,8 @@
 Every run is a process of its own, the tools taking turns; the figures are medians.  CPU time is of all its processes,
 after the imports (which are HTA's largest part at small sizes); memory is the largest process's peak.  HTA does what it
 has of our tables: temporal breakdown, idle time, overlap, kernels, queue length, launches, memory bandwidth, user
-annotations.  ``again`` opens a file that was read before, from the cache.
+annotations.  ``ours`` is everything to the verdict, ``tables`` only reading and the tables of each rank (HTA's extent,
+and more), ``again`` opens a file that was read before, from the cache.
 """
 
 from __future__ import annotations
@@ -62,6 +63,30 @@ def ours(paths: list[Path], cache: Path | None) -> Row:
         raise SystemExit(f"not all could be read: {found}")
     job = analyse_job(analyses)
     return {**_since(began), "verdict": job.verdict, "idle_ns": sum(each.temporal.idle_ns for each in analyses)}
+
+
+def tables(paths: list[Path]) -> Row:
+    """Of the same, what HTA has too: reading and the tables of each rank, without critical path, what-ifs, findings."""
+    from stepscope.traces.device_figures import device_figures
+    from stepscope.traces.device_tables import device_tables
+    from stepscope.traces.device_work import work_of
+    from stepscope.traces.host_facts import host_facts
+    from stepscope.traces.host_figures import host_figures
+    from stepscope.traces.host_tables import host_tables
+    from stepscope.traces.idle import idle_of
+    from stepscope.traces.read import read_trace
+    from stepscope.traces.temporal import temporal_of
+    from stepscope.traces.window import window_of
+
+    began = _now()
+    idle_ns = 0
+    for path in paths:
+        window = window_of(read_trace(path))
+        work, facts = work_of(window), host_facts(window)
+        idle_of(window, work), device_figures(window, work), host_figures(window, facts)
+        device_tables(window, work), host_tables(window, facts)
+        idle_ns += temporal_of(window).idle_ns
+    return {**_since(began), "idle_ns": idle_ns}
 
 
 def theirs(paths: list[Path]) -> Row:
@@ -121,7 +146,7 @@ def run_once(python: str, tool: str, paths: list[Path], cache: Path | None = Non
 
 def measure(paths: list[Path], args: argparse.Namespace) -> dict[str, Row]:
     """By tool, the medians over all repeats."""
-    rows: dict[str, list[Row]] = {"ours": [], "again": []}
+    rows: dict[str, list[Row]] = {"ours": [], "tables": [], "again": []}
     if args.hta_python:
         rows["hta"] = []
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as temporary:
@@ -129,6 +154,7 @@ def measure(paths: list[Path], args: argparse.Namespace) -> dict[str, Row]:
         run_once(sys.executable, "ours", paths, cache)
         for _ in range(args.repeats):
             rows["ours"].append(run_once(sys.executable, "ours", paths))
+            rows["tables"].append(run_once(sys.executable, "tables", paths))
             rows["again"].append(run_once(sys.executable, "again", paths, cache))
             if args.hta_python:
                 rows["hta"].append(run_once(args.hta_python, "hta", paths))
@@ -157,12 +183,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hta-python", metavar="PATH", help="interpreter of an environment that has HTA; adds it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there")
-    parser.add_argument("--one", choices=("ours", "again", "hta"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=("ours", "tables", "again", "hta"), help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("paths", type=Path, nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(theirs(args.paths) if args.one == "hta" else ours(args.paths, args.cache)))
+        alone = {"hta": theirs, "tables": tables}
+        print(json.dumps(alone[args.one](args.paths) if args.one in alone else ours(args.paths, args.cache)))
         return
     source = REAL.name if REAL.exists() else "made-up events"
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {source}")
@@ -188,10 +215,10 @@ def _case(events: int, steps: int | None, ranks: int, args: argparse.Namespace) 
             f"  {tool:8} {row['cpu_s']:8.2f} {row['cpu_s'] / count * 1e6:10.2f} {row['wall_s']:8.2f}"
             f" {row['peak_mb']:9.0f} {row['peak_mb'] * 2**20 / count:9.0f}"
         )
-    if "hta" in found:
-        one, other = found["ours"], found["hta"]
+    for tool in ("ours", "tables") if "hta" in found else ():
+        one, other = found[tool], found["hta"]
         print(
-            f"  HTA / ours: CPU {other['cpu_s'] / one['cpu_s']:.1f}, memory {other['peak_mb'] / one['peak_mb']:.1f}"
+            f"  HTA / {tool}: CPU {other['cpu_s'] / one['cpu_s']:.1f}, memory {other['peak_mb'] / one['peak_mb']:.1f}"
             + (f"; HTA failed at {', '.join(other['failed'])}" if other["failed"] else "")
         )
     return {"events": count, "ranks": ranks, "steps": steps, "packed_bytes": size, "tools": found}

@@ -131,3 +131,15 @@ def test_no_dump_at_all(tmp_path: Path) -> None:
         job.run({0: steps(1)})
         job.write(tmp_path)
         run_command(["flight", str(tmp_path), "--html", str(tmp_path / "no" / "page.html")])
+
+
+def test_a_dump_is_no_page(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named or in the folder; but a page that we wrote there before may be replaced."""
+    one = next(path for path in sorted(dumps.iterdir()) if not path.name.startswith("stacks"))
+    before = one.read_bytes()
+    for given in (dumps, one):
+        with pytest.raises(UsageError, match="is one of the files to be read"):
+            run_command(["flight", str(given), "--html", str(one)])
+    assert one.read_bytes() == before
+    for _ in range(2):
+        assert run_command(["flight", str(dumps), "--html", str(dumps / "hang.html")]) == 0

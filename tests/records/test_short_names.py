@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.records.short_names import fitted, short_name, short_names
+from stepscope.traces.categories import Kind
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -72,12 +72,11 @@ def test_any_names(names: list[str], columns: int) -> None:
     assert all(len(text) <= columns for text in short.values())
 
 
-def test_names_of_real_traces(shared_data: Path) -> None:
+def test_names_of_real_traces(shared_data: Path, real_window: Callable[[Path], Any]) -> None:
     names: set[str] = set()
     for path in sorted((shared_data / "traces").rglob("*.json.gz")):
-        document: Any = json.loads(gzip.decompress(path.read_bytes()))
-        events = document["traceEvents"] if isinstance(document, dict) else document
-        names |= {event["name"] for event in events if str(event.get("cat")).lower() == "kernel"}
+        trace = real_window(path).trace
+        names |= {trace.name(row) for row in trace.rows_of((Kind.KERNEL,)).tolist()}
     assert len(names) > 100
     short = short_names(sorted(names), 60)
     assert len(set(short.values())) == len(names)

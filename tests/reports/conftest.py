@@ -215,6 +215,7 @@ def trace_job() -> Callable[..., Any]:
             findings=findings(ranks),
             verdict=findings(ranks)[0].title,
             notices=("1 file names no rank: it is counted as rank 0",),
+            mixed=None,
         )
 
     return make

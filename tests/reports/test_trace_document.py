@@ -26,7 +26,7 @@ from stepscope.traces.rank import RankAnalysis, analyse_rank
 
 KEYS = {
     "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",
-    "what_if", "diff", "notices",
+    "what_if", "diff", "notices", "mixed",
 }  # fmt: skip
 OF_RANK = {"steps", "left_out", "pace", "temporal", "idle", "device", "host", "path", "tables"}
 TEMPORAL = {"span_ns", "idle_ns", "compute_ns", "comm_ns", "memory_ns", "overlap_ns"}

@@ -14,6 +14,7 @@ from stepscope.reports.charts import Bar, Curve, Part, curves, stacked_bars, sta
 from stepscope.reports.html_tables import TABLE_SCRIPT, sortable_table
 from stepscope.reports.trace_document import document_of
 from stepscope.reports.trace_html import render_trace_html
+from stepscope.reports.trace_text import render_trace
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 512])
@@ -115,3 +116,13 @@ def test_table_cells() -> None:
         '<td class="number" data-value="2">2 ns</td><td>1</td></tr>'
     )
     assert end == "</tbody></table></div>"
+
+
+def test_doubt(trace_job: Callable[..., Any]) -> None:
+    """Where the text has a line on its certainty, the page has it, too."""
+    document = document_of(trace_job())
+    for confidence, shown in ((0.6, True), (0.75, False)):
+        document["verdict"]["confidence"] = confidence
+        text = render_trace_html(document)
+        assert ("<dt>certainty</dt><dd>60%: few steps, or none" in text) == shown
+        assert ("\n  certainty 60%: few steps, or none" in render_trace(document)) == shown

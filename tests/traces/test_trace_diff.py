@@ -323,7 +323,7 @@ def test_a_real_pair(
     before, after = (analyse_job([real_analysis(path, real_window(path).trace.meta.rank or 0)]) for path in paths)
     found = diff(before, after)
     assert found.verdict == (
-        "Steps take 49.1 ms longer (+64%); 28.6 ms of it is the device work of CompiledFunctionBackward, which is new "
+        "Steps take 48.9 ms longer (+64%); 28.6 ms of it is the device work of CompiledFunctionBackward, which is new "
         "(once a step), and 18.1 ms is the device work of aten::copy_, called 872 times a step instead of 74."
     )
     assert found.notices == (

@@ -18,10 +18,11 @@ from stepscope.traces.clocks import Clocks, clocks_of
 from stepscope.traces.collective_tracks import collective_tracks
 from stepscope.traces.collectives import match
 from stepscope.traces.columns import Trace, side_columns
+from stepscope.traces.inflate import blocks_of
+from stepscope.traces.kineto import read_kineto
 from stepscope.traces.links import launches_of
 from stepscope.traces.perfetto import Bar, Track, us, write_perfetto
 from stepscope.traces.perfetto_args import SIDES
-from stepscope.traces.read import read_trace
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 
@@ -66,7 +67,7 @@ def check(traces: dict[int, Trace], clocks: Clocks, out: Path) -> list[dict[str,
     written = write_perfetto(iter(traces.items()), clocks, out)
     events = document(out)
     assert len(events) == written
-    again = read_trace(out)
+    again = read_kineto(blocks_of(out), str(out))
     expected: Counter[Any] = Counter()
     for rank, trace in traces.items():
         expected += rows(trace, trace.meta.origin_ns - clocks.shifts[rank] - clocks.zero_ns)
@@ -105,7 +106,7 @@ def test_times_are_exact() -> None:
 )
 def test_real_files(shared_data: Path, tmp_path: Path, folder: str) -> None:
     paths = sorted((shared_data / "traces" / folder).iterdir())[:3]
-    traces = {rank: read_trace(path) for rank, path in enumerate(paths)}
+    traces = {rank: read_kineto(blocks_of(path), str(path)) for rank, path in enumerate(paths)}
     clocks = clocks_of([slim_rank(trace, rank) for rank, trace in traces.items()])
     events = check(traces, clocks, tmp_path / "out.json.gz")
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}

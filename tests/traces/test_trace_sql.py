@@ -152,7 +152,7 @@ def test_the_database_is_shut_in(traces: Path, sql: str, message: str) -> None:
 
 def test_each_rank_once(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of several recordings of a rank the latest; a file that names none gets a free number."""
-    late = MadeTrace(rank=1, header={"baseTimeNanoseconds": 10**18})
+    late = MadeTrace(rank=1, world_size=2, header={"baseTimeNanoseconds": 10**12})
     late.kernel("late", 0, 5)
     late.write(traces / "late.json")
     unsaid = MadeTrace(rank=None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.cli.outputs import spare_inputs, write_page
 from stepscope.cli.progress import progress_bar
-from stepscope.errors import DumpError, UsageError
+from stepscope.errors import DumpError
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -24,6 +26,7 @@ examples:
   stepscope flight dumps/ --html hang.html              and as a page with the picture
 """
 WIDEST = 100
+PAGE = b"<!doctype html>"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.flight.read import read_paths
     from stepscope.reports.flight import render_flight
 
+    if args.html is not None:
+        spare_inputs([args.html], [*args.paths, *_taken(args.html, args.paths)])
     reading = read_paths(args.paths, progress=progress_bar("reading dumps"))
     if not reading.dumps:
         raise DumpError(" ".join(["there is no dump in there:", *reading.problems[:4]]))
@@ -50,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     )
     document = verdict.to_dict()
     if args.html is not None:
-        _write(args.html, document)
+        from stepscope.reports.flight_html import render_flight_html
+
+        write_page(args.html, render_flight_html(document))
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
@@ -59,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(path: Path, document: dict[str, object]) -> None:
-    from stepscope.reports.flight_html import render_flight_html
-
-    try:
-        path.write_text(render_flight_html(document), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+def _taken(out: Path, paths: Sequence[Path]) -> list[Path]:
+    """The file itself where it lies in one of the folders, unless it is a page that we wrote there before."""
+    place = out.resolve()
+    if not place.is_file() or not any(path.is_dir() and place.is_relative_to(path.resolve()) for path in paths):
+        return []
+    with place.open("rb") as file:
+        return [] if file.read(len(PAGE)).lower() == PAGE else [out]

@@ -1,7 +1,8 @@
 """``stepscope``: find the command, run it, turn its outcome into an exit code.
 
 A command's module is imported only when it is asked for: ``stepscope run`` must not pay for ``stepscope sql``.  One
-that has ``OPTIONS_BEFORE_JOB`` gets the words of another program in ``args.job``, untouched by our parser.
+that has ``OPTIONS_BEFORE_JOB`` gets the words of another program in ``args.job``, untouched by our parser;
+one that has ``more_words`` gets what stands after options, where argparse looks for nothing more.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def run_command(words: Sequence[str]) -> int:
             words = [asked, *ours]
     parser = build_parser([asked]) if asked else build_parser()
     args, unknown = parser.parse_known_args(words, argparse.Namespace(job=job))
-    if unknown:
+    more = getattr(import_module(f"stepscope.cli.{asked}"), "more_words", None) if asked and unknown else None
+    if more is not None and not any(word.startswith("-") for word in unknown):
+        more(args, unknown)
+    elif unknown:
         where = " ".join(filter(None, ("stepscope", args.command)))
         raise UsageError(f"unknown argument: {' '.join(unknown)} (see `{where} --help`)")
     if args.command is None:

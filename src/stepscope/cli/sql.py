@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stepscope.cli.located import RUN_HELP, located
 from stepscope.cli.table import format_table
-from stepscope.errors import TraceError
+from stepscope.errors import TraceError, UsageError
 from stepscope.store.paths import META
 from stepscope.store.sql import QueryResult, ask, query
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
 HELP = "query a run or traces with SQL"
 EPILOG = """\
 tables of a run: steps (a row per rank and step), samples, events, findings, ranks
-tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives, syncs, pythons, memory,
-                  ranks
+tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives (of gloo: slices named
+                  gloo:…), syncs, pythons, memory, ranks
 
 examples:
   stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
@@ -32,17 +35,21 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", type=Path, metavar="RUN", nargs="?", help=f"{RUN_HELP}; or a trace, or a folder of them"
-    )
+    parser.add_argument("paths", type=Path, metavar="RUN", nargs="*", help=f"{RUN_HELP}; or traces, or folders of them")
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
     form.add_argument("--json", action="store_true", help="a JSON array of objects instead of a table")
 
 
+def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """``sql traces/ --csv QUERY``: the last is the query."""
+    args.paths += map(Path, [args.sql, *words[:-1]])
+    args.sql = words[-1]
+
+
 def run(args: argparse.Namespace) -> int:
-    result = _asked(args.path, args.sql)
+    result = _asked(args.paths, args.sql)
     if args.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         print(json.dumps(rows, indent=2, default=str))
@@ -55,10 +62,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(path: Path | None, sql: str) -> QueryResult:
-    files = None if path is None else _traces(path)
-    if files is None:
-        return query(located(path), sql)
+def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
+    if os.path.exists(sql):  # noqa: PTH110  (a long query is no error of the file system's)
+        raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
+    found = [_traces(path) for path in paths]
+    if len(paths) < 2 and not any(found):
+        return query(located(paths[0] if paths else None), sql)
+    if not all(found):
+        raise UsageError(f"{paths[found.index(None)]} holds no trace; of several paths each must (one run at a time)")
+    files = list(dict.fromkeys(file for of_path in found for file in of_path or ()))
     from stepscope.traces.cache import Cache
     from stepscope.traces.sql import trace_database
 

@@ -7,16 +7,18 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.cli.outputs import spare_inputs, write_page
 from stepscope.cli.trace_job import analysed, changed, changes_of, write_tables, write_timeline
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.traces.analyse import Options
 
-__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
 HELP = "read profiler traces: where the time goes, who waits for whom, what to change"
 EPILOG = """\
@@ -56,17 +58,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", metavar="N", type=int, help="rows of each table, and all tables in the text")
 
 
+def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """``trace A --json B``: traces as well."""
+    args.paths += map(Path, words)
+
+
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
     from stepscope.reports.trace_document import document_of, table_document
     from stepscope.reports.trace_shown import rank_shown
+    from stepscope.traces.csv_out import tables_in
+    from stepscope.traces.read import find_traces
 
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top {args.top} shows nothing")
     changes = changes_of(args.what_if)
     options = _options(args)
-    job = analysed(args.paths, options, args.engine)
-    before = analysed(args.against, options, args.engine) if args.against else None
+    found, found_before = find_traces(args.paths), find_traces(args.against or ())
+    spare_inputs([args.html, args.perfetto, *tables_in(args.csv)], [*found[0], *found_before[0]])
+    job = analysed(*found, options, args.engine)
+    before = analysed(*found_before, options, args.engine) if args.against else None
     document = document_of(job, before=before)
     if changes:
         document["what_if"] = table_document(changed(job, options, changes, int(rank_shown(document) or 0)))
@@ -75,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto is not None:
         write_timeline(job, options, args.perfetto)
     if args.html is not None:
-        _write_page(args.html, document, args.top or ROWS_ON_A_PAGE)
+        from stepscope.reports.trace_html import render_trace_html
+
+        write_page(args.html, render_trace_html(document, top=args.top or ROWS_ON_A_PAGE))
     _print(document, args)
     return 0
 
@@ -96,12 +109,3 @@ def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
     print(render_trace(document, width=width, color=color, top=args.top), end="")
-
-
-def _write_page(path: Path, document: dict[str, Any], top: int) -> None:
-    from stepscope.reports.trace_html import render_trace_html
-
-    try:
-        path.write_text(render_trace_html(document, top=top), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import TraceError, UsageError
+from stepscope.records.replacing import replaced
 
 if TYPE_CHECKING:
     from stepscope.traces.analyse import Options
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["analysed", "changed", "changes_of", "write_tables", "write_timeline"]
 
 
-def analysed(paths: Sequence[Path], options: Options, engine: str) -> JobAnalysis:
-    """All ranks; a file that cannot be read is a remark, unless there is no other."""
+def analysed(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
+    """All ranks of what ``find_traces`` found; a file that cannot be read is a remark, unless there is no other."""
     from stepscope.records.units import bytes_text
     from stepscope.traces.analyse import Problem
     from stepscope.traces.engine import analyse_paths, engine_named
     from stepscope.traces.job import analyse_job
     from stepscope.traces.one_per_rank import one_per_rank
-    from stepscope.traces.read import find_traces
 
     bar = progress_bar("reading traces", bytes_text)
 
@@ -36,14 +36,13 @@ def analysed(paths: Sequence[Path], options: Options, engine: str) -> JobAnalysi
             # What is read is not yet analysed: the bar stays until the last file is through.
             bar(total if files == all_files else min(read, total - 1), total)
 
-    files, passed_over = find_traces(paths)
     found = analyse_paths(files, options, engine_named(engine), progress if bar else None)
     problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:
         raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
-    ranks, notices = one_per_rank(analyses)
-    return analyse_job(ranks, [*passed_over, *problems, *notices])
+    ranks, chosen = one_per_rank(analyses)
+    return analyse_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
 
 
 def changes_of(words: Sequence[str]) -> list[Change]:
@@ -70,7 +69,10 @@ def changed(job: JobAnalysis, options: Options, changes: Sequence[Change], rank:
 
     def tried(change: Change) -> WhatIf:
         if graph is None or change.kind == "rank":
-            return like_peers(job.ranks, job.collectives, change)
+            try:
+                return like_peers(job.ranks, job.collectives, change)
+            except TraceError as error:
+                raise UsageError(str(error)) from None
         return what_if(graph, change)
 
     return what_if_table([tried(change) for change in changes])
@@ -97,7 +99,8 @@ def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
             yield path_track(rank, window_of(trace, keep_last=options.keep_last))
 
     try:
-        write_perfetto(_traces(job, options), job.clocks, out, tracks=tracks())
+        with replaced(out) as spare:
+            write_perfetto(_traces(job, options), job.clocks, spare, tracks=tracks())
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None
 

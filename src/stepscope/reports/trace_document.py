@@ -47,6 +47,7 @@ def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[
         "what_if": None,
         "diff": None if before is None else _diff(before, job),
         "notices": list(job.notices),
+        "mixed": _mixed(job, before),
     }
 
 
@@ -91,6 +92,12 @@ def _verdict(job: JobAnalysis) -> dict[str, Any]:
         "advice": list(first.advice),
         "confidence": round(first.confidence, 3),
     }
+
+
+def _mixed(job: JobAnalysis, before: JobAnalysis | None) -> str | None:
+    """Of both sides of a comparison."""
+    told = [each.mixed for each in (job, before) if each is not None and each.mixed]
+    return " ".join(told) or None
 
 
 def _file(analysis: RankAnalysis) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from stepscope.reports.html import escaped, page
 from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
 from stepscope.reports.price import price_text
 from stepscope.reports.trace_shown import (
+    certainty_of,
     facts_of,
     look_of,
     look_of_diff,
@@ -62,7 +63,7 @@ DRAWN = ("memory", "queue_curve", "copy_bandwidth")
 def render_trace_html(document: Document, *, top: int = ROWS) -> str:
     """``top``: rows of each table."""
     verdict, diff = document["verdict"], document["diff"]
-    sections = (_diff, _verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
+    sections = (_mixed, _diff, _verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
     lines = [line for section in sections for line in section(document)]
     lines += [*_tables(document, top), *_notes(document)]
     return page(
@@ -72,6 +73,11 @@ def render_trace_html(document: Document, *, top: int = ROWS) -> str:
         style=CHART_STYLE + TABLE_STYLE + STYLE,
         script=TABLE_SCRIPT,
     )
+
+
+def _mixed(document: Document) -> Iterator[str]:
+    if document["mixed"]:
+        yield f'<p class="doubt">{escaped(document["mixed"])}</p>'
 
 
 def _diff(document: Document) -> Iterator[str]:
@@ -93,6 +99,9 @@ def _verdict(document: Document) -> Iterator[str]:
         yield f"<dt>price</dt><dd>{escaped(verdict['price'])}</dd>"
     for number, sentence in enumerate(verdict["advice"]):
         yield f"<dt>{'' if number else 'to do'}</dt><dd>{escaped(sentence)}</dd>"
+    certainty = certainty_of(verdict)
+    if certainty:
+        yield f"<dt>certainty</dt><dd>{escaped(certainty)}</dd>"
     yield f"<dt>trace</dt><dd>{escaped(' · '.join(facts_of(document)))}</dd></dl>"
     if document["what_if"]:
         yield from _folded(document["what_if"], ROWS, opened=True)

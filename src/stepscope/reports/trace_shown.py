@@ -10,12 +10,14 @@ from stepscope.records.units import count_text, ns_text
 __all__ = [
     "RANKS_SHOWN",
     "RANK_COLUMNS",
+    "certainty_of",
     "facts_of",
     "look_of",
     "look_of_diff",
     "other_findings",
     "problems_of",
     "rank_shown",
+    "ranks_per_step",
     "worst_ranks",
 ]
 
@@ -23,6 +25,7 @@ Document = Mapping[str, Any]
 
 NO_FINDING = ("healthy", "too_little")
 """Verdicts that are none of the findings."""
+LOW_CONFIDENCE = 0.75
 RANKS_SHOWN = 16
 RANK_COLUMNS = (
     *("rank", "pace_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
@@ -62,6 +65,19 @@ def worst_ranks(document: Document, count: int = RANKS_SHOWN) -> list[Mapping[st
     return sorted(rows, key=_badness)[:count]
 
 
+def ranks_per_step(document: Document) -> list[Mapping[str, Any]]:
+    """The worst ranks' rows with times per step, of the work that their steps launched, as their pace is."""
+    return [_per_step(row, document["ranks"][str(row["rank"])]["pace"]["work"]) for row in worst_ranks(document)]
+
+
+def _per_step(row: Mapping[str, Any], work: Mapping[str, int]) -> Mapping[str, Any]:
+    of_work = work if row["measured"] == "device" else row
+    times = {name: of_work[name] for name in ("compute_ns", "comm_ns", "idle_ns")}
+    times |= {name: row[name] for name in ("wait_ns", "transfer_ns")}
+    steps = max(row["steps"], 1)
+    return {**row, **{name: None if time is None else time // steps for name, time in times.items()}}
+
+
 def _badness(row: Mapping[str, Any]) -> tuple[int, int, int]:
     return -(row["last_count"] or 0), -(row["span_ns"] or 0), row["rank"]
 
@@ -70,6 +86,13 @@ def rank_shown(document: Document) -> str | None:
     """Whose tables to show where there is room for one rank's: the first culprit's, else the lowest."""
     named = [str(rank) for finding in document["findings"] for rank in finding["ranks"]]
     return next((rank for rank in [*named, *document["ranks"]] if rank in document["ranks"]), None)
+
+
+def certainty_of(verdict: Mapping[str, Any]) -> str | None:
+    """A sentence, where there is doubt."""
+    if verdict["confidence"] >= LOW_CONFIDENCE:
+        return None
+    return f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."
 
 
 def look_of(finding: Mapping[str, Any]) -> str:

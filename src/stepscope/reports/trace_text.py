@@ -14,13 +14,14 @@ from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
 from stepscope.reports.trace_shown import (
     RANK_COLUMNS,
+    certainty_of,
     facts_of,
     look_of,
     look_of_diff,
     other_findings,
     problems_of,
     rank_shown,
-    worst_ranks,
+    ranks_per_step,
 )
 from stepscope.reports.trace_tables import clean, table_lines
 
@@ -35,7 +36,6 @@ ROWS = 6
 """Of a table, unless somebody asks for more."""
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
-LOW_CONFIDENCE = 0.75
 FACT = 48
 """Columns of a fact, at most."""
 COLLECTIVE_COLUMNS = (
@@ -82,6 +82,8 @@ ON_REQUEST: Mapping[str, Sequence[str]] = {
     "path_kernels": ("name", "cause", "time_ns", "time_share", "segments"),
 }
 """Those that are shown too when somebody says how many rows they want."""
+OF_DEVICE = ("temporal_steps",)
+"""Of no use without a device."""
 DIFFERENCES: Mapping[str, Sequence[str]] = {
     "diff_summary": ("figure", "before_ns", "after_ns", "change_ns", "change_share"),
     "diff_memory": (),
@@ -105,6 +107,7 @@ WHOLE = "diff_summary"
 def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int | None = None) -> str:
     """``top``: rows of each table; without it few of the most telling."""
     page = Page(max(width, NARROWEST), color)
+    _mixed(page, document)
     _diff(page, document, top or ROWS)
     _verdict(page, document)
     _what_if(page, document)
@@ -123,6 +126,13 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
         _tables(page, document, SHOWN if top is None else {**SHOWN, **ON_REQUEST}, top or ROWS)
     _notices(page, document)
     return "\n".join(page.lines).rstrip() + "\n"
+
+
+def _mixed(page: Page, document: Document) -> None:
+    """Before anything else: what follows is of some of the files."""
+    if document["mixed"]:
+        page.marked("warning", clean(document["mixed"]), bold=False)
+        page.blank()
 
 
 def _diff(page: Page, document: Document, top: int) -> None:
@@ -151,8 +161,9 @@ def _verdict(page: Page, document: Document) -> None:
     if verdict["price"]:
         page.labelled("price", [verdict["price"]])
     page.labelled("to do", map(clean, verdict["advice"]))
-    if verdict["confidence"] < LOW_CONFIDENCE:
-        page.labelled("certainty", [f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."])
+    certainty = certainty_of(verdict)
+    if certainty:
+        page.labelled("certainty", [certainty])
     page.blank()
 
 
@@ -225,9 +236,12 @@ def _idle(page: Page, streams: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def _ranks(page: Page, document: Document) -> None:
-    rows, total = worst_ranks(document), len(document["ranks"])
+    rows, total = ranks_per_step(document), len(document["ranks"])
     title = "Ranks" if len(rows) == total else f"The {len(rows)} ranks of {total} that the others wait for most"
-    _section(page, title, table_lines(RANK_COLUMNS, rows, page.width - 2))
+    lines = table_lines(RANK_COLUMNS, rows, page.width - 2)
+    if any((row["wait_ns"] or 0) + (row["transfer_ns"] or 0) > (row["comm_ns"] or 0) for row in rows):
+        lines.append("wait and transfer add up collectives: of two at a time both count, in comm once")
+    _section(page, f"{title}, times per step" if document["steps"]["marked"] else title, lines)
 
 
 def _collectives(page: Page, document: Document) -> None:
@@ -257,15 +271,19 @@ def _tables(page: Page, document: Document, shown: Mapping[str, Sequence[str]], 
         return
     whose = f" (rank {rank})" if len(document["ranks"]) > 1 else ""
     tables = document["ranks"][rank]["tables"]
+    on_device = document["ranks"][rank]["temporal"]["span_ns"] > 0
     for name, columns in shown.items():
-        _table(page, tables.get(name), top, columns, whose)
+        if on_device or name not in OF_DEVICE:
+            _table(page, tables.get(name), top, columns, whose)
 
 
 def _table(page: Page, table: Mapping[str, Any] | None, top: int, columns: Sequence[str] = (), whose: str = "") -> None:
     if not table or not table["rows"]:
         return
-    shown = [column for column in columns or table["columns"] if column in table["columns"]]
     rows = table["rows"]
+    shown = [column for column in columns or table["columns"] if column in table["columns"]]
+    # Without a device its columns are all zeros.
+    shown = [each for each in shown if not each.startswith("device_") or any(row[each] for row in rows)]
     lines = table_lines(shown, rows[:top], page.width - 2, of=len(rows) + table["left_out"])
     _section(page, f"{table['title']}{whose}", lines)
 

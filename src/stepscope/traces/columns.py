@@ -69,6 +69,8 @@ class TraceMeta:
     pid: int | None = None
     """Of the process that was traced."""
     origin_ns: int = 0
+    length_ns: int = 0
+    """From there to the end of the last slice."""
     devices: tuple[dict[str, Any], ...] = ()
     """``deviceProperties``: name, totalGlobalMem, numSms, computeMajor …"""
     groups: tuple[dict[str, Any], ...] = ()

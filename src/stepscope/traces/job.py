@@ -30,13 +30,17 @@ class JobAnalysis:
     verdict: str = ""
     notices: tuple[str, ...] = ()
     """What a reader should know of the files and of how they were compared."""
+    mixed: str | None = None
+    """Why the files cannot be of one job, and which of them were left out, if so."""
 
     @property
     def clocks(self) -> Clocks:
         return self.collectives.clocks
 
 
-def analyse_job(analyses: Sequence[RankAnalysis], notices: Sequence[str] = ()) -> JobAnalysis:
+def analyse_job(
+    analyses: Sequence[RankAnalysis], notices: Sequence[str] = (), *, mixed: str | None = None
+) -> JobAnalysis:
     ranks = tuple(sorted(analyses, key=lambda one: one.rank))
     collectives = match(ranks)
     job = JobAnalysis(
@@ -45,6 +49,7 @@ def analyse_job(analyses: Sequence[RankAnalysis], notices: Sequence[str] = ()) -
         distributed=distributed_table(ranks, collectives),
         path=job_path(ranks, collectives),
         notices=(*notices, *collectives.notices),
+        mixed=mixed,
     )
     job = replace(job, findings=find(job))
     return replace(job, verdict=verdict_of(job))

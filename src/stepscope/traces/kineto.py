@@ -37,6 +37,8 @@ from stepscope.traces.text import EventText
 
 __all__ = ["read_kineto"]
 
+ARROWS = (FlowStart, FlowEnd)
+FORWARD_BACKWARD = "fwdbwd"
 LONGEST_NOTHING = 4 << 20
 """Bytes of a list in which nothing is an event."""
 
@@ -56,7 +58,7 @@ def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
         truncated=text.truncated,
         problems=tuple(_problems(text, reader)),
     )
-    return _with_pid(reader.columns.builder.build(meta))
+    return _with_process(reader.columns.builder.build(meta))
 
 
 class _Reader:
@@ -80,15 +82,14 @@ class _Reader:
             self._slices(piece, slices)
         if len(slices) == len(events):
             return
-        rest = [event for event in events if type(event) is not Slice]
+        # Most of what is no slice is an arrow from a launch to its kernel, which correlations tell as well.
+        rest = [e for e in events if type(e) is not Slice and (type(e) not in ARROWS or e.cat == FORWARD_BACKWARD)]
         memory = [e for e in rest if (type(e) is Instant or type(e) is OldInstant) and e.name == "[memory]"]
         if memory:
             placed, time_ns = piece.placed(memory)
             self.unplaced += len(memory) - len(placed)
             self.columns.memory(placed, time_ns)
-        arrows, times_ns = piece.placed(
-            [e for e in rest if (type(e) is FlowStart or type(e) is FlowEnd) and e.cat == "fwdbwd"]
-        )
+        arrows, times_ns = piece.placed([event for event in rest if type(event) in ARROWS])
         if arrows:
             processes = self.columns.processes
             self._arrows.add(arrows, [processes[event.pid][event.tid] for event in arrows], times_ns)
@@ -96,7 +97,7 @@ class _Reader:
         for event in rest:
             if type(event) is Metadata and event.name == "thread_name":
                 self.columns.name_thread(event.pid, event.tid, event.args.name)
-        self._look_for_nothing(piece, slices, rest)
+        self._look_for_nothing(piece)
 
     def _slices(self, piece: Piece, slices: Sequence[Any]) -> None:
         events, start_ns = piece.placed(slices)
@@ -135,8 +136,8 @@ class _Reader:
         if closed:
             self.columns.slices(closed, np.array(starts_ns, np.int64), np.array(durs_ns, np.int64))
 
-    def _look_for_nothing(self, piece: Piece, slices: Sequence[Any], rest: Sequence[Any]) -> None:
-        if slices or not all(type(event) is NoEvent for event in rest):
+    def _look_for_nothing(self, piece: Piece) -> None:
+        if not all(type(event) is NoEvent for event in piece.events):
             self._nothing = 0
             return
         self._nothing += piece.size
@@ -197,7 +198,7 @@ def _problems(text: EventText[Any], reader: _Reader) -> Iterator[str]:
         yield f"{reader.unpaired} beginnings or ends of ranges have no counterpart and are left out"
 
 
-def _with_pid(trace: Trace) -> Trace:
+def _with_process(trace: Trace) -> Trace:
     """The process that was traced is the one with most slices of the host."""
     threads = trace.slices.thread[trace.rows_of(HOST_KINDS)]
     slices: Counter[int] = Counter()
@@ -206,4 +207,5 @@ def _with_pid(trace: Trace) -> Trace:
         if isinstance(pid, int):
             slices[pid] += count
     most = next((pid for pid, count in slices.most_common(1) if count), None)
-    return replace(trace, meta=replace(trace.meta, pid=most))
+    length_ns = int(trace.slices.end_ns.max()) if len(trace) else 0
+    return replace(trace, meta=replace(trace.meta, pid=most, length_ns=length_ns))

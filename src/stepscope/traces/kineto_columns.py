@@ -117,8 +117,9 @@ class Columns:
         self._device_side(base, args, kind)
         self._ops(base, args, kind, name)
         self._python(base, args, kind)
-        said = [at for at, each in enumerate(args) if each.collective]
-        if said:
+        names = [each.collective for each in args]
+        if any(names):
+            said = [at for at, text in enumerate(names) if text]
             self._collectives(base + np.array(said), [args[at] for at in said])
 
     def _device_side(self, base: int, args: list[Args], kind: Any) -> None:

@@ -27,6 +27,7 @@ from stepscope.traces.clocks import Clocks
 from stepscope.traces.columns import Trace
 from stepscope.traces.links import launches_of
 from stepscope.traces.perfetto_args import CATEGORIES, Values, args_of
+from stepscope.traces.read import TIMELINE
 
 __all__ = ["Bar", "Track", "write_perfetto"]
 
@@ -67,7 +68,7 @@ def write_perfetto(
     shifts = clocks.shifts
     packed = out.suffix == ".gz"
     with gzip_ng.open(out, "wt", PACKED, encoding="utf-8") if packed else out.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+        file.write(TIMELINE.decode() + ',"displayTimeUnit":"ns","traceEvents":[\n')
         writer = _Writer(file)
         for rank, trace in traces:
             writer.rank(rank, trace, clocks.zero_ns + shifts.get(rank, 0), own.get(rank, ()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,13 +12,16 @@ from stepscope.traces.columns import Trace
 from stepscope.traces.inflate import blocks_of
 from stepscope.traces.kineto import read_kineto
 
-__all__ = ["ENDINGS", "find_traces", "read_trace"]
+__all__ = ["ENDINGS", "TIMELINE", "find_traces", "read_trace"]
 
 ENDINGS: Final = (".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".qdrep")
 """Of files that a folder is searched for; one that is named may be called anything."""
 REPORTS: Final = (".nsys-rep", ".qdrep")
 LOOKED_AT: Final = 1 << 20
 """Bytes of a file in a folder, in which a trace would begin its events or at least look like one."""
+
+TIMELINE: Final = b'{"stepscope":{"timeline":1}'
+"""How our own merged timelines (``perfetto``) begin: they are no further rank."""
 
 
 def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
@@ -40,7 +43,7 @@ def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
         foreign = [file for file in below if file not in traces]
         if foreign:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-            notices.append(f"no traces, passed over: {foreign[0]}{more}")
+            notices.append(f"no traces (or timelines of --perfetto), passed over: {foreign[0]}{more}")
         found.update(traces)
     return list(found), notices
 
@@ -64,8 +67,18 @@ def _looks_like_one(path: Path) -> bool:
                 break
     except TraceError:
         return True
+    if start.startswith(TIMELINE):
+        return False
     text = bytes(start).removeprefix(b"\xef\xbb\xbf").lstrip()
     return not text or b'"traceEvents"' in text or (text.startswith(b"[") and b'"ph"' in text)
+
+
+def _foreign(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same, unless we wrote them."""
+    for number, block in enumerate(blocks):
+        if not number and block.startswith(TIMELINE):
+            raise TraceError("is a timeline that --perfetto wrote; the traces it was made of can be read")
+        yield block
 
 
 def read_trace(path: Path) -> Trace:
@@ -74,7 +87,7 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"{path}: is a report of Nsight Systems; export it first: nsys export --type sqlite")
     cut: list[str] = []
     try:
-        trace = read_kineto(blocks_of(path, cut), str(path))
+        trace = read_kineto(_foreign(blocks_of(path, cut)), str(path))
     except TraceError as error:
         because = f" ({cut[0]})" if cut else ""
         raise TraceError(str(error) if str(error).startswith(f"{path}:") else f"{path}: {error}{because}") from None

@@ -41,6 +41,8 @@ class Durations:
     """By thread: how long each piece of its line takes; those not here are as they were."""
     no_delays: bool = False
     """Launches and gaps between works take no time."""
+    fits: bool = True
+    """There is something that is different."""
 
 
 def as_it_was(graph: Graph) -> Durations:

@@ -59,8 +59,9 @@ def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple
         spare = Cache(folder=Path(temporary) / "traces", limit_bytes=1 << 62)
         usable = cache if cache is not None and not GLOB & set(str(cache.folder)) else None
         kept = [each for path in paths for each in _kept(path, usable, spare)]
-        ranks, notices = numbered([meta for _, _, meta in kept])
-        sources = [_Source(rank, *each) for rank, each in zip(ranks, kept, strict=True) if rank is not None]
+        chosen = numbered([meta for _, _, meta in kept])
+        notices = [*([chosen.mixed] if chosen.mixed else []), *chosen.notices]
+        sources = [_Source(rank, *each) for rank, each in zip(chosen.ranks, kept, strict=True) if rank is not None]
         with duckdb.connect(config={"threads": 2}) as database:
             _make_views(database, sources)
             tables = ("placed", "strings", "threads", "memory", *ROW_TABLES)

@@ -4,7 +4,7 @@ A change, as people write it:
 
     kernel:NAME=2x       kernels (copies, memsets) whose name fits take half the time; * and ? stand for anything
     op:NAME=2x           operators and annotations whose name fits, with all that is inside of them and launched by them
-    comm=hidden          collectives take no time: nothing waits for them
+    comm=hidden          collectives take no time: nothing waits for them; comm=0 is the same
     copy=0               copies and memsets take no time
     launch=0             launch calls, launch delays and gaps between kernels take no time: CUDA graphs, at best
     host=0               the host takes no time but for loading data: what the device alone needs
@@ -56,6 +56,8 @@ ON_DEVICE: Final = ("copy=0", "launch=0", "host=0")
 MOST_NAMES: Final = 4
 MOST_TRIED: Final = 8
 LEAST_SHARE: Final = 0.01
+LONGEST_NS: Final = 1 << 52
+"""Some weeks: what no factor makes longer."""
 LEAST_VISITS: Final = 3_000
 EVENTS_PER_VISIT: Final = 40
 """One visit costs some microseconds, one event of the file some to be read."""
@@ -81,6 +83,8 @@ class WhatIf:
     after_ns: tuple[int, ...]
     limits_ns: dict[str, int]
     """What the last step would then be due to, most first: ``host``, ``delay``, names of kernels."""
+    fits: bool = True
+    """There is something in the trace that it changes."""
 
     @property
     def gain_ns(self) -> int:
@@ -163,6 +167,8 @@ def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operat
 
 def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
     """``more``: to be added to the note."""
+    tried = list(tried)
+    remarks = not all(each.fits for each in tried)
     rows = [
         (
             each.change.text,
@@ -170,12 +176,13 @@ def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
             sum(each.after_ns) // len(each.after_ns),
             each.gain_share,
             next(iter(each.limits_ns), ""),
+            *(["" if each.fits else "fits nothing here"] * remarks),
         )
         for each in tried
     ]
     note = "Step times of a replay of the trace's dependencies; then_mostly: what the step would be due to."
     note = f"{note}  {more}" if more else note
-    columns = ("change", "before_ns", "after_ns", "gain_share", "then_mostly")
+    columns = ("change", "before_ns", "after_ns", "gain_share", "then_mostly", *(["remark"] * remarks))
     return table_of("what_if", "What if", columns, rows, limit=100, note=note)
 
 
@@ -185,7 +192,8 @@ def _twice(kind: str, name: str) -> Change:
 
 def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
     """``warm_up``: steps that only lead in and do not count."""
-    again = replay(plan, _durations(plan, change))
+    durations = _durations(plan, change)
+    again = replay(plan, durations)
     steps = plan.steps[warm_up:]
     lengths = tuple(step.end_ns - step.start_ns for step in plan.steps)
     if plan.pace_ns is not None:
@@ -196,6 +204,7 @@ def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
         before_ns=lengths[warm_up:],
         after_ns=again.steps_ns[warm_up:],
         limits_ns=dict(list(again.limits_ns.items())[:8]),
+        fits=durations.fits,
     )
 
 
@@ -255,13 +264,17 @@ def _changed(
     factor = 1 / change.speedup if change.speedup else 0.0
 
     def scaled(was: Ints, which: NDArray[np.bool_]) -> Ints:
-        return np.where(which, np.rint(was * factor).astype(np.int64), was)
+        # The pieces before the first slice and after the last are without end: no factor may be put to them.
+        out: Ints = was.copy()
+        out[which] = np.rint(np.minimum(was[which] * factor, LONGEST_NS)).astype(np.int64)
+        return out
 
     pieces_ns = {
         thread: scaled(graph.lines[thread].ends_ns - graph.lines[thread].start_ns, which)
         for thread, which in pieces.items()
     }
-    return Durations(work_ns=scaled(graph.work_ns, works), pieces_ns=pieces_ns, no_delays=no_delays)
+    fits = no_delays or bool(works.any()) or any(bool(which.any()) for which in pieces.values())
+    return Durations(work_ns=scaled(graph.work_ns, works), pieces_ns=pieces_ns, no_delays=no_delays, fits=fits)
 
 
 def _fitting(graph: Graph, pattern: str) -> NDArray[np.bool_]:
