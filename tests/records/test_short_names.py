@@ -81,3 +81,8 @@ def test_names_of_real_traces(shared_data: Path, real_window: Callable[[Path], A
     short = short_names(sorted(names), 60)
     assert len(set(short.values())) == len(names)
     assert not any("::" in text or text.startswith("void ") for text in short.values())
+
+
+def test_functions_of_python_are_no_templates() -> None:
+    assert short_name("<built-in function sleep>") == "<built-in function sleep>"
+    assert short_name("<built-in method run_backward of X object at 0x7f>").startswith("<built-in method run_backward")

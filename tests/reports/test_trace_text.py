@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from stepscope.records.finding import Finding
+from stepscope.records.units import ns_text
 from stepscope.reports.trace_document import document_of
 from stepscope.reports.trace_text import render_trace
+from stepscope.testing.traces import MadeTrace
+from stepscope.traces.job import analyse_job
+from stepscope.traces.rank import analyse_rank
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -56,3 +60,37 @@ def test_healthy(trace_job: Callable[..., Any]) -> None:
         "Also found",
         "● One file ends early.",
     ]
+
+
+def test_a_green_mark_needs_something_to_judge_by() -> None:
+    made = MadeTrace()
+    made.op("aten::mm", 0, 100)
+    text = render_trace(document_of(analyse_job([analyse_rank(made.trace(), 0)])))
+    assert text.splitlines()[0] == "● Too little to judge by: 100 µs without profiler steps, all of it on the host."
+    assert "1 rank · 1 event · " in text
+    text = render_trace(document_of(analyse_job([analyse_rank(MadeTrace().trace(), 0)])))
+    assert text.splitlines()[0] == "● The trace holds nothing to judge by."
+
+
+def test_without_a_device_nothing_is_said_of_one() -> None:
+    made = MadeTrace()
+    for step in range(4):
+        made.step(step, step * 20_000, 20_000)
+        made.op("aten::mm", step * 20_000, 19_500)
+    text = render_trace(document_of(analyse_job([analyse_rank(made.trace(), 0)])))
+    assert "Device time by step" not in text
+    assert [line for line in text.splitlines() if line.startswith("  operator ")] == [
+        "  operator  calls  host self  host total"
+    ]
+    assert "3 steps (0–2; 3 is left out)" in text
+
+
+def test_times_of_ranks_are_per_step(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job(ranks=2))
+    work, steps = document["ranks"]["0"]["pace"]["work"], len(document["ranks"]["0"]["steps"])
+    text = render_trace(document)
+    assert "Ranks, per step" in text
+    heads, first = text.splitlines()[text.splitlines().index("Ranks, per step") + 1 :][:2]
+    assert heads.split()[:4] == ["rank", "pace", "compute", "comm"]
+    assert f" {ns_text(work['compute_ns'] // steps)}  " in first
+    assert f" {ns_text(work['comm_ns'] // steps)}  " in first

@@ -176,8 +176,10 @@ def on_host(*, loads: float = 1, loop: float = 1, mm: float = 10) -> MadeTrace:
         ),
         (
             {"loads": 11, "mm": 6},
-            "Steps take 6.00 ms longer (+50%); 10.0 ms longer in the DataLoader, partly made up by 4.00 ms less in "
-            "compute.",
+            (
+                "Steps take 6.00 ms longer (+50%); 10.0 ms longer in the DataLoader, partly made up by 4.00 ms less in "
+                "compute."
+            ),
         ),
     ],
 )

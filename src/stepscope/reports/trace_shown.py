@@ -67,14 +67,14 @@ def worst_ranks(document: Document, count: int = RANKS_SHOWN) -> list[Mapping[st
 
 def ranks_per_step(document: Document) -> list[Mapping[str, Any]]:
     """The worst ranks' rows with times per step, of the work that their steps launched, as their pace is."""
-    return [_per_step(row, document["ranks"][str(row["rank"])]["pace"]["work"]) for row in worst_ranks(document)]
+    return [_per_step(row, document["ranks"][str(row["rank"])]) for row in worst_ranks(document)]
 
 
-def _per_step(row: Mapping[str, Any], work: Mapping[str, int]) -> Mapping[str, Any]:
-    of_work = work if row["measured"] == "device" else row
+def _per_step(row: Mapping[str, Any], rank: Mapping[str, Any]) -> Mapping[str, Any]:
+    of_work = rank["pace"]["work"] if rank["pace"]["work"]["span_ns"] else row
     times = {name: of_work[name] for name in ("compute_ns", "comm_ns", "idle_ns")}
     times |= {name: row[name] for name in ("wait_ns", "transfer_ns")}
-    steps = max(row["steps"], 1)
+    steps = max(len(rank["steps"]), 1)
     return {**row, **{name: None if time is None else time // steps for name, time in times.items()}}
 
 

@@ -238,10 +238,11 @@ def _idle(page: Page, streams: Mapping[str, Mapping[str, int]]) -> None:
 def _ranks(page: Page, document: Document) -> None:
     rows, total = ranks_per_step(document), len(document["ranks"])
     title = "Ranks" if len(rows) == total else f"The {len(rows)} ranks of {total} that the others wait for most"
-    lines = table_lines(RANK_COLUMNS, rows, page.width - 2)
-    if any((row["wait_ns"] or 0) + (row["transfer_ns"] or 0) > (row["comm_ns"] or 0) for row in rows):
-        lines.append("wait and transfer add up collectives: of two at a time both count, in comm once")
-    _section(page, f"{title}, times per step" if document["steps"]["marked"] else title, lines)
+    title = f"{title}, per step" if document["steps"]["marked"] else title
+    _section(page, title, table_lines(RANK_COLUMNS, rows, page.width - 2))
+    if any((row["wait_ns"] or 0) > (row["comm_ns"] or 0) for row in rows):
+        page.labelled("wait", ["adds up collectives: of two at a time both count there, in comm once"])
+        page.blank()
 
 
 def _collectives(page: Page, document: Document) -> None:

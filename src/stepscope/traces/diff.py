@@ -76,7 +76,7 @@ def diff(before: JobAnalysis, after: JobAnalysis) -> TraceDiff:
                 parts=parts,
                 kernels=kernel_changes,
                 operators=operator_changes,
-                loading=_figure(one, other, "DataLoader", _loading),
+                loading=_figure(one, other, "the DataLoader", _loading),
                 stops=_stops(one, other),
                 on_device=any(each.pace.work.span_ns for each in (*one.analyses, *other.analyses)),
             ),

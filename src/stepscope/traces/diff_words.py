@@ -81,11 +81,11 @@ def _because(changes: Changes) -> str:
 def _of_host(changes: Changes, waiting_ns: int) -> str:
     """``waiting_ns``: how much longer no operator or no device worked, or less."""
     sign = changes.sign
-    if changes.loading.change_ns * sign >= EXPLAINS_SHARE * waiting_ns:
-        return f"{_amount(changes, min(changes.loading.change_ns * sign, waiting_ns))}in the DataLoader{_made_up(changes, 'idle')}"
-    stop = max(changes.stops, key=lambda each: each.change_ns * sign, default=None)
-    if stop is not None and stop.change_ns * sign >= EXPLAINS_SHARE * waiting_ns:
-        return f"{_amount(changes, min(stop.change_ns * sign, waiting_ns))}in {stop.name}{_made_up(changes, 'idle')}"
+    stops = sorted(changes.stops, key=lambda each: -each.change_ns * sign)
+    for place in (changes.loading, *stops[:1]):
+        if place.change_ns * sign >= EXPLAINS_SHARE * waiting_ns:
+            amount = _amount(changes, min(place.change_ns * sign, waiting_ns))
+            return f"{amount}in {place.name}{_made_up(changes, 'idle')}"
     # Without a device the time of operators is computing, and explains no waiting.
     leads = _leads(changes.operators, HOST, sign, abs(changes.step.change_ns)) if changes.on_device else []
     if leads:

@@ -216,18 +216,16 @@ def cost_of(view: View, saved_ns: Ints, where: Bools, of_ns: Ints | None = None)
     """What fixing it on some ranks would save; ``saved_ns`` [R], of their steps or of ``of_ns`` [R]."""
     of_ns = view.step_ns if of_ns is None else of_ns
     saved_ns = np.where(where, np.clip(saved_ns, 0, of_ns), 0)
-    order = np.argsort(saved_ns / of_ns, kind="stable")
-    # Of some ranks the worst, for which the others wait; of all the median one.
-    row = int(order[(len(order) - 1) // 2] if where.all() else order[-1])
-    total_ns, saved = int(of_ns[row]), int(saved_ns[row])
-    left_ns = total_ns - saved
+    # Each figure by itself is that of the rank that titles speak of, so none is more than a title says.
+    saved, share = view.typical(saved_ns, where), view.typical(saved_ns / of_ns, where)
+    step_ns = view.typical(view.per_step(of_ns), where)
     return {
-        "share": round(saved / total_ns, 4),
+        "share": round(share, 4),
         "seconds": round(saved / 1e9, 6),
         "rank_hours": round(saved / 1e9 * len(view.ranks) / 3600, 4),
         "if_fixed": {
-            "step_ms": round(left_ns / int(view.steps[row]) / 1e6, 3),
-            "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
+            "step_ms": round(step_ns * (1 - share) / 1e6, 3),
+            "speedup": round(1 / (1 - share), 3) if share < 1 else None,
         },
     }
 
