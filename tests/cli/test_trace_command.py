@@ -63,7 +63,8 @@ def test_text(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first.startswith(("✖ ", "▲ "))
     assert "Rank 1" in first
     titles = [line for line in rest if line and line[0].isalpha()]
-    assert [title for title in titles if title != "Also found"][:2] == ["Ranks, per step", "Collectives by group and operation"]
+    tables = [title for title in titles if title != "Also found"]
+    assert tables[:2] == ["Ranks, per step", "Collectives by group and operation"]
     assert "Kernels by name (rank 1)" in titles
     assert max(map(len, rest)) <= 80
 
