@@ -25,8 +25,8 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
+    from stepscope.traces.model.window import Window
     from stepscope.traces.rank import RankAnalysis
-    from stepscope.traces.window import Window
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
@@ -67,8 +67,8 @@ def real_window() -> Callable[[Path], Window]:
     """A captured trace without its last step, read once for all tests; nobody may change it."""
 
     def window(path: Path) -> Window:
-        from stepscope.traces.read import read_trace
-        from stepscope.traces.window import window_of
+        from stepscope.traces.model.window import window_of
+        from stepscope.traces.reading.read import read_trace
 
         return window_of(read_trace(path))
 

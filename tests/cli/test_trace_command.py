@@ -131,7 +131,9 @@ def test_a_second_look_reads_no_trace(
 ) -> None:
     run_command(["trace", str(traces), "--json"])
     first = capsys.readouterr().out
-    monkeypatch.setattr("stepscope.traces.opening.read_trace", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr(
+        "stepscope.traces.reading.opening.read_trace", lambda path: pytest.fail(f"{path} is read again")
+    )
     run_command(["trace", str(traces), "--json"])
     assert capsys.readouterr().out == first
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stepscope.records.finding import Finding
-from stepscope.traces.columns import TraceMeta
-from stepscope.traces.pace import Pace
-from stepscope.traces.table import Table, table_of
-from stepscope.traces.temporal import Temporal
-from stepscope.traces.window import Step
+from stepscope.traces.device.pace import Pace
+from stepscope.traces.device.temporal import Temporal
+from stepscope.traces.model.columns import TraceMeta
+from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.window import Step
 
 MS = 1_000_000
 EVIL = "</style><script>alert(1)</script>\x1b[31m&"

@@ -19,8 +19,8 @@ from stepscope.reports.trace_document import document_of, plain
 from stepscope.reports.trace_html import render_trace_html
 from stepscope.reports.trace_text import render_trace
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_figures import DeviceFigures
-from stepscope.traces.host_figures import HostFigures
+from stepscope.traces.device.figures import DeviceFigures
+from stepscope.traces.host.figures import HostFigures
 from stepscope.traces.job import JobAnalysis, analyse_job
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.annotations import INTERNAL, user_annotations
-from stepscope.traces.categories import Kind
-from stepscope.traces.read import read_trace
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.annotations import INTERNAL, user_annotations
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.window import Window, window_of
+from stepscope.traces.reading.read import read_trace
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.sampled_from("abc"), st.integers(0, 5)), max_size=15

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces import text as text_module
-from stepscope.traces.columns import Trace
-from stepscope.traces.inflate import blocks_of
-from stepscope.traces.kineto import read_kineto
-from stepscope.traces.read import read_trace
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.reading import text as text_module
+from stepscope.traces.reading.inflate import blocks_of
+from stepscope.traces.reading.kineto import read_kineto
+from stepscope.traces.reading.read import read_trace
 
 MIB = 1 << 20
 
@@ -326,7 +326,7 @@ def test_a_bomb_is_left_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     """Limits are made small, so that it shows in little time that they are kept."""
     monkeypatch.setattr(text_module, "LONGEST_HEAD", 2 * MIB)
     monkeypatch.setattr(text_module, "LONGEST_EVENT", MIB)
-    monkeypatch.setattr("stepscope.traces.kineto.LONGEST_NOTHING", MIB)
+    monkeypatch.setattr("stepscope.traces.reading.kineto.LONGEST_NOTHING", MIB)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(filling, 64 * MIB, before))
     asked = 0
@@ -337,7 +337,7 @@ def test_a_bomb_is_left_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
             asked += len(block)
             yield block
 
-    monkeypatch.setattr("stepscope.traces.read.blocks_of", counted)
+    monkeypatch.setattr("stepscope.traces.reading.read.blocks_of", counted)
     refused(path)
     assert asked <= 8 * MIB
 

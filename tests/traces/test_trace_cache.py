@@ -15,13 +15,13 @@ import pytest
 
 from stepscope.testing.nsight import MadeReport
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces import cache as cache_module
-from stepscope.traces.builder import TABLES
-from stepscope.traces.cache import Cache, Entry
-from stepscope.traces.columns import Trace, side_columns
-from stepscope.traces.opening import open_traces, read_traces
+from stepscope.traces.cache.results import decode_analyses, encode_analyses
+from stepscope.traces.cache.store import Cache, Entry
+from stepscope.traces.cache.store import store as cache_module
+from stepscope.traces.model.columns import Trace, side_columns
 from stepscope.traces.rank import analyse_rank
-from stepscope.traces.results import decode_analyses, encode_analyses
+from stepscope.traces.reading.builder import TABLES
+from stepscope.traces.reading.opening import open_traces, read_traces
 
 REAL = (
     "param_dlrm_8rank/worker0_step_12.1694128201545.pt.trace.json.gz",

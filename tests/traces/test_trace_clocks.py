@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.testing.trace_ranks import SlimRank, slim_rank
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.clocks import clocks_of
+from stepscope.traces.ranks.clocks import clocks_of
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from stepscope.testing.trace_ranks import SlimRank, slim_rank
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.collectives import CollectivesAnalysis, match
-from stepscope.traces.distributed import distributed_table
-from stepscope.traces.read import read_trace
+from stepscope.traces.ranks.collectives import CollectivesAnalysis, match
+from stepscope.traces.ranks.distributed import distributed_table
+from stepscope.traces.reading.read import read_trace
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 GATHER = "ncclDevKernel_AllGather_RING_LL()"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.compiling import compiling, compiling_of
-from stepscope.traces.read import read_trace
-from stepscope.traces.window import window_of
+from stepscope.traces.host.compiling import compiling, compiling_of
+from stepscope.traces.model.window import window_of
+from stepscope.traces.reading.read import read_trace
 
 REAL = Path(__file__).parent / "data" / "compiled_2_13.json.gz"
 """Five steps of which the first is not traced: a function with a graph break, and one that is called with tensors of a

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.copies import bandwidth_table, bytes_of, copies_table
-from stepscope.traces.device_work import work_of
-from stepscope.traces.table import Table
-from stepscope.traces.window import window_of
+from stepscope.traces.device.copies import bandwidth_table, bytes_of, copies_table
+from stepscope.traces.device.work import work_of
+from stepscope.traces.model.table import Table
+from stepscope.traces.model.window import window_of
 
 
 def tables(made: MadeTrace) -> tuple[Table, Table]:

@@ -7,10 +7,10 @@ import pickle
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_figures import DeviceFigures, device_figures
-from stepscope.traces.device_tables import device_tables
-from stepscope.traces.idle import StreamIdle
-from stepscope.traces.window import window_of
+from stepscope.traces.device.figures import DeviceFigures, device_figures
+from stepscope.traces.device.idle import StreamIdle
+from stepscope.traces.device.tables import device_tables
+from stepscope.traces.model.window import window_of
 
 
 def figures(made: MadeTrace) -> DeviceFigures:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_figures import device_figures
-from stepscope.traces.temporal import temporal_of
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.device.figures import device_figures
+from stepscope.traces.device.temporal import temporal_of
+from stepscope.traces.model.window import Window, window_of
 
 
 def by_hand(work: list[tuple[int, int, int | None]]) -> tuple[int, int, int]:

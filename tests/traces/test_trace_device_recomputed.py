@@ -18,14 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_figures import device_figures
-from stepscope.traces.device_tables import device_tables
-from stepscope.traces.idle import idle_of
-from stepscope.traces.kernel_names import kernel_class
-from stepscope.traces.kineto import read_kineto
-from stepscope.traces.table import Table
-from stepscope.traces.temporal import temporal_of
-from stepscope.traces.window import window_of
+from stepscope.traces.device.figures import device_figures
+from stepscope.traces.device.idle import idle_of
+from stepscope.traces.device.tables import device_tables
+from stepscope.traces.device.temporal import temporal_of
+from stepscope.traces.model.kernel_names import kernel_class
+from stepscope.traces.model.table import Table
+from stepscope.traces.model.window import window_of
+from stepscope.traces.reading.kineto import read_kineto
 
 SORTS = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}
 CALLS = ("cuda_runtime", "cuda_driver", "runtime")

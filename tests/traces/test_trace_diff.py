@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.diff import TraceDiff, diff
-from stepscope.traces.diff_sides import OTHERS, Side, per_step
-from stepscope.traces.diff_tables import changes
+from stepscope.traces.diff.compare import TraceDiff, diff
+from stepscope.traces.diff.sides import OTHERS, Side, per_step
+from stepscope.traces.diff.tables import changes
 from stepscope.traces.job import JobAnalysis, analyse_job
+from stepscope.traces.model.table import table_of
+from stepscope.traces.model.window import Window
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.table import table_of
-from stepscope.traces.window import Window
 
 
 def job_of(*made: MadeTrace) -> JobAnalysis:

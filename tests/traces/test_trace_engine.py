@@ -17,13 +17,13 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.testing.nsight import MadeReport
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces import engine as engine_module
-from stepscope.traces.analyse import Job, Options, Problem
-from stepscope.traces.cache import Cache
-from stepscope.traces.engine import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
-from stepscope.traces.opening import read_traces
-from stepscope.traces.position import position_in, watched
+from stepscope.traces.cache.store import Cache
+from stepscope.traces.engine.analyse import Job, Options, Problem
+from stepscope.traces.engine.engines import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
+from stepscope.traces.engine.engines import engines as engine_module
+from stepscope.traces.engine.position import position_in, watched
 from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.reading.opening import read_traces
 
 HERE, WORKERS = LocalEngine(1), LocalEngine(2)
 LOCAL = pytest.mark.parametrize("engine", [HERE, WORKERS], ids=["here", "workers"])
@@ -197,8 +197,8 @@ def test_a_caller_whose_script_has_no_guard(tmp_path: Path, run_python: Callable
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from stepscope.traces.analyse import Options\n"
-        "from stepscope.traces.engine import LocalEngine, analyse_paths\n"
+        "from stepscope.traces.engine.analyse import Options\n"
+        "from stepscope.traces.engine.engines import LocalEngine, analyse_paths\n"
         "found = analyse_paths(sorted(Path('.').glob('*.gz')), Options(), LocalEngine(2))\n"
         "print([each.rank for each in found])\n"
     )

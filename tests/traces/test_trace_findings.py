@@ -12,18 +12,18 @@ import pytest
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.collectives import match
-from stepscope.traces.columns import TraceMeta
+from stepscope.traces.device.idle import StreamIdle
+from stepscope.traces.device.pace import Pace
+from stepscope.traces.device.temporal import Temporal
 from stepscope.traces.findings import find, verdict_of
-from stepscope.traces.idle import StreamIdle
+from stepscope.traces.host.pauses import Pause
+from stepscope.traces.host.syncs import SyncPlace
 from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.pace import Pace
-from stepscope.traces.pauses import Pause
+from stepscope.traces.model.columns import TraceMeta
+from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.window import Step
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.syncs import SyncPlace
-from stepscope.traces.table import Table, table_of
-from stepscope.traces.temporal import Temporal
-from stepscope.traces.window import Step
+from stepscope.traces.ranks.collectives import match
 
 MS = 1_000_000
 GIB = 1 << 30

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.peers import like_peers
+from stepscope.traces.model.window import Window
+from stepscope.traces.path.peers import like_peers
+from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.read import read_trace
-from stepscope.traces.trace_whatif import parse_change
-from stepscope.traces.window import Window
+from stepscope.traces.reading.read import read_trace
 
 DATA = Path(__file__).parent / "data" / "h200"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_peaks import peak_of
-from stepscope.traces.flop_formulas import flops_of
-from stepscope.traces.flops import flops, flops_found
-from stepscope.traces.window import window_of
+from stepscope.traces.host.device_peaks import peak_of
+from stepscope.traces.host.flop_formulas import flops_of
+from stepscope.traces.host.flops import flops, flops_found
+from stepscope.traces.model.window import window_of
 
 CONV = '["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]'
 

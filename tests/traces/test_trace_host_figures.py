@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host_figures import host_figures
-from stepscope.traces.host_tables import host_tables
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.figures import host_figures
+from stepscope.traces.host.tables import host_tables
+from stepscope.traces.model.window import Window, window_of
 
 
 def check(window: Window) -> None:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host_figures import host_figures
-from stepscope.traces.host_stops import PythonStop
+from stepscope.traces.host.figures import host_figures
+from stepscope.traces.host.stops import PythonStop
 from stepscope.traces.job import analyse_job
+from stepscope.traces.model.window import window_of
 from stepscope.traces.rank import analyse_rank
-from stepscope.traces.window import window_of
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_work import work_of
-from stepscope.traces.idle import StreamIdle, gaps_of, idle_by_operator, idle_of, idle_table
-from stepscope.traces.window import window_of
+from stepscope.traces.device.idle import StreamIdle, gaps_of, idle_by_operator, idle_of, idle_table
+from stepscope.traces.device.work import work_of
+from stepscope.traces.model.window import window_of
 
 
 def idle(made: MadeTrace) -> dict[str, StreamIdle]:

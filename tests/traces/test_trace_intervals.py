@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces import intervals
-from stepscope.traces.intervals import EMPTY, Spans
+from stepscope.traces.model import intervals
+from stepscope.traces.model.intervals import EMPTY, Spans
 
 PIECES = st.lists(st.tuples(st.integers(-20, 60), st.integers(-3, 15)), max_size=12)
 

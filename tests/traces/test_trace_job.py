@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.traces.collectives import match
-from stepscope.traces.distributed import distributed_table
-from stepscope.traces.perfetto import write_perfetto
 from stepscope.traces.rank import analyse_rank
-from stepscope.traces.read import read_trace
+from stepscope.traces.ranks.collectives import match
+from stepscope.traces.ranks.distributed import distributed_table
+from stepscope.traces.reading.read import read_trace
+from stepscope.traces.timeline.perfetto import write_perfetto
 
 pytestmark = pytest.mark.ranks
 

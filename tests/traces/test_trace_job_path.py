@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.collectives import match
-from stepscope.traces.job_path import JobPath, job_path
-from stepscope.traces.peers import like_peers
+from stepscope.traces.path.job_path import JobPath, job_path
+from stepscope.traces.path.peers import like_peers
+from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.trace_whatif import parse_change
+from stepscope.traces.ranks.collectives import match
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 DLRM = sorted((SHARED / "param_dlrm_8rank").glob("*.json.gz"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.columns import Trace
-from stepscope.traces.kernel_names import (
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.kernel_names import (
     by_name,
     is_communication,
     is_fp32_matmul,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.categories import Kind, kind_of
-from stepscope.traces.columns import Trace
-from stepscope.traces.kineto import read_kineto
-from stepscope.traces.kineto_decode import LATEST_NS, ns_of_text
+from stepscope.traces.model.categories import Kind, kind_of
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.reading.kineto import read_kineto
+from stepscope.traces.reading.kineto_decode import LATEST_NS, ns_of_text
 
 
 def read(*events: Any, **header: Any) -> Trace:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device_figures import DeviceFigures, device_figures
-from stepscope.traces.device_work import Work, work_of
-from stepscope.traces.launches import (
+from stepscope.traces.device.figures import DeviceFigures, device_figures
+from stepscope.traces.device.launches import (
     Queue,
     launches_in,
     launches_table,
@@ -14,7 +13,8 @@ from stepscope.traces.launches import (
     queues_of,
     short_kernels_table,
 )
-from stepscope.traces.window import window_of
+from stepscope.traces.device.work import Work, work_of
+from stepscope.traces.model.window import window_of
 
 
 def worked(made: MadeTrace) -> Work:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.loading import LOADER, loading, loading_of
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.loading import LOADER, loading, loading_of
+from stepscope.traces.model.window import Window, window_of
 
 NEXT = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.columns import Trace
-from stepscope.traces.memory_curve import BEFORE, OUTSIDE, POINTS, memory, memory_of, memory_peak
-from stepscope.traces.modules import modules_of
-from stepscope.traces.operators import operator_times
-from stepscope.traces.table import Table
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.memory_curve import BEFORE, OUTSIDE, POINTS, memory, memory_of, memory_peak
+from stepscope.traces.host.modules import modules_of
+from stepscope.traces.host.operators import operator_times
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.table import Table
+from stepscope.traces.model.window import Window, window_of
 
 
 def tables_of(window: Window) -> tuple[Table, Table]:

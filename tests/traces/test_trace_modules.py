@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.modules import LIMIT, modules, modules_of
-from stepscope.traces.operators import operator_times
-from stepscope.traces.table import Table
-from stepscope.traces.window import window_of
+from stepscope.traces.host.modules import LIMIT, modules, modules_of
+from stepscope.traces.host.operators import operator_times
+from stepscope.traces.model.table import Table
+from stepscope.traces.model.window import window_of
 
 
 def table_of(made: MadeTrace) -> Table | None:

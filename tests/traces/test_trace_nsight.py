@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.testing.nsight import NEW, OLD, MadeReport, packed
-from stepscope.traces.categories import Kind
-from stepscope.traces.columns import Trace
 from stepscope.traces.job import analyse_job
-from stepscope.traces.links import launches_of
-from stepscope.traces.nsight import is_nsight, read_nsight
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.links import launches_of
+from stepscope.traces.model.window import window_of
 from stepscope.traces.rank import analyse_rank
-from stepscope.traces.window import window_of
+from stepscope.traces.reading.nsight import is_nsight, read_nsight
 
 GENERATIONS = pytest.mark.parametrize("generation", [OLD, NEW])
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.columns import TraceMeta
-from stepscope.traces.one_per_rank import numbered, one_per_rank
+from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.read import read_trace
+from stepscope.traces.reading.one_per_rank import numbered, one_per_rank
+from stepscope.traces.reading.read import read_trace
 
 
 def analysis(rank: int | None, at: float = 0, number: int = 0) -> RankAnalysis:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.categories import Kind
-from stepscope.traces.host import LABEL
-from stepscope.traces.operators import operator_times, operators, operators_by_shape, operators_by_source
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.operators import operator_times, operators, operators_by_shape, operators_by_source
+from stepscope.traces.host.view import LABEL
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.window import Window, window_of
 
 PIECES = st.lists(
     st.tuples(

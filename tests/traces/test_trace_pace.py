@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.graph import graph_of
-from stepscope.traces.pace import shared_out
-from stepscope.traces.path import whole_segments
+from stepscope.traces.device.pace import shared_out
+from stepscope.traces.model.window import window_of
+from stepscope.traces.path.graph import graph_of
+from stepscope.traces.path.rank_path import whole_segments
+from stepscope.traces.path.whatif import parse_change, what_if
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.read import read_trace
-from stepscope.traces.trace_whatif import parse_change, what_if
-from stepscope.traces.window import window_of
+from stepscope.traces.reading.read import read_trace
 
 H200 = Path(__file__).parent / "data" / "h200"
 FILES = sorted(H200.rglob("*.json.gz"))

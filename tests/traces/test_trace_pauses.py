@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.pauses import Pause, holes, pauses_of
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.pauses import Pause, holes, pauses_of
+from stepscope.traces.model.window import Window, window_of
 
 
 def test_collections_that_were_asked_for_or_not() -> None:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from stepscope.testing.trace_ranks import slim_rank
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.clocks import Clocks, clocks_of
-from stepscope.traces.collective_tracks import collective_tracks
-from stepscope.traces.collectives import match
-from stepscope.traces.columns import Trace, side_columns
-from stepscope.traces.inflate import blocks_of
-from stepscope.traces.kineto import read_kineto
-from stepscope.traces.links import launches_of
-from stepscope.traces.perfetto import Bar, Track, us, write_perfetto
-from stepscope.traces.perfetto_args import SIDES
+from stepscope.traces.model.columns import Trace, side_columns
+from stepscope.traces.model.links import launches_of
+from stepscope.traces.ranks.clocks import Clocks, clocks_of
+from stepscope.traces.ranks.collectives import match
+from stepscope.traces.reading.inflate import blocks_of
+from stepscope.traces.reading.kineto import read_kineto
+from stepscope.traces.timeline.collective_tracks import collective_tracks
+from stepscope.traces.timeline.perfetto import Bar, Track, us, write_perfetto
+from stepscope.traces.timeline.perfetto_args import SIDES
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 

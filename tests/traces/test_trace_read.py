@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.errors import TraceError
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.read import find_traces, read_trace
+from stepscope.traces.reading.read import find_traces, read_trace
 
 
 def small(rank: int = 0) -> MadeTrace:

@@ -9,12 +9,12 @@ import pytest
 
 from stepscope.errors import TraceError
 from stepscope.testing.traces import BACKWARD_THREAD, MadeTrace
-from stepscope.traces.exchanges import exchanges_of
-from stepscope.traces.graph import Graph, graph_of
-from stepscope.traces.path import rank_path
-from stepscope.traces.replay import Plan, as_it_was, replay
-from stepscope.traces.trace_whatif import Change, parse_change, what_if
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.model.window import Window, window_of
+from stepscope.traces.path.graph import Graph, graph_of
+from stepscope.traces.path.rank_path import rank_path
+from stepscope.traces.path.replay import Plan, as_it_was, replay
+from stepscope.traces.path.whatif import Change, parse_change, what_if
+from stepscope.traces.ranks.exchanges import exchanges_of
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 REAL = sorted(SHARED.rglob("*.json.gz"))

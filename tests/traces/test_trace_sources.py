@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.sources import is_user_frame
-from stepscope.traces.window import window_of
+from stepscope.traces.host.sources import is_user_frame
+from stepscope.traces.model.window import window_of
 
 
 @pytest.mark.parametrize(

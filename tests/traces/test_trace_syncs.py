@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.runtime_names import is_asked_to_wait
-from stepscope.traces.syncs import SyncPlace, syncs, syncs_of
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.host.syncs import SyncPlace, syncs, syncs_of
+from stepscope.traces.model.runtime_names import is_asked_to_wait
+from stepscope.traces.model.window import Window, window_of
 
 
 def test_items_copies_and_plain_synchronisations() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.testing.traces import MadeTrace
-from stepscope.traces.columns import Trace
-from stepscope.traces.window import Window, window_of
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.window import Window, window_of
 
 
 def three_steps() -> MadeTrace:

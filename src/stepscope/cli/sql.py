@@ -71,7 +71,7 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
     if not all(found):
         raise UsageError(f"{paths[found.index(None)]} holds no trace; of several paths each must (one run at a time)")
     files = list(dict.fromkeys(file for of_path in found for file in of_path or ()))
-    from stepscope.traces.cache import Cache
+    from stepscope.traces.cache.store import Cache
     from stepscope.traces.sql import trace_database
 
     with trace_database(files, Cache.of_environment()) as (database, readable, notices):
@@ -86,7 +86,7 @@ def _traces(path: Path) -> list[Path] | None:
         return [path]
     if not path.is_dir() or (path / META).exists():
         return None
-    from stepscope.traces.read import find_traces
+    from stepscope.traces.reading.read import find_traces
 
     try:
         return find_traces([path])[0]

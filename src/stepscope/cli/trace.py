@@ -16,7 +16,7 @@ from stepscope.cli.trace_job import analysed, changed, changes_of, write_tables,
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.traces.analyse import Options
+    from stepscope.traces.engine.analyse import Options
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.reports.trace_document import document_of, table_document
     from stepscope.reports.trace_shown import rank_shown
     from stepscope.traces.csv_out import tables_in
-    from stepscope.traces.read import find_traces
+    from stepscope.traces.reading.read import find_traces
 
     if args.top is not None and args.top < 1:
         raise UsageError(f"--top {args.top} shows nothing")
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from stepscope.traces.analyse import Options
-    from stepscope.traces.cache import Cache
+    from stepscope.traces.cache.store import Cache
+    from stepscope.traces.engine.analyse import Options
 
     return Options(keep_last=args.last_step, cache=None if args.no_cache else Cache.of_environment())
 

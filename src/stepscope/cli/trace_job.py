@@ -11,12 +11,12 @@ from stepscope.errors import TraceError, UsageError
 from stepscope.records.replacing import replaced
 
 if TYPE_CHECKING:
-    from stepscope.traces.analyse import Options
-    from stepscope.traces.columns import Trace
+    from stepscope.traces.engine.analyse import Options
     from stepscope.traces.job import JobAnalysis
-    from stepscope.traces.perfetto import Track
-    from stepscope.traces.table import Table
-    from stepscope.traces.trace_whatif import Change, WhatIf
+    from stepscope.traces.model.columns import Trace
+    from stepscope.traces.model.table import Table
+    from stepscope.traces.path.whatif import Change, WhatIf
+    from stepscope.traces.timeline.perfetto import Track
 
 __all__ = ["analysed", "changed", "changes_of", "write_tables", "write_timeline"]
 
@@ -24,10 +24,10 @@ __all__ = ["analysed", "changed", "changes_of", "write_tables", "write_timeline"
 def analysed(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
     """All ranks of what ``find_traces`` found; a file that cannot be read is a remark, unless there is no other."""
     from stepscope.records.units import bytes_text
-    from stepscope.traces.analyse import Problem
-    from stepscope.traces.engine import analyse_paths, engine_named
+    from stepscope.traces.engine.analyse import Problem
+    from stepscope.traces.engine.engines import analyse_paths, engine_named
     from stepscope.traces.job import analyse_job
-    from stepscope.traces.one_per_rank import one_per_rank
+    from stepscope.traces.reading.one_per_rank import one_per_rank
 
     bar = progress_bar("reading traces", bytes_text)
 
@@ -47,7 +47,7 @@ def analysed(files: Sequence[Path], passed_over: Sequence[str], options: Options
 
 def changes_of(words: Sequence[str]) -> list[Change]:
     """What ``--what-if`` asks for."""
-    from stepscope.traces.trace_whatif import parse_change
+    from stepscope.traces.path.whatif import parse_change
 
     try:
         return [parse_change(word) for word in words]
@@ -57,10 +57,10 @@ def changes_of(words: Sequence[str]) -> list[Change]:
 
 def changed(job: JobAnalysis, options: Options, changes: Sequence[Change], rank: int) -> Table:
     """The steps after each change: of the whole job if it is to a rank, else of one rank by itself."""
-    from stepscope.traces.graph import graph_of
-    from stepscope.traces.peers import like_peers
-    from stepscope.traces.trace_whatif import what_if, what_if_table
-    from stepscope.traces.window import window_of
+    from stepscope.traces.model.window import window_of
+    from stepscope.traces.path.graph import graph_of
+    from stepscope.traces.path.peers import like_peers
+    from stepscope.traces.path.whatif import what_if, what_if_table
 
     graph = None
     if any(change.kind != "rank" for change in changes):
@@ -88,10 +88,10 @@ def write_tables(job: JobAnalysis, folder: Path) -> None:
 
 def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
     """All ranks on one clock, with their collectives and critical paths as tracks of their own."""
-    from stepscope.traces.collective_tracks import collective_tracks
-    from stepscope.traces.path_tracks import path_track
-    from stepscope.traces.perfetto import write_perfetto
-    from stepscope.traces.window import window_of
+    from stepscope.traces.model.window import window_of
+    from stepscope.traces.timeline.collective_tracks import collective_tracks
+    from stepscope.traces.timeline.path_tracks import path_track
+    from stepscope.traces.timeline.perfetto import write_perfetto
 
     def tracks() -> Iterator[Track]:
         yield from collective_tracks(job.collectives)
@@ -107,7 +107,7 @@ def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
 
 def _traces(job: JobAnalysis, options: Options, only: int | None = None) -> Iterator[tuple[int, Trace]]:
     """Once more, one by one, or only those of one file; of a file with several processes each that was analysed."""
-    from stepscope.traces.opening import open_traces
+    from stepscope.traces.reading.opening import open_traces
 
     ranks: dict[str, list[int]] = {}
     for analysis in job.ranks:

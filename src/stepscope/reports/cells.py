@@ -1,4 +1,4 @@
-"""A cell of a table as people read it: the unit is told by the ending of the column's name (``traces/table.py``)."""
+"""A cell of a table as people read it: the ending of the column's name tells the unit (``traces/model/table.py``)."""
 
 from __future__ import annotations
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from stepscope.records.finding import Finding
 from stepscope.reports.price import price_text
 from stepscope.traces.findings import is_judged
+from stepscope.traces.model.table import Table
+from stepscope.traces.model.window import Step
 from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.table import Table
-from stepscope.traces.window import Step
 
 if TYPE_CHECKING:
-    from stepscope.traces.collectives import CollectivesAnalysis
+    from stepscope.traces.device.pace import Pace
     from stepscope.traces.job import JobAnalysis
-    from stepscope.traces.job_path import JobPath
-    from stepscope.traces.pace import Pace
-    from stepscope.traces.path import RankPath
+    from stepscope.traces.path.job_path import JobPath
+    from stepscope.traces.path.rank_path import RankPath
+    from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
 __all__ = ["SCHEMA", "document_of", "plain", "table_document"]
 
@@ -215,7 +215,7 @@ def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
 
 
 def _diff(before: JobAnalysis, job: JobAnalysis) -> dict[str, Any]:
-    from stepscope.traces.diff import diff
+    from stepscope.traces.diff.compare import diff
 
     found = diff(before, job)
     return {**plain(found), "step_change_ns": found.step_change_ns}

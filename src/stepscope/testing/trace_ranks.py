@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.traces.columns import Trace, TraceMeta
-from stepscope.traces.exchanges import Exchanges, exchanges_of
-from stepscope.traces.temporal import Temporal, temporal_of
-from stepscope.traces.window import Step, window_of
+from stepscope.traces.device.temporal import Temporal, temporal_of
+from stepscope.traces.model.columns import Trace, TraceMeta
+from stepscope.traces.model.window import Step, window_of
+from stepscope.traces.ranks.exchanges import Exchanges, exchanges_of
 
 __all__ = ["SlimRank", "slim_rank"]
 

@@ -17,8 +17,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stepscope.traces.columns import Trace
-from stepscope.traces.kineto import read_kineto
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.reading.kineto import read_kineto
 
 __all__ = ["MAIN_THREAD", "MadeTrace"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.records.replacing import replaced
-from stepscope.traces.table import Table
+from stepscope.traces.model.table import Table
 
 __all__ = ["tables_in", "write_csv"]
 

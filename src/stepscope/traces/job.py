@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.records.finding import Finding
-from stepscope.traces.clocks import Clocks
-from stepscope.traces.collectives import CollectivesAnalysis, match
-from stepscope.traces.distributed import distributed_table
 from stepscope.traces.findings import find, verdict_of
-from stepscope.traces.job_path import JobPath, job_path
+from stepscope.traces.model.table import Table
+from stepscope.traces.path.job_path import JobPath, job_path
 from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.table import Table
+from stepscope.traces.ranks.clocks import Clocks
+from stepscope.traces.ranks.collectives import CollectivesAnalysis, match
+from stepscope.traces.ranks.distributed import distributed_table
 
 __all__ = ["JobAnalysis", "analyse_job"]
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.traces.columns import Trace, TraceMeta
-from stepscope.traces.device_figures import DeviceFigures, device_figures
-from stepscope.traces.device_tables import device_tables
-from stepscope.traces.device_work import work_of
-from stepscope.traces.exchanges import Exchanges, exchanges_of
-from stepscope.traces.host_facts import host_facts
-from stepscope.traces.host_figures import HostFigures, host_figures
-from stepscope.traces.host_tables import host_tables
-from stepscope.traces.idle import StreamIdle, idle_of
-from stepscope.traces.pace import Pace, pace_of
-from stepscope.traces.path import RankPath, rank_path
-from stepscope.traces.table import Table
-from stepscope.traces.temporal import Temporal, temporal_of
-from stepscope.traces.window import Step, window_of
+from stepscope.traces.device.figures import DeviceFigures, device_figures
+from stepscope.traces.device.idle import StreamIdle, idle_of
+from stepscope.traces.device.pace import Pace, pace_of
+from stepscope.traces.device.tables import device_tables
+from stepscope.traces.device.temporal import Temporal, temporal_of
+from stepscope.traces.device.work import work_of
+from stepscope.traces.host.facts import host_facts
+from stepscope.traces.host.figures import HostFigures, host_figures
+from stepscope.traces.host.tables import host_tables
+from stepscope.traces.model.columns import Trace, TraceMeta
+from stepscope.traces.model.table import Table
+from stepscope.traces.model.window import Step, window_of
+from stepscope.traces.path.rank_path import RankPath, rank_path
+from stepscope.traces.ranks.exchanges import Exchanges, exchanges_of
 
 __all__ = ["RankAnalysis", "analyse_rank"]
 

@@ -21,15 +21,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from stepscope.errors import TraceError
-from stepscope.traces.builder import ROW_TABLES, TABLES
-from stepscope.traces.cache import Cache, Entry
-from stepscope.traces.categories import Kind
-from stepscope.traces.columns import Trace, TraceMeta, side_columns
-from stepscope.traces.kept import BROKEN, create, is_code, load_meta
-from stepscope.traces.one_per_rank import numbered
-from stepscope.traces.opening import read_traces
-from stepscope.traces.parquet import write_table
-from stepscope.traces.window import window_of
+from stepscope.traces.cache.kept import BROKEN, create, is_code, load_meta
+from stepscope.traces.cache.parquet import write_table
+from stepscope.traces.cache.store import Cache, Entry
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.columns import Trace, TraceMeta, side_columns
+from stepscope.traces.model.window import window_of
+from stepscope.traces.reading.builder import ROW_TABLES, TABLES
+from stepscope.traces.reading.one_per_rank import numbered
+from stepscope.traces.reading.opening import read_traces
 
 __all__ = ["trace_database"]
 

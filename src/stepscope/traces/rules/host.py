@@ -17,7 +17,7 @@ from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved, holes_of
 
 if TYPE_CHECKING:
-    from stepscope.traces.syncs import SyncPlace
+    from stepscope.traces.host.syncs import SyncPlace
 
 __all__ = ["find_host"]
 

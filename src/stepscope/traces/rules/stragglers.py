@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import SEVERITIES
 from stepscope.records.units import ms_text, named_ranks
-from stepscope.traces.peers import like_peers
+from stepscope.traces.path.peers import like_peers
+from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, cost_of, holes_of, severity_of
-from stepscope.traces.trace_whatif import parse_change
 
 __all__ = ["find_stragglers"]
 

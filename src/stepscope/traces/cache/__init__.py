@@ -1,0 +1,1 @@
+"""What was read, kept as Parquet, and what was found in it."""

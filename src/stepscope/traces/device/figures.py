@@ -1,0 +1,145 @@
+"""The figures of a device that findings are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stepscope.traces.device.copies import bytes_of, is_pageable
+from stepscope.traces.device.idle import Gaps, StreamIdle, gaps_of, idle_by_lane, idle_by_operator, on_one_stream
+from stepscope.traces.device.kernels import occupancy_sums
+from stepscope.traces.device.launches import SHORT_NS, launches_in, queues_of
+from stepscope.traces.device.utilisation import occupancy_of, sm_efficiency_of, utilisation_of
+from stepscope.traces.device.work import Work, work_of
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.columns import Ints
+from stepscope.traces.model.kernel_names import (
+    by_name,
+    is_fp32_matmul,
+    is_matrix_class,
+    kernel_class,
+    uses_tensor_cores,
+)
+from stepscope.traces.model.runtime_names import is_graph_launch
+from stepscope.traces.model.statistics import median
+from stepscope.traces.model.window import Window
+
+__all__ = ["DeviceFigures", "device_figures", "figures_of"]
+
+LOW_OCCUPANCY: Final = 0.5
+LISTED: Final = 10
+NOT_IDLE: Final = StreamIdle(host_wait_ns=0, kernel_wait_ns=0, other_ns=0, sync_ns=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFigures:
+    """Shares are 0 to 1; None: the trace does not say."""
+
+    device_name: str | None
+    utilisation: float | None
+    sm_efficiency: float | None
+    occupancy: float | None
+    tensor_core_share: float | None
+    """Of the time in kernels that multiply matrices (products, convolutions, attention)."""
+    eligible_fp32_ns: int
+    """Products and convolutions in FP32 without Tensor Cores."""
+    kernel_count: int
+    short_kernel_count: int
+    """Under 10 µs."""
+    short_kernel_ns: int
+    launch_count: int
+    launch_delay_ns_median: int | None
+    """From the start of the call to the start of its work."""
+    queue_full_ns: int
+    """The host was held up in launches because about 1,024 were queued."""
+    mean_queue: float | None
+    """Launched but not begun, over all streams, from the first launch to the last start."""
+    pageable_copy_ns: int
+    pageable_copy_bytes: int
+    pageable_copy_count: int
+    low_occupancy: tuple[tuple[str, float, int], ...]
+    """Attention kernels with less than half of the warps that fit: name, occupancy, total_ns; the longest first."""
+    graph_launches: int
+    idle: StreamIdle
+    """Of the device as a whole: the gaps in which no stream worked, ``Temporal.idle_ns`` in all."""
+    idle_before: tuple[tuple[str, int], ...]
+    """Operators whose launches ended host waits of the whole device, with these: the longest first."""
+
+
+def device_figures(window: Window, work: Work | None = None) -> DeviceFigures:
+    """``work``: where it is known already."""
+    return figures_of(work_of(window) if work is None else work)
+
+
+def figures_of(work: Work) -> DeviceFigures:
+    trace = work.window.trace
+    name, dur_ns = work.name[work.kernel], work.dur_ns[work.kernel]
+
+    def time_of(which: np.ndarray) -> int:
+        return int(dur_ns[which].sum())
+
+    matrix_ns = time_of(by_name(trace, name, lambda text: is_matrix_class(kernel_class(text))))
+    tensor_core_ns = time_of(by_name(trace, name, uses_tensor_cores))
+    short = dur_ns < SHORT_NS
+    launches = launches_in(work)
+    queues = queues_of(work, launches)
+    queued_over_ns = int(launches.starts_work_ns.max() - launches.start_ns.min()) if len(launches) else 0
+    pageable = ~work.kernel
+    pageable[pageable] = by_name(trace, work.name[pageable], is_pageable)
+    sizes = bytes_of(work)[pageable]
+    calls = work.window.rows_of((Kind.RUNTIME,))
+    joined = on_one_stream(work)
+    gaps = gaps_of(joined)
+    return DeviceFigures(
+        device_name=_device_name(work),
+        utilisation=utilisation_of(work),
+        sm_efficiency=sm_efficiency_of(work),
+        occupancy=occupancy_of(work),
+        tensor_core_share=tensor_core_ns / matrix_ns if matrix_ns else None,
+        eligible_fp32_ns=time_of(by_name(trace, name, is_fp32_matmul)),
+        kernel_count=len(name),
+        short_kernel_count=int(short.sum()),
+        short_kernel_ns=time_of(short),
+        launch_count=len(launches),
+        launch_delay_ns_median=median(launches.delay_ns),
+        queue_full_ns=sum(queue.blocked_ns for queue in queues),
+        mean_queue=sum(queue.queued_ns for queue in queues) / queued_over_ns if queued_over_ns else None,
+        pageable_copy_ns=int(work.dur_ns[pageable].sum()),
+        pageable_copy_bytes=int(sizes[sizes >= 0].sum()),
+        pageable_copy_count=int(pageable.sum()),
+        low_occupancy=_low_occupancy(work, dur_ns),
+        graph_launches=int(by_name(trace, trace.slices.name[calls], is_graph_launch).sum()),
+        idle=idle_by_lane(joined, gaps).get("all", NOT_IDLE),
+        idle_before=_idle_before(joined, gaps),
+    )
+
+
+def _idle_before(joined: Work, gaps: Gaps) -> tuple[tuple[str, int], ...]:
+    table = idle_by_operator(joined, gaps)
+    name, wait = table.columns.index("operator"), table.columns.index("host_wait_ns")
+    return tuple((row[name], row[wait]) for row in table.rows[:LISTED])
+
+
+def _device_name(work: Work) -> str | None:
+    """Of the device that did the work, as the file lists them; of several, of the first."""
+    devices = work.window.trace.meta.devices
+    used = int(work.window.trace.slices.device[work.rows].min()) if len(work) else 0
+    listed = next((each for each in devices if each.get("id") == used), devices[0] if devices else {})
+    name = listed.get("name")
+    return name if isinstance(name, str) else None
+
+
+def _low_occupancy(work: Work, dur_ns: Ints) -> tuple[tuple[str, float, int], ...]:
+    trace, name = work.window.trace, work.name[work.kernel]
+    attends = by_name(trace, name, lambda text: kernel_class(text) == "attention")
+    weighted, weight_ns = occupancy_sums(work)
+    found = []
+    for code in np.unique(name[attends]).tolist():
+        own = name == code
+        if weight_ns[own].sum():
+            occupancy = float(weighted[own].sum() / weight_ns[own].sum())
+            if occupancy < LOW_OCCUPANCY:
+                found.append((trace.strings[code], occupancy, int(dur_ns[own].sum())))
+    return tuple(sorted(found, key=lambda each: -each[2])[:LISTED])

@@ -1,0 +1,258 @@
+"""How the host feeds the device: what launching costs, how long work waits, how much of it is queued.
+
+A *launch* is a call of the runtime whose work is in the trace, whatever the call is named: ``cudaLaunchKernel``,
+``cuLaunchKernelEx``, ``hipExtModuleLaunchKernel``, an asynchronous copy, Intel's.  A CUDA graph's launch is one,
+however many kernels it starts; its stream and start are those of its first work.  *delay*: from the start of the call
+to the start of the work, so queueing behind other work is in it.  A launch is *queued* for just that long, so that the
+mean queue is the sum of delays over the time.
+
+A stream holds about 1,024 launches; the next call then waits until there is room.  A launch is *blocked* so when at
+its start at least 1,000 are queued on its stream and it takes more than five times as long as the median call of its
+name; what counts is the time beyond that median.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.traces.device.work import Work
+from stepscope.traces.model.columns import Codes, Ints, Rows
+from stepscope.traces.model.statistics import grouped, sums_of
+from stepscope.traces.model.table import Table, table_of
+
+__all__ = [
+    "SHORT_NS",
+    "Launches",
+    "Queue",
+    "launches_in",
+    "launches_table",
+    "queue_curve",
+    "queue_table",
+    "queues_of",
+    "short_kernels_table",
+]
+
+SHORT_NS: Final = 10_000
+SLOW_CALL_NS: Final = 50_000
+LONG_DELAY_NS: Final = 100_000
+FULL: Final = 1000
+"""A little less than fits: the trace may have lost some."""
+UNUSUAL: Final = 5
+POINTS: Final = 500
+"""Of the curve, over all streams."""
+STREAMS: Final = 4
+"""That get a curve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """By the start of the calls."""
+
+    row: Rows
+    """The call."""
+    name: Codes
+    start_ns: Ints
+    call_ns: Ints
+    lane: NDArray[np.int64]
+    starts_work_ns: Ints
+    """When its first work began, but never before the call."""
+    work: Ints
+    """How many pieces of work."""
+    work_ns: Ints
+    """Their duration, added up."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def delay_ns(self) -> Ints:
+        return self.starts_work_ns - self.start_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Of one stream."""
+
+    lane: int
+    launches: int
+    span_ns: int
+    """From the first launch to the last start of work; what follows is within it."""
+    most: int
+    queued_ns: int
+    """The sum of all delays."""
+    full_ns: int
+    """While at least 1,000 were queued."""
+    blocked: int
+    """Calls."""
+    blocked_ns: int
+    time_ns: Ints
+    """When the length changes, ascending."""
+    length: Ints
+    """From then on."""
+
+
+def launches_in(work: Work) -> Launches:
+    slices = work.window.trace.slices
+    known = np.flatnonzero(work.known)
+    # Work is by start: the first of a call's is its first.
+    row, first, at = np.unique(work.launch[known], return_index=True, return_inverse=True)
+    at = at.reshape(-1)
+    first = known[first]
+    start_ns = slices.start_ns[row]
+    return Launches(
+        row=row,
+        name=slices.name[row],
+        start_ns=start_ns,
+        call_ns=slices.dur_ns[row],
+        lane=work.lane[first],
+        starts_work_ns=np.maximum(work.start_ns[first], start_ns),
+        work=np.bincount(at, minlength=len(row)),
+        work_ns=np.bincount(at, work.dur_ns[known], minlength=len(row)).astype(np.int64),
+    )
+
+
+def launches_table(work: Work, launches: Launches) -> Table:
+    """One row per name of a launching call, the one that took longest first."""
+    name = launches.name
+    calls, delays = grouped(name, launches.call_ns), grouped(name, launches.delay_ns)
+    columns = (
+        sums_of(calls, name, launches.work),
+        calls.total,
+        calls.median,
+        calls.most,
+        delays.median,
+        delays.most,
+        sums_of(calls, name, launches.work_ns < launches.call_ns),
+        sums_of(calls, name, launches.call_ns > SLOW_CALL_NS),
+        sums_of(calls, name, launches.delay_ns > LONG_DELAY_NS),
+    )
+    unknown = int((~work.known).sum())
+    return table_of(
+        "launches",
+        "Launches by call",
+        LAUNCH_COLUMNS,
+        (
+            (work.window.trace.text(int(calls.key[place])), calls.count[place], *(column[place] for column in columns))
+            for place in np.argsort(-calls.total, kind="stable").tolist()
+        ),
+        note="delay: from the start of the call to the start of its work; slow calls take over 50 µs, long delays over "
+        "100 µs." + (f"  {unknown} pieces of work have no launch in the trace." if unknown else ""),
+    )
+
+
+LAUNCH_COLUMNS: Final = (
+    "call", "count", "work", "call_ns", "call_median_ns", "call_max_ns", "delay_median_ns", "delay_max_ns",
+    "shorter_than_call", "slow_calls", "long_delays",
+)  # fmt: skip
+
+
+def short_kernels_table(work: Work) -> Table:
+    """Kernels that are over in less than 10 µs, by name; the most frequent first."""
+    slices = work.window.trace.slices
+    groups = work.by_kernel
+    short = work.kernel & (work.dur_ns < SHORT_NS)
+    name, dur_ns = work.name[short], work.dur_ns[short]
+    call_ns = np.where(work.known[short], slices.dur_ns[work.launch[short]], 0)
+    counts = sums_of(groups, name, np.ones(len(name), np.int64))
+    columns = (sums_of(groups, name, dur_ns), sums_of(groups, name, call_ns), sums_of(groups, name, dur_ns < call_ns))
+    order = [place for place in np.argsort(-counts, kind="stable").tolist() if counts[place]]
+    strings = work.window.trace.strings
+    return table_of(
+        "short_kernels",
+        "Kernels under 10 µs",
+        ("name", "count", "of_count", "total_ns", "call_ns", "shorter_than_call"),
+        (
+            (strings[code], counts[place], groups.count[place], *(c[place] for c in columns))
+            for place in order
+            for code in [int(groups.key[place])]
+        ),
+        limit=100,
+        note="call_ns: what the host spent in launching them.",
+    )
+
+
+def queues_of(work: Work, launches: Launches) -> list[Queue]:
+    """Of each stream that something was launched to, the one with most launches first."""
+    columns = (launches.start_ns, launches.starts_work_ns, launches.call_ns, _usual_ns(launches))
+    queues = [
+        _queue(lane, *(column[launches.lane == lane] for column in columns))
+        for lane in np.unique(launches.lane).tolist()
+    ]
+    return sorted(queues, key=lambda queue: -queue.launches)
+
+
+def _usual_ns(launches: Launches) -> Ints:
+    """[launches]; the median duration of calls of that name."""
+    calls = grouped(launches.name, launches.call_ns)
+    return calls.median[np.searchsorted(calls.key, launches.name)]
+
+
+def _queue(lane: int, start_ns: Ints, out_ns: Ints, call_ns: Ints, usual_ns: Ints) -> Queue:
+    time_ns = np.concatenate([start_ns, out_ns])
+    order = np.argsort(time_ns, kind="stable")
+    time_ns, length = time_ns[order], np.cumsum(np.repeat([1, -1], len(start_ns))[order])
+    # What happens at the same instant happens at once.
+    last = np.append(time_ns[1:] != time_ns[:-1], True)
+    time_ns, length = time_ns[last], length[last]
+    lasts_ns = np.diff(time_ns)
+    blocked = (length[np.searchsorted(time_ns, start_ns)] >= FULL) & (call_ns > UNUSUAL * usual_ns)
+    return Queue(
+        lane=lane,
+        launches=len(start_ns),
+        span_ns=int(time_ns[-1] - time_ns[0]),
+        most=int(length.max()),
+        queued_ns=int((out_ns - start_ns).sum()),
+        full_ns=int(lasts_ns[length[:-1] >= FULL].sum()),
+        blocked=int(blocked.sum()),
+        blocked_ns=int((call_ns - usual_ns)[blocked].sum()),
+        time_ns=time_ns,
+        length=length,
+    )
+
+
+def queue_table(work: Work, queues: list[Queue]) -> Table:
+    return table_of(
+        "queue",
+        "Launches queued by stream",
+        ("stream", "launches", "span_ns", "mean_length", "max_length", "full_ns", "blocked_calls", "blocked_ns"),
+        (
+            (
+                work.lanes[each.lane],
+                each.launches,
+                each.span_ns,
+                each.queued_ns / each.span_ns if each.span_ns else None,
+                each.most,
+                each.full_ns,
+                each.blocked,
+                each.blocked_ns,
+            )
+            for each in queues
+        ),
+        note="Queued: launched but not begun.  full: at least 1,000 queued; blocked: beyond the usual time in calls "
+        "that then took over five times as long as usual.",
+    )
+
+
+def queue_curve(work: Work, queues: list[Queue]) -> Table:
+    """The longest queue in equal stretches of time, of the streams with most launches."""
+    shown = [each for each in queues[:STREAMS] if each.span_ns]
+    rows = []
+    for each in shown:
+        first_ns, last_ns = int(each.time_ns[0]), int(each.time_ns[-1])
+        edges = np.unique(np.linspace(first_ns, last_ns, POINTS // len(shown) + 1).astype(np.int64))
+        # A stretch begins with the length since the last change before it and ends with its own last change's.
+        first = np.searchsorted(each.time_ns, edges[:-1], side="right") - 1
+        last = np.searchsorted(each.time_ns, edges[1:], side="left") - 1
+        most = np.maximum(np.maximum.reduceat(each.length[:-1], first), each.length[last])
+        rows += [(work.lanes[each.lane], *point) for point in zip(edges[:-1].tolist(), most.tolist(), strict=True)]
+    return table_of(
+        "queue_curve",
+        "Launches queued over time",
+        ("stream", "start_ns", "max_length"),
+        rows,
+        note="The longest queue from start_ns to the next row's; of the four streams with most launches.",
+    )

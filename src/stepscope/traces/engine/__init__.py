@@ -1,0 +1,1 @@
+"""Many files → one analysis per rank: processes here, or Ray."""

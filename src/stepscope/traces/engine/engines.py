@@ -1,0 +1,214 @@
+"""Many files → one analysis per rank, on the cores of this machine or of a Ray cluster.
+
+Both engines do the same piece of work per file (``analyse.outcome_of``) and bring back results of bounded size.  A file
+that cannot be read is a ``Problem`` among the results and stops nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from stepscope.errors import UsageError
+from stepscope.traces.engine.analyse import Job, Options, Outcome, Problem, outcome_of
+from stepscope.traces.engine.position import EVERY_S, position_in, watched
+from stepscope.traces.rank import RankAnalysis
+
+if TYPE_CHECKING:
+    from stepscope.traces.engine.worker import Worker
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "LocalEngine",
+    "Progress",
+    "RayEngine",
+    "analyse_paths",
+    "engine_named",
+]
+
+Progress = Callable[[int, int, int, int], None]
+"""Files done, files in all, bytes read, bytes in all; may be called from a thread of ours, never twice at once."""
+Reading = Callable[[int, int], None]
+"""Which job, and how many bytes of its file were read so far."""
+
+WORTH_A_PROCESS: Final = 2 << 20
+"""Bytes: less is read sooner than another process starts."""
+
+
+class Engine(Protocol):
+    def run(self, jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+        """The index of each job with its outcome, in any order."""
+
+
+def analyse_paths(
+    paths: Sequence[Path], options: Options, engine: Engine | None = None, progress: Progress | None = None
+) -> list[RankAnalysis | Problem]:
+    """In the order of the files; where one holds several processes, each."""
+    jobs = [Job(path=path, number=number, size_bytes=_size(path)) for number, path in enumerate(paths)]
+    meter = None if progress is None else _Meter(jobs, progress)
+    outcomes: dict[int, Outcome] = {}
+    for index, outcome in (engine or LocalEngine()).run(jobs, options, meter.reading if meter else None):
+        outcomes[index] = outcome
+        if meter:
+            meter.done(index)
+    found: list[RankAnalysis | Problem] = []
+    for index in range(len(jobs)):
+        outcome = outcomes[index]
+        found += [outcome] if isinstance(outcome, Problem) else outcome
+    return found
+
+
+def engine_named(name: str) -> Engine:
+    return ENGINES[name]()
+
+
+class LocalEngine:
+    """A worker process per core, or none where that would not pay."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._workers = workers
+        """None: as many as there are cores and work for them."""
+
+    def run(self, jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+        worth = max(1, sum(job.size_bytes for job in jobs) // WORTH_A_PROCESS)
+        count = self._workers or min(_cores(), worth)
+        if count > 1 and len(jobs) > 1:
+            yield from _in_workers(jobs, options, reading, min(count, len(jobs)))
+        else:
+            yield from _here(jobs, options, reading)
+
+
+def _here(jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+    for index, job in enumerate(jobs):
+        with watched(job.path, None if reading is None else _of_job(reading, index)):
+            outcome = outcome_of(job, options)
+        yield index, outcome
+
+
+def _of_job(reading: Reading, index: int) -> Callable[[int], None]:
+    return lambda position: reading(index, position)
+
+
+def _in_workers(
+    jobs: Sequence[Job], options: Options, reading: Reading | None, count: int
+) -> Iterator[tuple[int, Outcome]]:
+    from multiprocessing.connection import wait
+
+    from stepscope.traces.engine.worker import Worker
+
+    # The largest first, so that the last to finish is a small one.
+    waiting = sorted(range(len(jobs)), key=lambda index: jobs[index].size_bytes)
+    busy: dict[int, Worker] = {}
+    idle: list[Worker] = []
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < count:
+                worker = idle.pop() if idle else Worker()
+                index = waiting.pop()
+                busy[index] = worker
+                worker.start(jobs[index], options)
+            ready = set(wait([worker.connection for worker in busy.values()], EVERY_S))
+            for index, worker in list(busy.items()):
+                if worker.connection in ready:
+                    outcome = worker.outcome()
+                    del busy[index]
+                    if worker.alive:
+                        idle.append(worker)
+                    else:
+                        worker.close()
+                    yield index, outcome
+                elif reading is not None:
+                    reading(index, position_in(jobs[index].path, worker.pid))
+    finally:
+        for worker in (*busy.values(), *idle):
+            worker.close()
+
+
+class RayEngine:
+    """Ray's cluster at ``$RAY_ADDRESS``, or one on this machine for as long as it takes.
+
+    The files must have the same paths on all nodes, as on a shared file system.
+    """
+
+    def run(self, jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+        del reading  # files are read elsewhere: only whole ones count
+        ray = _ray()
+        ours = not ray.is_initialized()
+        if ours:
+            where = {"address": "auto"} if os.environ.get("RAY_ADDRESS") else {"address": "local"}
+            ray.init(**where, log_to_driver=False, include_dashboard=False, configure_logging=False)
+        try:
+            yield from _on_ray(ray, jobs, options)
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+def _on_ray(ray: Any, jobs: Sequence[Job], options: Options) -> Iterator[tuple[int, Outcome]]:
+    task = ray.remote(num_cpus=1, max_retries=0)(outcome_of)
+    at_once = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting = sorted(range(len(jobs)), key=lambda index: jobs[index].size_bytes)
+    flying: dict[Any, int] = {}
+    while waiting or flying:
+        while waiting and len(flying) < at_once:
+            index = waiting.pop()
+            flying[task.remote(jobs[index], options)] = index
+        done, _ = ray.wait(list(flying), num_returns=1)
+        for reference in done:
+            index = flying.pop(reference)
+            path = str(jobs[index].path)
+            try:
+                outcome: Outcome = ray.get(reference)
+            except ray.exceptions.RayTaskError:
+                raise  # a mistake of ours, with its traceback
+            except ray.exceptions.RayError as error:
+                why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+                outcome = Problem(path=path, message=f"{path}: the Ray worker that read it is gone: {why}")
+            yield index, outcome
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--engine ray needs Ray, which is not installed: pip install 'stepscope[ray]'") from None
+    return ray
+
+
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {"local": LocalEngine, "ray": RayEngine}
+
+
+class _Meter:
+    """Adds up how much of all files was read; never goes back."""
+
+    def __init__(self, jobs: Sequence[Job], progress: Progress) -> None:
+        self._sizes = [job.size_bytes for job in jobs]
+        self._read = [0] * len(jobs)
+        self._files = 0
+        self._progress = progress
+
+    def reading(self, index: int, position: int) -> None:
+        self._read[index] = max(self._read[index], min(position, self._sizes[index]))
+        self._tell()
+
+    def done(self, index: int) -> None:
+        self._files += 1
+        self._read[index] = self._sizes[index]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._progress(self._files, len(self._sizes), sum(self._read), sum(self._sizes))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,327 @@
+"""What depends on what in one rank's trace: the edges that a critical path goes along.
+
+*Work* is what runs beside the threads: kernels, copies, memsets, and collectives of the host on threads of their own
+(gloo).  A work's start is due to the latest of: the end of the work before it on its stream (``STREAM``), the end of
+that of another stream which it waited for (``EVENT``), its launch (``LAUNCH``).
+
+A thread goes on from instant to instant, but for its *exits*: instants at which it had been waiting until then for work
+to end or (a full queue) to begin, or for another thread (autograd's, while ``backward`` waits).  Forward operators come
+before their backward ones on any such path, so the profiler's arrows between them add no edge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.traces.model import intervals
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.columns import Ints, Rows
+from stepscope.traces.model.intervals import EMPTY, Spans
+from stepscope.traces.model.kernel_names import is_communication
+from stepscope.traces.model.naming import named
+from stepscope.traces.model.window import Window
+from stepscope.traces.path.causes import host_causes, host_communicates
+from stepscope.traces.path.chains import Chains, chains_of
+from stepscope.traces.path.host_lines import FAR_NS, HostLine, lines_of
+from stepscope.traces.path.waits import HostWaits, Work, host_waits, stream_waits, work_of
+
+__all__ = ["Exits", "Graph", "Via", "graph_of"]
+
+AUTOGRAD: Final = re.compile(r"Backward\d*$|^autograd::|^torch::autograd::")
+ISSUES: Final = re.compile(r"^c10d::")
+LONG_WAIT_NS: Final = 100_000
+"""An operator's own time of at least this may be waiting."""
+AFTER_NS: Final = 200_000
+"""How long after a collective's end its waiter may go on, at least."""
+
+
+class Via(IntEnum):
+    """What a work's start, or a thread's going on at an exit, was due to."""
+
+    NOTHING = 0
+    STREAM = 1
+    EVENT = 2
+    LAUNCH = 3
+    """The target is a thread."""
+    END = 4
+    """Exits only: the end of a work."""
+    START = 5
+    """Exits only: the start of a work."""
+    THREAD = 6
+    """Exits only: another thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exits:
+    """Of one thread, by time."""
+
+    at_ns: list[int]
+    since_ns: list[int]
+    """When it began to wait."""
+    via: list[int]
+    target: list[int]
+    """A work or a thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    window: Window
+    lines: dict[int, HostLine]
+    main: list[int]
+    """[steps]; the thread that the step ran on; −1: none."""
+    row: Rows
+    """[work]; its slice; device work by start, then collectives of the host."""
+    start_ns: list[int]
+    end_ns: list[int]
+    collective: list[bool]
+    call: Rows
+    """[work]; what launched it; −1: not known."""
+    launch_thread: list[int]
+    """[work]; −1: not known."""
+    launched_ns: list[int]
+    """[work]; the instant at which its launch let go of it; its start where that is not known."""
+    before: list[int]
+    """[work]; the one before it on its stream; −1: none."""
+    awaited: list[int]
+    """[work]; the one of another stream that it waited for; −1: none known."""
+    via: list[int]
+    """[work]; which of them was the latest."""
+    chains: Chains
+    """Of those of one stream or, of the host's collectives, of one thread."""
+    exits: dict[int, Exits]
+    """By thread; where it had been waiting."""
+    checks: dict[int, Exits]
+    """By thread; the exits, and where it would have waited had it come earlier (``since_ns`` is ``at_ns``)."""
+
+    @cached_property
+    def work_ends_ns(self) -> Ints:
+        """[work]; ``end_ns`` as an array."""
+        return np.array(self.end_ns, np.int64)
+
+    @cached_property
+    def work_ns(self) -> Ints:
+        """[work]; how long each took."""
+        return self.work_ends_ns - np.array(self.start_ns, np.int64)
+
+    @cached_property
+    def causes(self) -> dict[int, NDArray[np.int8]]:
+        """By thread: of the pieces of its line, see ``causes``."""
+        return host_causes(self.window, self.lines)
+
+
+def graph_of(window: Window) -> Graph:
+    slices = window.trace.slices
+    lines = lines_of(window)
+    work = work_of(window)
+    main = _main_threads(window)
+    collectives = _host_collectives(window)
+    row = np.concatenate([work.row, collectives])
+    start_ns, end_ns = slices.start_ns[row], slices.end_ns[row]
+    call = np.concatenate([work.call, np.full(len(collectives), -1, np.int32)])
+    asker, lane_before = _asked(window, collectives, main, len(work.row))
+    launch_thread = np.concatenate([np.where(work.call >= 0, slices.thread[work.call], -1), asker])
+    waits = host_waits(window, work)
+    # A call that waits for the very work it launches had launched it when it began to wait.
+    waiting = np.isin(call, waits.call[~waits.for_start])
+    launch_end_ns = np.where(waiting, slices.start_ns[call], slices.end_ns[call])
+    launched = np.where(call >= 0, np.minimum(launch_end_ns, start_ns), start_ns)
+    before = np.concatenate([work.before, lane_before])
+    awaited = np.concatenate([stream_waits(window, work), np.full(len(collectives), -1)])
+    exits = _Exits(window, lines)
+    exits.add_waits(work, waits)
+    exits.add_threads(main)
+    exits.add_collectives(collectives, len(work.row), set(main) | set(asker.tolist()))
+    collective = named(window.trace, row, is_communication) & (slices.kind[row] == Kind.KERNEL)
+    collective[len(work.row) :] = True
+    via = _latest(start_ns, end_ns, launched, launch_thread, before, awaited)
+    stream = np.concatenate([work.line, -1 - slices.thread[collectives].astype(np.int64)])
+    follows = (via == Via.STREAM) & ~np.append(collective, False)[before] & ~collective
+    return Graph(
+        window=window,
+        lines=lines,
+        main=main,
+        row=row,
+        start_ns=start_ns.tolist(),
+        end_ns=end_ns.tolist(),
+        chains=chains_of(stream, start_ns, follows),
+        collective=collective.tolist(),
+        call=call,
+        launch_thread=launch_thread.tolist(),
+        launched_ns=launched.tolist(),
+        before=before.tolist(),
+        awaited=awaited.tolist(),
+        via=via.tolist(),
+        exits=exits.sorted(lambda each: each[1] < each[0]),
+        checks=exits.sorted(lambda each: True),
+    )
+
+
+def _latest(start_ns: Ints, end_ns: Ints, launched: Ints, thread: Ints, before: Ints, awaited: Ints) -> np.ndarray:
+    """[work]; what its start was due to; of equally late ones the stream, then the other stream."""
+    none = np.int64(-1) << 62
+    ends = np.append(end_ns, none)
+    times = np.stack(
+        [
+            np.full(len(start_ns), none + 1),
+            np.minimum(np.where(before >= 0, ends[before], none), start_ns),
+            np.minimum(np.where(awaited >= 0, ends[awaited], none), start_ns),
+            np.where(thread >= 0, launched, none),
+        ]
+    )
+    return np.argmax(times, axis=0) if len(start_ns) else np.empty(0, np.int64)
+
+
+def _main_threads(window: Window) -> list[int]:
+    """[steps]; the profiler step's own thread; without profiler steps the one whose slices take most time."""
+    slices = window.trace.slices
+    rows = window.host_rows
+    if not len(rows):
+        return [-1] * len(window.steps)
+    top = rows[window.calls.depth[rows] == 0]
+    busiest = int(np.argmax(np.bincount(slices.thread[top], slices.dur_ns[top])))
+    out = []
+    for step in window.steps:
+        first = np.searchsorted(slices.start_ns, step.start_ns, side="left")
+        last = np.searchsorted(slices.start_ns, step.start_ns, side="right")
+        own = [row for row in range(first, last) if step.name and window.trace.name(row) == step.name]
+        own = [row for row in own if slices.kind[row] in (Kind.OP, Kind.ANNOTATION)]
+        out.append(int(slices.thread[own[0]]) if own else busiest)
+    return out
+
+
+def _host_collectives(window: Window) -> Rows:
+    """Collectives of the host on threads that do nothing else: outermost, by start."""
+    rows = window.rows_of((Kind.OP, Kind.ANNOTATION))
+    rows = rows[named(window.trace, rows, host_communicates)]
+    return np.asarray(rows[window.calls.depth[rows] == 0])
+
+
+def _asked(window: Window, collectives: Rows, main: list[int], offset: int) -> tuple[Ints, Ints]:
+    """[collectives]; the thread that asked for each, which is that of the last ``c10d`` operator begun before it; and
+    the work before it on its own thread if that ended after it was asked for, else −1."""
+    slices = window.trace.slices
+    ops = window.rows_of((Kind.OP,))
+    ops = np.append(ops[named(window.trace, ops, ISSUES.match)], np.int32(-1))
+    at = np.searchsorted(slices.start_ns[ops[:-1]], slices.start_ns[collectives], side="right") - 1
+    known = ops[at] >= 0
+    asker = np.where(known, slices.thread[ops[at]], main[0] if main else -1).astype(np.int64)
+    asked_ns = np.where(known, slices.end_ns[ops[at]], 0)
+    before = np.full(len(collectives), -1, np.int64)
+    last: dict[int, int] = {}
+    for index, thread in enumerate(slices.thread[collectives].tolist()):
+        earlier = last.get(thread, -1)
+        if earlier >= 0 and asked_ns[index] < slices.end_ns[collectives[earlier]]:
+            before[index] = offset + earlier
+        last[thread] = index
+    return asker, before
+
+
+class _Exits:
+    def __init__(self, window: Window, lines: dict[int, HostLine]) -> None:
+        self.window, self.lines = window, lines
+        self.found: dict[int, list[tuple[int, int, int, int]]] = {thread: [] for thread in lines}
+
+    def sorted(self, wanted: Callable[[tuple[int, int, int, int]], bool]) -> dict[int, Exits]:
+        out = {}
+        for thread, every in self.found.items():
+            found = [each for each in every if wanted(each)]
+            at, since, via, target = zip(*sorted(found), strict=True) if found else ((), (), (), ())
+            out[thread] = Exits(at_ns=list(at), since_ns=list(since), via=list(via), target=list(target))
+        return out
+
+    def add_waits(self, work: Work, waits: HostWaits) -> None:
+        slices = self.window.trace.slices
+        threads = slices.thread[waits.call].tolist()
+        since = slices.start_ns[waits.call].tolist()
+        for thread, at, began, index, for_start in zip(
+            threads, waits.at_ns.tolist(), since, waits.work.tolist(), waits.for_start.tolist(), strict=True
+        ):
+            # A work that had not begun by then cannot have held it up: clocks that disagree.
+            if work.start_ns[index] < at or began == at or for_start:
+                self.found[thread].append((at, began, Via.START if for_start else Via.END, index))
+
+    def add_threads(self, main: list[int]) -> None:
+        """Where the main thread waits for autograd's, and where other threads wait for the main one.
+
+        What a thread does is taken to be due to what the main thread had done when it began.
+        """
+        slices = self.window.trace.slices
+        ops = self.window.rows_of((Kind.OP,))
+        helpers = set(slices.thread[ops[named(self.window.trace, ops, AUTOGRAD.search)]].tolist())
+        rows = self.window.host_rows
+        rows = rows[self.window.calls.depth[rows] == 0]
+        for thread in sorted(set(self.lines) - set(main)):
+            own = rows[slices.thread[rows] == thread]
+            busy = intervals.merge(slices.start_ns[own], slices.end_ns[own])
+            for waiter in sorted(set(main) - {-1}):
+                begins, ends = self._waits_for(waiter, busy) if thread in helpers else (EMPTY.start_ns, EMPTY.end_ns)
+                for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                    self.found[waiter].append((end, begin, Via.THREAD, thread))
+                alone = np.searchsorted(ends, busy.start_ns, side="right") == np.searchsorted(begins, busy.end_ns)
+                self._follow(thread, waiter, busy, np.union1d(begins, busy.start_ns[alone]))
+
+    def _waits_for(self, waiter: int, busy: Spans) -> tuple[Ints, Ints]:
+        """From when to when the waiter waits for the thread that is busy then: while it does nothing visible itself,
+        if that thread is busy for at least half of the time from its first span there to its last."""
+        line, slices = self.lines[waiter], self.window.trace.slices
+        first, last = line.at(busy.start_ns), line.at(busy.end_ns - 1)
+        count = last - first + 1
+        of = np.repeat(np.arange(len(first)), count)
+        piece = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+        starts = np.maximum(busy.start_ns[of], line.start_ns[piece])
+        ends = np.minimum(busy.end_ns[of], line.ends_ns[piece])
+        row = line.row[piece]
+        kind = np.where(row >= 0, slices.kind[row], Kind.ANNOTATION)
+        long_op = (kind == Kind.OP) & (line.ends_ns[piece] - line.start_ns[piece] >= LONG_WAIT_NS)
+        idle = np.isin(kind, (Kind.ANNOTATION, Kind.PYTHON)) | long_op
+        piece, starts, ends = piece[idle], starts[idle], ends[idle]
+        heads = np.flatnonzero(np.diff(piece, prepend=-1))
+        if not len(heads):
+            return EMPTY.start_ns, EMPTY.end_ns
+        begins, until = starts[heads], np.maximum.reduceat(ends, heads)
+        helped = 2 * np.add.reduceat(ends - starts, heads) >= until - begins
+        return begins[helped], until[helped]
+
+    def _follow(self, thread: int, leader: int, busy: Spans, begins: Ints) -> None:
+        """The thread could not begin there before the leader came to it."""
+        before = np.searchsorted(busy.start_ns, begins, side="left") - 1
+        ended = np.append(busy.end_ns, -FAR_NS)[before]
+        for at, since in zip(begins.tolist(), np.minimum(ended, begins - 1).tolist(), strict=True):
+            self.found[thread].append((at, since, Via.THREAD, leader))
+
+    def add_collectives(self, collectives: Rows, offset: int, waiters: set[int]) -> None:
+        """Where a thread does nothing visible until a collective of the host has ended, it waited for it."""
+        slices = self.window.trace.slices
+        for waiter in sorted(waiters & set(self.lines)):
+            line = self.lines[waiter]
+            best: dict[int, tuple[int, int]] = {}
+            for index, row in enumerate(collectives.tolist()):
+                for piece, at in self._waited(line, int(slices.start_ns[row]), int(slices.end_ns[row])):
+                    best[piece] = max(best.get(piece, (-1, -1)), (at, offset + index))
+            for piece, (at, index) in best.items():
+                self.found[waiter].append((at, int(line.start_ns[piece]), Via.END, index))
+
+    def _waited(self, line: HostLine, start: int, end: int) -> list[tuple[int, int]]:
+        """The piece of a line in which a collective's end was waited for, and until when; at most one."""
+        trace, slices = self.window.trace, self.window.trace.slices
+        at = int(np.searchsorted(line.start_ns, end, side="left")) - 1
+        for piece in (at, at - 1):
+            # The slice may end a little after who waited for the collective has gone on.
+            if piece < 0:
+                continue
+            begin, until = int(line.start_ns[piece]), int(line.ends_ns[piece])
+            row = int(line.row[piece])
+            waits = row < 0 or slices.kind[row] in (Kind.ANNOTATION, Kind.PYTHON) or ISSUES.match(trace.name(row))
+            released = min(end, until)
+            waited = released - max(begin, start)
+            if waits and waited > max(end - until, 0) and until - released <= max(AFTER_NS, (until - begin) // 4):
+                return [(piece, released)]
+        return []

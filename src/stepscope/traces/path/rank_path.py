@@ -1,0 +1,290 @@
+"""The critical path of each step of one rank: what its length was due to.
+
+The step is the profiler's: from its start to its end on the host.  Its path is walked back from the end (``walk``); its
+segments are disjoint, leave no instant out, and come to the step's length exactly.  Each has one *cause*:
+
+    compute, communication, copy      a kernel, a collective, a copy or memset
+    launch_delay                      from a launch to the start of what it launched, when nothing else held that up
+    kernel_gap                        between the end of one work and the start of the next that waited for it
+    synchronisation                   inside a synchronising call, after what it waited for had ended
+    host_operator, host_runtime       an operator's own time; calls of the device's runtime
+    data_loading                      inside the DataLoader's ``__next__``
+    host_python                       everything else on the host: Python, and gaps between slices
+    other                             no thread is known
+
+Where the device sets the pace (``pace``), the steps of a host that has long gone ahead say little.  There is a path
+over the *whole* then: back from the end of the last work that the steps launched to the start of the first, through all
+of them, as long as the pace has it.  The tables and what-ifs are of it.
+
+``routes`` is what a path over several ranks is made of: how this rank came to each of its collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stepscope.traces.device.pace import device_time, launched_in_steps
+from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.window import Window
+from stepscope.traces.path.causes import CAUSES, Cause
+from stepscope.traces.path.graph import Graph, graph_of
+from stepscope.traces.path.routes import Routes, routes_of
+from stepscope.traces.path.segments import Segments, summed
+from stepscope.traces.path.walk import StepWalk, walk_back, walk_step
+from stepscope.traces.path.whatif import Change, WhatIf, what_if, what_if_table, what_ifs
+from stepscope.traces.ranks.exchanges import Exchanges
+
+__all__ = ["NamedTime", "RankPath", "StepPath", "WholePath", "path_segments", "rank_path", "whole_segments"]
+
+NO_ROWS = np.empty(0, np.int32)
+NAMES = 200
+"""Operators and kernels kept."""
+CAUSE_COLUMNS = ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns", "segments")
+OF_ALL = ", of the device's pace"
+WHOLE_NOTE = (
+    "The device is behind the host, whose steps say nothing of the pace: of all steps together, from the start of the "
+    "first work that they launched to the end of the last."
+)
+DEVICE = (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPath:
+    number: int
+    """The profiler's."""
+    length_ns: int
+    """The step's, and the sum of ``causes``."""
+    causes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTime:
+    name: str
+    cause: str
+    time_ns: int
+    count: int
+    """Segments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholePath:
+    """Over all steps together, where the device sets their pace; times are the file's."""
+
+    start_ns: int
+    end_ns: int
+    causes: dict[str, int]
+    """Most time first; they add up to the length."""
+    operators: tuple[NamedTime, ...]
+    kernels: tuple[NamedTime, ...]
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPath:
+    steps: tuple[StepPath, ...]
+    operators: tuple[NamedTime, ...]
+    """Most time first, with all that they launched; ``""``: outside of any operator."""
+    kernels: tuple[NamedTime, ...]
+    """Kernels, copies and memsets, most time first."""
+    routes: Routes
+    whole: WholePath | None = None
+    """Only where the device sets the pace."""
+    asked: tuple[WhatIf, ...] = ()
+    """The changes that were asked for, over all steps, in that order."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    """Others that gain something, on one step, most first."""
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    @property
+    def length_ns(self) -> int:
+        return sum(step.length_ns for step in self.steps)
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """Of all steps; those that are there, most time first."""
+        return _total(self.steps)
+
+
+def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = ()) -> RankPath:
+    """``changes``: what else to try than what may be worth a thought anywhere; those of ranks are ``job_path``'s."""
+    graph = graph_of(window)
+    walks = walks_of(graph)
+    routes, segments = routes_of(graph, walks, exchanges.row)
+    own = segments.take(routes.on_path[segments.node])
+    del segments
+    steps = _steps(window, own, routes.step)
+    operators, kernels = _all_named(graph, own)
+    behind = whole_segments(graph)
+    whole = _whole(graph, behind) if behind is not None else None
+    shown = (operators, kernels) if whole is None else (whole.operators, whole.kernels)
+    causes = _total(steps) if whole is None else whole.causes
+    length_ns = sum(causes.values())
+    by_cause = _cause_table(steps, own, length_ns) if behind is None else _whole_table(causes, behind, len(steps))
+    # The most that is kept of all of a rank: not beside the replays.
+    del own, behind
+    asked = tuple(what_if(graph, change) for change in changes if change.kind != "rank" and steps)
+    tried = what_ifs(graph, causes, *([(e.name, e.time_ns) for e in of] for of in shown[::-1]))
+    tables = (
+        by_cause,
+        *_name_tables(*shown, length_ns, whole is not None),
+        what_if_table((*asked, *tried), WHOLE_NOTE if whole else ""),
+    )
+    return RankPath(
+        steps=steps,
+        operators=operators[:NAMES],
+        kernels=kernels[:NAMES],
+        routes=routes,
+        whole=whole,
+        asked=asked,
+        what_ifs=tried,
+        tables={table.name: table for table in tables},
+    )
+
+
+def whole_segments(graph: Graph) -> Segments | None:
+    """Of the path over all steps, in no particular order; None where the host sets the pace."""
+    between = device_time(graph.window)
+    if between is None:
+        return None
+    start_ns, end_ns = between
+    mine = np.flatnonzero((graph.work_ends_ns == end_ns) & launched_in_steps(graph.window)[graph.row])
+    _, segments = routes_of(graph, [walk_back(graph, int(mine[0]), start_ns)], NO_ROWS)
+    return segments
+
+
+def _whole(graph: Graph, own: Segments) -> WholePath:
+    operators, kernels = _all_named(graph, own)
+    sums = np.bincount(own.cause, own.end_ns - own.start_ns, len(CAUSES)).astype(np.int64)
+    causes = {cause: ns for cause, ns in zip(CAUSES, sums.tolist(), strict=True) if ns}
+    return WholePath(
+        start_ns=int(own.start_ns.min()),
+        end_ns=int(own.end_ns.max()),
+        causes=dict(sorted(causes.items(), key=lambda each: -each[1])),
+        operators=operators[:NAMES],
+        kernels=kernels[:NAMES],
+    )
+
+
+def _all_named(graph: Graph, own: Segments) -> tuple[tuple[NamedTime, ...], tuple[NamedTime, ...]]:
+    """Operators and kernels."""
+    on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
+    return (
+        _named(graph, own, own.operator, by_cause=False),
+        _named(graph, on_device, on_device.name, by_cause=True),
+    )
+
+
+def _total(steps: tuple[StepPath, ...]) -> dict[str, int]:
+    total = {cause: sum(step.causes.get(cause, 0) for step in steps) for cause in CAUSES}
+    return dict(sorted(((cause, ns) for cause, ns in total.items() if ns), key=lambda each: -each[1]))
+
+
+def walks_of(graph: Graph) -> list[StepWalk]:
+    """Of each step, with the legs of all collectives that began in it."""
+    steps = graph.window.steps
+    begins = [index for index, is_one in enumerate(graph.collective) if is_one]
+    starts = np.array([graph.start_ns[index] for index in begins], np.int64)
+    order = np.argsort(starts, kind="stable")
+    bounds = [np.searchsorted(starts[order], [step.start_ns, step.end_ns]) for step in steps]
+    return [
+        walk_step(graph, number, [begins[at] for at in order[first:last]])
+        for number, (first, last) in enumerate(bounds)
+    ]
+
+
+def path_segments(window: Window) -> Segments:
+    """The segments of all steps' paths by step (``node`` is its index) and time: for drawing."""
+    graph = graph_of(window)
+    routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
+    own = segments.take(routes.on_path[segments.node])
+    own = replace(own, node=routes.step[own.node].astype(np.int32))
+    return own.take(np.lexsort((own.start_ns, own.node)))
+
+
+def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[StepPath, ...]:
+    key = step_of_node[own.node] * len(CAUSES) + own.cause
+    by_step = np.bincount(key, own.end_ns - own.start_ns, len(window.steps) * len(CAUSES)).astype(np.int64)
+    out = []
+    for step, sums in zip(window.steps, by_step.reshape(-1, len(CAUSES)).tolist(), strict=True):
+        causes = {cause: ns for cause, ns in zip(CAUSES, sums, strict=True) if ns}
+        out.append(StepPath(number=step.number, length_ns=step.end_ns - step.start_ns, causes=causes))
+    return tuple(out)
+
+
+def _named(graph: Graph, own: Segments, codes: np.ndarray, *, by_cause: bool) -> tuple[NamedTime, ...]:
+    """Time by name, most first; with the cause that has most of it."""
+    key = (codes.astype(np.int64) + 1) * len(CAUSES) + own.cause
+    size = (len(graph.window.trace.strings) + 1) * len(CAUSES)
+    groups, time, number = summed(key, own.end_ns - own.start_ns, size)
+    found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    for group, ns, many in zip(groups.tolist(), time.tolist(), number.tolist(), strict=True):
+        code, cause = divmod(group, len(CAUSES))
+        so_far = found.get((code, cause if by_cause else 0), (0, 0, -1, 0))
+        most = max((so_far[3], so_far[2]), (ns, cause))
+        found[code, cause if by_cause else 0] = (so_far[0] + ns, so_far[1] + many, most[1], most[0])
+    named = [
+        NamedTime(name=graph.window.trace.text(code - 1), cause=CAUSES[cause], time_ns=ns, count=many)
+        for (code, _), (ns, many, cause, _) in found.items()
+    ]
+    return tuple(sorted(named, key=lambda each: (-each.time_ns, each.name)))
+
+
+def _cause_table(steps: tuple[StepPath, ...], own: Segments, length_ns: int) -> Table:
+    counts = np.bincount(own.cause, minlength=len(CAUSES)).tolist()
+    rows = []
+    for index, cause in enumerate(CAUSES):
+        each = [step.causes.get(cause, 0) for step in steps]
+        if sum(each):
+            rows.append(
+                (cause, sum(each), _share(sum(each), length_ns), sum(each) // len(each), max(each), counts[index])
+            )
+    rows.sort(key=lambda row: -row[1])
+    columns = CAUSE_COLUMNS
+    note = "The path's length is the steps' length: every instant of a step has one cause."
+    return table_of("path_causes", "Critical path by cause", columns, rows, note=note)
+
+
+def _whole_table(causes: dict[str, int], own: Segments, steps: int) -> Table:
+    counts = dict(zip(CAUSES, np.bincount(own.cause, minlength=len(CAUSES)).tolist(), strict=True))
+    whole_ns = sum(causes.values())
+    rows = [(cause, ns, _share(ns, whole_ns), ns // steps, None, counts[cause]) for cause, ns in causes.items()]
+    return table_of("path_causes", f"Critical path by cause{OF_ALL}", CAUSE_COLUMNS, rows, note=WHOLE_NOTE)
+
+
+def _name_tables(
+    operators: tuple[NamedTime, ...], kernels: tuple[NamedTime, ...], length_ns: int, whole: bool
+) -> tuple[Table, Table]:
+    columns = ("name", "cause", "time_ns", "time_share", "segments")
+
+    def rows(of: tuple[NamedTime, ...], none: str) -> list[tuple[object, ...]]:
+        return [(e.name or none, e.cause, e.time_ns, _share(e.time_ns, length_ns), e.count) for e in of]
+
+    of, more = (OF_ALL, f"  {WHOLE_NOTE}") if whole else ("", "")
+    return (
+        table_of(
+            "path_operators",
+            f"Critical path by operator{of}",
+            columns,
+            rows(operators, "(outside of operators)"),
+            limit=NAMES,
+            note=f"An operator's own time on the path with that of the work it launched; its main cause.{more}",
+        ),
+        table_of(
+            "path_kernels",
+            f"Critical path by kernel{of}",
+            columns,
+            rows(kernels, "(no name)"),
+            limit=NAMES,
+            note=more.strip(),
+        ),
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,234 @@
+"""How far the ranks' clocks are apart, by what they must agree on: when a collective was done.
+
+Nobody is done with a collective such as an all-reduce before everybody has come, and then all are done within its
+transfer.  So a rank's *offset* is the median, over the collectives it shares with another, of how much later its end
+stands.  It is measured against the lowest rank of each group and added up from group to group, along the surest way;
+*uncertainty* is the standard error of those medians (by their median deviation; with fewer than three, the least
+duration among the collectives, which ends cannot be further apart than).  *drift*, where there is enough to tell, is
+the slope of those distances.
+
+What is *applied* is another matter.  Ranks of one host read one clock: their ends differ because they do, and shifting
+them would only hide it.  Hosts are shifted as a whole, by the median of their ranks' offsets.  Where files do not name
+the host, each rank stands for its own.  No shift is applied below 20 µs or thrice its uncertainty: ends differ by that
+much on one clock, too.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.traces.model.columns import Ints
+from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.ranks.exchange_names import SYNCHRONISING
+from stepscope.traces.ranks.pairing import Pairs, pair
+
+if TYPE_CHECKING:
+    from stepscope.traces.rank import RankAnalysis
+
+__all__ = ["Clock", "Clocks", "clocks_of"]
+
+SAME_CLOCK_NS = 20_000
+SURE = 3
+"""Standard errors."""
+MEDIAN_ERROR = 1.4826 * 1.2533
+"""Median deviation → standard deviation → that of the median, to be divided by √n."""
+ENOUGH = 3
+DRIFT_COUNT = 16
+DRIFT_SPAN_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    rank: int
+    host: str | None
+    reference: int
+    """The rank it is measured against: its own where it shares no collective with a lower one."""
+    offset_ns: int
+    """How much later its clock is than the reference's."""
+    uncertainty_ns: int
+    drift_ppm: float | None
+    shared: int
+    """Collectives it is measured by."""
+    shift_ns: int
+    """What to take off its times so that they fit the others'."""
+    doubt_ns: int = 0
+    """How far its times may be from the others' even then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks:
+    clocks: tuple[Clock, ...]
+    """By rank."""
+    zero_ns: int
+    """The earliest instant of all files, shifted."""
+
+    @property
+    def shifts(self) -> dict[int, int]:
+        return {clock.rank: clock.shift_ns for clock in self.clocks}
+
+    @property
+    def unaligned(self) -> tuple[int, ...]:
+        """Ranks whose clock cannot be compared with that of the lowest rank: neither a collective nor a host shared."""
+        near = [clock for clock in self.clocks if clock.reference == self.clocks[0].reference]
+        hosts = {clock.host for clock in near if clock.host is not None}
+        return tuple(clock.rank for clock in self.clocks if clock not in near and clock.host not in hosts)
+
+    def table(self) -> Table:
+        columns = ("rank", "host", "reference", "offset_ns", "uncertainty_ns", "drift_ppm", "collectives", "shift_ns")
+        rows = [
+            [
+                *(each.rank, each.host, each.reference, each.offset_ns, each.uncertainty_ns, each.drift_ppm),
+                *(each.shared, each.shift_ns),
+            ]
+            for each in self.clocks
+        ]
+        note = "offsets by the ends of shared collectives; shifts are what the comparison of ranks takes off"
+        return table_of("clocks", "Clocks", columns, rows, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Edge:
+    """How much later the clock of ``other`` is than that of ``one``; both are indices of the ranks."""
+
+    one: int
+    other: int
+    offset_ns: int
+    uncertainty_ns: int
+    drift_ppm: float | None
+    shared: int
+
+
+def clocks_of(analyses: Sequence[RankAnalysis], pairs: Pairs | None = None) -> Clocks:
+    """``pairs``: of the same ranks, if they are known already."""
+    pairs = pair(analyses) if pairs is None else pairs
+    measured = _spread(len(analyses), _edges(pairs))
+    clocks = [
+        Clock(
+            rank=analysis.rank,
+            host=analysis.meta.host,
+            reference=pairs.ranks[edge.one],
+            offset_ns=edge.offset_ns,
+            uncertainty_ns=edge.uncertainty_ns,
+            drift_ppm=edge.drift_ppm,
+            shared=edge.shared,
+            shift_ns=0,
+        )
+        for analysis, edge in zip(analyses, measured, strict=True)
+    ]
+    clocks = _shifted(clocks)
+    zero_ns = min((each.meta.origin_ns - own.shift_ns for each, own in zip(analyses, clocks, strict=True)), default=0)
+    return Clocks(clocks=tuple(clocks), zero_ns=zero_ns)
+
+
+def _shifted(clocks: list[Clock]) -> list[Clock]:
+    by_host: dict[tuple[int, str], list[Clock]] = defaultdict(list)
+    for clock in clocks:
+        by_host[clock.reference, clock.host or f"rank {clock.rank}"].append(clock)
+    homes = {clock.rank: clock.host for clock in clocks}
+    out: dict[int, Clock] = {}
+    for (reference, _), members in by_host.items():
+        middle = sorted(members, key=lambda clock: clock.offset_ns)[(len(members) - 1) // 2]
+        if homes[reference] is not None and members[0].host == homes[reference]:
+            shift_ns, doubt_ns = 0, SAME_CLOCK_NS
+        else:
+            doubt_ns = max(SAME_CLOCK_NS, middle.uncertainty_ns * (SURE if middle.shared >= ENOUGH else 1))
+            shift_ns = middle.offset_ns if abs(middle.offset_ns) > doubt_ns else 0
+        out |= {clock.rank: replace(clock, shift_ns=shift_ns, doubt_ns=doubt_ns) for clock in members}
+    return [out[clock.rank] for clock in clocks]
+
+
+def _spread(count: int, edges: list[_Edge]) -> list[_Edge]:
+    """From each lowest rank that is not reached yet to all that are, along the least uncertainty; [ranks]."""
+    ways: dict[int, list[tuple[int, int, _Edge]]] = defaultdict(list)
+    for edge in edges:
+        ways[edge.one].append((edge.other, 1, edge))
+        ways[edge.other].append((edge.one, -1, edge))
+    out: list[_Edge | None] = [None] * count
+    order = itertools.count()
+    for root in range(count):
+        if out[root] is not None:
+            continue
+        start = _Edge(one=root, other=root, offset_ns=0, uncertainty_ns=0, drift_ppm=None, shared=0)
+        waiting = [(0, next(order), root, start)]
+        while waiting:
+            _, _, at, way = heapq.heappop(waiting)
+            if out[at] is not None:
+                continue
+            out[at] = way
+            for other, sign, edge in ways[at]:
+                if out[other] is None:
+                    further = _joined(way, sign, edge, other)
+                    heapq.heappush(waiting, (further.uncertainty_ns, next(order), other, further))
+    return [edge for edge in out if edge is not None]
+
+
+def _joined(way: _Edge, sign: int, edge: _Edge, other: int) -> _Edge:
+    drift = None
+    if edge.drift_ppm is not None and (way.drift_ppm is not None or way.one == way.other):
+        drift = (way.drift_ppm or 0.0) + sign * edge.drift_ppm
+    return _Edge(
+        one=way.one,
+        other=other,
+        offset_ns=way.offset_ns + sign * edge.offset_ns,
+        uncertainty_ns=way.uncertainty_ns + edge.uncertainty_ns,
+        drift_ppm=drift,
+        shared=min(way.shared, edge.shared) if way.shared else edge.shared,
+    )
+
+
+def _edges(pairs: Pairs) -> list[_Edge]:
+    """Of every group, from its lowest rank to each other."""
+    wanted = np.isin(pairs.op, SYNCHRONISING)[pairs.whole]
+    whole, rank, end_ns = pairs.whole[wanted], pairs.rank[wanted].astype(np.int64), pairs.end_ns[wanted]
+    dur_ns = end_ns - pairs.start_ns[wanted]
+    if not len(whole):
+        return []
+    group = pairs.group[whole].astype(np.int64)
+    lowest = np.full(len(pairs.groups), len(pairs.ranks), np.int64)
+    np.minimum.at(lowest, group, rank)
+    reference = rank == lowest[group]
+    # The reference's part of each whole, as an index; −1: it took no part.
+    where = np.full(len(pairs.first), -1, np.int64)
+    where[whole[reference]] = np.flatnonzero(reference)
+    at = where[whole]
+    use = np.flatnonzero((at >= 0) & ~reference)
+    use = use[np.argsort(group[use] * len(pairs.ranks) + rank[use], kind="stable")]
+    if not len(use):
+        return []
+    later, times, dur_ns = end_ns[use] - end_ns[at[use]], end_ns[use], dur_ns[use]
+    keys = np.stack([lowest[group[use]], rank[use], group[use]])
+    bounds = [0, *(np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1).tolist(), len(use)]
+    out = []
+    for start, end in itertools.pairwise(bounds):
+        one, other = int(keys[0, start]), int(keys[1, start])
+        out.append(_edge(one, other, later[start:end], times[start:end], dur_ns[start:end]))
+    return out
+
+
+def _edge(one: int, other: int, later: Ints, times: Ints, dur_ns: Ints) -> _Edge:
+    middle = (len(later) - 1) // 2
+    offset_ns = int(np.partition(later, middle)[middle])
+    deviation = np.partition(np.abs(later - offset_ns), middle)[middle]
+    uncertainty_ns = int(np.ceil(MEDIAN_ERROR * deviation / np.sqrt(len(later))))
+    if len(later) < ENOUGH:
+        uncertainty_ns = int(dur_ns.min())
+    drift = None
+    if len(later) >= DRIFT_COUNT and times.max() - times.min() >= DRIFT_SPAN_NS:
+        since, distance = (times - times.min()).astype(np.float64), (later - offset_ns).astype(np.float64)
+        since -= since.mean()
+        drift = float((since * (distance - distance.mean())).sum() / (since**2).sum() * 1e6)
+    return _Edge(
+        one=one,
+        other=other,
+        offset_ns=offset_ns,
+        uncertainty_ns=uncertainty_ns,
+        drift_ppm=drift,
+        shared=len(later),
+    )

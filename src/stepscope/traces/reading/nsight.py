@@ -1,0 +1,374 @@
+"""The SQLite that ``nsys export --type sqlite`` writes → columns, one trace per process that used a GPU.
+
+Tables and columns come and go with Nsight's versions: whatever is missing is taken as not said.  Times are nanoseconds
+from the start of the recording.  A process and a thread are packed into one number: ``… pid·2²⁴ + tid``.
+
+    CUPTI_ACTIVITY_KIND_KERNEL            kernels, by their full name
+    CUPTI_ACTIVITY_KIND_GRAPH_TRACE       a whole CUDA graph (``--cuda-graph-trace=graph``), as one kernel
+    CUPTI_ACTIVITY_KIND_MEMCPY, _MEMSET   copies, named as in Kineto's traces
+    CUPTI_ACTIVITY_KIND_SYNCHRONIZATION   waits; the event they wait for is found in _CUDA_EVENT
+    CUPTI_ACTIVITY_KIND_RUNTIME, _DRIVER  calls, without the version behind their names
+    NVTX_EVENTS                           ranges; see ``nvtx.py`` for which are operators, steps and collectives
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stepscope.errors import TraceError
+from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.columns import Ints, Trace, TraceMeta
+from stepscope.traces.reading.builder import TraceBuilder
+from stepscope.traces.reading.nvtx import Ranges, add_ranges, read_ranges
+from stepscope.traces.reading.sqlite import MAGIC, Database
+
+__all__ = ["is_nsight", "read_nsight"]
+
+Columns = Mapping[str, Ints]
+
+PREFIX: Final = "CUPTI_ACTIVITY_KIND_"
+ON_DEVICE: Final = {"start": 0, "end": 0, "deviceId": 0, "streamId": -1, "correlationId": -1, "globalPid": -1}
+GRID: Final = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+WANTED: Final[dict[str, dict[str, int]]] = {
+    "KERNEL": {
+        **ON_DEVICE, "demangledName": -1, "shortName": -1, "graphId": -1, "graphNodeId": -1, **dict.fromkeys(GRID, -1)
+    },
+    "GRAPH_TRACE": {**ON_DEVICE, "graphId": -1},
+    "MEMCPY": {**ON_DEVICE, "bytes": -1, "copyKind": 0, "srcKind": 7, "dstKind": 7},
+    "MEMSET": {**ON_DEVICE, "bytes": -1, "memKind": 7},
+    "SYNCHRONIZATION": {**ON_DEVICE, "syncType": 0, "eventId": -1, "eventSyncId": -1, "contextId": -1},
+    "RUNTIME": {"start": 0, "end": 0, "globalTid": -1, "correlationId": -1, "nameId": -1},
+    "DRIVER": {"start": 0, "end": 0, "globalTid": -1, "correlationId": -1, "nameId": -1},
+    "CUDA_EVENT": {
+        "streamId": -1, "correlationId": -1, "globalPid": -1, "eventId": -1, "eventSyncId": -1, "contextId": -1
+    },
+}  # fmt: skip
+WORK: Final = ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")
+COPY_KINDS: Final = dict(enumerate(
+    ("?", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD")
+))  # fmt: skip
+"""The last three: of unified memory."""
+MEMORY_KINDS: Final = dict(
+    enumerate(("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"))
+)
+SYNC_KINDS: Final = dict(enumerate(("Unknown", "Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync")))
+STREAM_WAIT: Final = 2
+DEVICE_FACTS: Final = {
+    "totalMemory": "totalGlobalMem", "smCount": "numSms", "threadsPerWarp": "warpSize", "computeMajor": "computeMajor",
+    "computeMinor": "computeMinor", "maxRegistersPerSm": "regsPerMultiprocessor", "clockRate": "clockRate",
+    "maxShmemPerSm": "sharedMemPerMultiprocessor", "memoryBandwidth": "memoryBandwidth",
+}  # fmt: skip
+"""Of TARGET_INFO_GPU: what Kineto calls it."""
+VERSION: Final = re.compile(r"_v\d+(_pt[sd][zs])?$")
+PID_SHIFT: Final = 24
+PID_MASK: Final = (1 << 24) - 1
+MOST_PROCESSES: Final = 1024
+
+
+def is_nsight(path: Path) -> bool:
+    """Whether it is a SQLite database, of whomever."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_nsight(path: Path) -> list[Trace]:
+    """By process; those without work on a GPU are left out, and that is said."""
+    with Database(path) as database:
+        if not any(PREFIX + name in database.tables for name in WORK):
+            raise TraceError(f"{path} is a database without work of a GPU in it: was it recorded with --trace=cuda?")
+        report = _Report(database)
+        if not report.pids:
+            raise TraceError(f"{path} has no work of a GPU in it")
+        if len(report.pids) > MOST_PROCESSES:
+            raise TraceError(f"{path} has {len(report.pids):,} processes; at most {MOST_PROCESSES:,} can be read")
+        return [_trace(report, pid, str(path)) for pid in report.pids]
+
+
+class _Report:
+    """All that is read of the database, by process."""
+
+    def __init__(self, database: Database) -> None:
+        self.strings = database.pairs("StringIds", "id", "value")
+        tables = {name: database.numbers(PREFIX + name, wanted) for name, wanted in WANTED.items()}
+        only = _only_process(tables)
+        self.tables = {name: _by_process(columns, only) for name, columns in tables.items()}
+        ranges = read_ranges(database, self.strings)
+        self.ranges = {pid: ranges.of(rows) for pid, rows in _rows_of(_pids(ranges.thread)).items()}
+        self.pids = sorted({pid for name in WORK for pid in self.tables[name]})
+        self.without_work = sorted({*self.tables["RUNTIME"], *self.ranges} - set(self.pids))
+        names = database.numbers("ThreadNames", {"globalTid": -1, "nameId": -1})
+        self.thread_names = dict(zip(names["globalTid"].tolist(), names["nameId"].tolist(), strict=True))
+        self.gpus = database.records("TARGET_INFO_GPU")
+        self.cuda_devices = database.records("TARGET_INFO_CUDA_DEVICE")
+        started = database.numbers("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": 0})["utcEpochNs"]
+        self.origin_ns = int(started[0]) if len(started) else 0
+        ranks = database.numbers("MPI_RANKS", {"globalTid": -1, "rank": -1})
+        self.ranks = dict(zip(_pids(ranks["globalTid"]).tolist(), ranks["rank"].tolist(), strict=True))
+        facts = database.records("TARGET_INFO_SYSTEM_ENV")
+        self.host = next((str(fact.get("value")) for fact in facts if fact.get("name") == "Hostname"), None)
+
+    def devices(self, pid: int) -> tuple[dict[str, Any], ...]:
+        """As the process numbers them."""
+        by_gpu = {gpu.get("id"): gpu for gpu in self.gpus}
+        numbered = [(each.get("cudaId"), each.get("gpuId")) for each in self.cuda_devices if each.get("pid") == pid]
+        numbered = numbered or [(gpu.get("cuDevice", gpu.get("id")), gpu.get("id")) for gpu in self.gpus]
+        found = []
+        for number, gpu in numbered:
+            about = by_gpu.get(gpu, {})
+            facts = {ours: about[theirs] for theirs, ours in DEVICE_FACTS.items() if isinstance(about.get(theirs), int)}
+            found.append({"id": number, "name": about.get("name"), **facts})
+        return tuple(each for each in found if isinstance(each["id"], int) and isinstance(each["name"], str))
+
+
+def _trace(report: _Report, pid: int, path: str) -> Trace:
+    process = _Process(report, pid)
+    process.calls()
+    process.kernels()
+    process.copies()
+    process.waits()
+    ranges = report.ranges.pop(pid, Ranges())
+    about = add_ranges(process.builder, ranges, process.launched)
+    events = process.builder.count + about.skipped
+    problems = list(about.problems)
+    if process.negative:
+        problems.append(f"{process.negative} events end before they start, counted as taking no time")
+    if report.without_work and pid == report.pids[0]:
+        left = ", ".join(map(str, report.without_work[:5])) + (" …" if len(report.without_work) > 5 else "")
+        problems.append(f"processes without work on a GPU are left out: {left}")
+    meta = TraceMeta(
+        path=path,
+        format="nsight",
+        rank=report.ranks.get(pid, about.rank),
+        world_size=about.world_size,
+        backend="nccl" if about.world_size else None,
+        host=report.host,
+        pid=pid if pid >= 0 else None,
+        origin_ns=report.origin_ns,
+        devices=process.devices,
+        read_events=events,
+        problems=tuple(problems),
+    )
+    return process.builder.build(meta)
+
+
+@dataclass
+class _Process:
+    report: _Report
+    pid: int
+    builder: TraceBuilder = field(default_factory=TraceBuilder)
+    negative: int = 0
+    launched: dict[str, Ints] = field(default_factory=dict)
+    """Calls and kernels, for the collectives: see ``nvtx.add_ranges``."""
+
+    def __post_init__(self) -> None:
+        self.devices = self.report.devices(self.pid)
+        for thread, name in self.report.thread_names.items():
+            if thread >> PID_SHIFT & PID_MASK == self.pid and name in self.report.strings:
+                key = (self.pid, thread & PID_MASK)
+                self.builder.thread_names[key] = self.report.strings[name]
+
+    def _take(self, table: str) -> Columns | None:
+        """Each once, so that it can be let go of."""
+        return self.report.tables[table].pop(self.pid, None)
+
+    def calls(self) -> None:
+        for table in ("RUNTIME", "DRIVER"):
+            columns = self._take(table)
+            if columns is None:
+                continue
+            tids = columns["globalTid"] & PID_MASK
+            threads = _coded(tids, lambda tid: self.builder.threads[self.pid, tid])
+            names = self._names(columns["nameId"], without_version=True)
+            self._slices(columns, Kind.RUNTIME, names, threads, on_device=False)
+            if table == "RUNTIME":
+                self.launched |= {
+                    "call_thread": tids, "call_start_ns": columns["start"], "call": columns["correlationId"]
+                }  # fmt: skip
+
+    def kernels(self) -> None:
+        columns = self._take("KERNEL")
+        if columns is not None:
+            ids = np.where(columns["demangledName"] >= 0, columns["demangledName"], columns["shortName"])
+            names = self._names(ids)
+            base = self._slices(columns, Kind.KERNEL, names)
+            node = np.where(columns["graphNodeId"] > 0, columns["graphNodeId"] >> 32, -1)
+            graph = np.where(columns["graphId"] > 0, columns["graphId"], node)
+            self._kernel_facts(base, columns, graph)
+            self.launched |= {"kernel": columns["correlationId"], "kernel_row": base, "kernel_name": names}
+        graphs = self._take("GRAPH_TRACE")
+        if graphs is not None:
+            names = _coded(graphs["graphId"], lambda graph: self.builder.strings[f"CUDA graph {graph}"])
+            base = self._slices(graphs, Kind.KERNEL, names)
+            nothing = np.full(len(base), np.nan)
+            self.builder.add(
+                "kernels",
+                row=base,
+                occupancy=nothing,
+                blocks_per_sm=nothing,
+                warps_per_sm=nothing,
+                graph=graphs["graphId"],
+            )
+
+    def _kernel_facts(self, base: Ints, columns: Columns, graph: Ints) -> None:
+        sms = {each["id"]: each.get("numSms", 0) for each in self.devices}
+        warp = {each["id"]: each.get("warpSize", 32) for each in self.devices}
+        per = _coded(columns["deviceId"], lambda device: sms.get(device, 0)).astype(np.float64)
+        size = _coded(columns["deviceId"], lambda device: warp.get(device, 32)).astype(np.float64)
+        grid = columns["gridX"].astype(np.float64) * columns["gridY"] * columns["gridZ"]
+        block = columns["blockX"].astype(np.float64) * columns["blockY"] * columns["blockZ"]
+        said = (grid > 0) & (block > 0) & (per > 0) & (size > 0)
+        blocks = np.divide(grid, per, out=np.full(len(grid), np.nan), where=said)
+        warps = np.divide(blocks * block, size, out=np.full(len(grid), np.nan), where=said)
+        nothing = np.full(len(base), np.nan)
+        self.builder.add("kernels", row=base, occupancy=nothing, blocks_per_sm=blocks, warps_per_sm=warps, graph=graph)
+
+    def copies(self) -> None:
+        columns = self._take("MEMCPY")
+        if columns is not None:
+            key = (columns["copyKind"] & 0xFF) << 16 | (columns["srcKind"] & 0xFF) << 8 | columns["dstKind"] & 0xFF
+            names = _coded(key, lambda kinds: self.builder.strings[_copy_name(kinds)])
+            base = self._slices(columns, Kind.MEMCPY, names)
+            self.builder.add("copies", row=base, bytes=np.maximum(columns["bytes"], -1))
+        columns = self._take("MEMSET")
+        if columns is not None:
+            names = _coded(
+                columns["memKind"], lambda kind: self.builder.strings[f"Memset ({MEMORY_KINDS.get(kind, 'Unknown')})"]
+            )
+            base = self._slices(columns, Kind.MEMSET, names)
+            self.builder.add("copies", row=base, bytes=np.maximum(columns["bytes"], -1))
+
+    def waits(self) -> None:
+        columns = self._take("SYNCHRONIZATION")
+        if columns is None:
+            return
+        names = _coded(columns["syncType"], lambda kind: self.builder.strings[SYNC_KINDS.get(kind, "Unknown")])
+        base = self._slices(columns, Kind.SYNC, names)
+        records = self._take("CUDA_EVENT")
+        record = np.full(len(base), -1, np.int64)
+        on_stream = np.where(columns["syncType"] == STREAM_WAIT, -1, _streams(columns["streamId"]))
+        if records is not None:
+            at = _record_of(columns, records)
+            record = np.where(at >= 0, records["correlationId"][at], -1)
+            on_stream = np.where(at >= 0, _streams(records["streamId"])[at], on_stream)
+        self.builder.add("syncs", row=base, on_stream=on_stream, record_correlation=record)
+
+    def _slices(
+        self, columns: Columns, kind: Kind, names: Ints, threads: Ints | None = None, *, on_device: bool = True
+    ) -> Ints:
+        """Adds them; the rows they got."""
+        count = len(columns["start"])
+        base = self.builder.count
+        dur_ns = columns["end"] - columns["start"]
+        self.negative += int((dur_ns < 0).sum())
+        device = np.clip(columns["deviceId"], 0, 1023) if on_device else np.full(count, -1)
+        stream = _streams(columns["streamId"]) if on_device else np.full(count, -1)
+        if threads is None:
+            key = device << 32 | (stream & 0xFFFFFFFF)
+            threads = _coded(key, lambda both: self.builder.threads[both >> 32, _signed(both & 0xFFFFFFFF)])
+        self.builder.add(
+            "slices",
+            start_ns=columns["start"],
+            dur_ns=np.maximum(dur_ns, 0),
+            kind=np.full(count, int(kind)),
+            name=names,
+            thread=threads,
+            device=device,
+            stream=stream,
+            correlation=np.maximum(columns["correlationId"], -1),
+            external=np.full(count, -1),
+        )
+        return np.arange(base, base + count)
+
+    def _names(self, ids: Ints, *, without_version: bool = False) -> Ints:
+        def code(number: int) -> int:
+            text = self.report.strings.get(number, f"({number})")
+            return self.builder.strings[VERSION.sub("", text) if without_version else text]
+
+        return _coded(ids, code)
+
+
+def _coded(values: Ints, code: Any) -> Ints:
+    """[n]; ``code(value)``, called once for each different value."""
+    different, at = np.unique(values, return_inverse=True)
+    return np.array([code(value) for value in different.tolist()], np.int64)[at]
+
+
+def _streams(values: Ints) -> Ints:
+    """CUPTI writes 2³² − 1 where it means none, or all."""
+    return np.where((values >= 0) & (values < 2**31 - 1), values, -1)
+
+
+def _signed(stream: int) -> int:
+    return stream - (1 << 32) if stream >= 1 << 31 else stream
+
+
+def _copy_name(kinds: int) -> str:
+    """As Kineto writes it: ``Memcpy HtoD (Pageable -> Device)``."""
+    copy = COPY_KINDS.get(kinds >> 16, "?")
+    source, to = MEMORY_KINDS.get(kinds >> 8 & 0xFF, "Unknown"), MEMORY_KINDS.get(kinds & 0xFF, "Unknown")
+    return f"Memcpy {copy} ({source} -> {to})"
+
+
+def _record_of(waits: Columns, records: Columns) -> Ints:
+    """[waits]; which record of an event each waits for: by its number where there is one, else the last before it."""
+    at = np.full(len(waits["start"]), -1, np.int64)
+    by_number = np.argsort(records["eventSyncId"], kind="stable")
+    known = records["eventSyncId"][by_number]
+    if len(known):
+        place = np.minimum(np.searchsorted(known, waits["eventSyncId"]), len(known) - 1)
+        found = (waits["eventSyncId"] >= 0) & (known[place] == waits["eventSyncId"])
+        at[found] = by_number[place[found]]
+        # (context, event) as one number, then the highest correlation below the wait's own.
+        both = (
+            np.concatenate([records["contextId"], waits["contextId"]]),
+            np.concatenate([records["eventId"], waits["eventId"]]),
+        )
+        _, event = np.unique(np.stack(both), axis=1, return_inverse=True)
+        event = event.reshape(-1)
+        recorded, waited = event[: len(known)], event[len(known) :]
+        order = np.lexsort((records["correlationId"], recorded))
+        _, rank = np.unique(np.concatenate([records["correlationId"], waits["correlationId"]]), return_inverse=True)
+        rank = rank.reshape(-1)
+        width = int(rank.max()) + 1
+        keys = recorded[order] * width + rank[: len(known)][order]
+        place = np.searchsorted(keys, waited * width + rank[len(known) :]) - 1
+        last = np.maximum(place, 0)
+        found = (at < 0) & (waits["eventId"] > 0) & (place >= 0) & (recorded[order][last] == waited)
+        at[found] = order[last[found]]
+    return at
+
+
+def _pids(packed: Ints) -> Ints:
+    return np.where(packed >= 0, packed >> PID_SHIFT & PID_MASK, -1)
+
+
+def _only_process(tables: Mapping[str, Columns]) -> int:
+    """The process of work that does not say: the one that made calls, if it was one."""
+    called = np.unique(_pids(tables["RUNTIME"]["globalTid"]))
+    return int(called[0]) if len(called) == 1 else -1
+
+
+def _by_process(columns: Columns, unknown: int) -> dict[int, dict[str, Ints]]:
+    packed = columns["globalTid"] if "globalTid" in columns else columns["globalPid"]
+    pids = _pids(packed)
+    pids = np.where(pids < 0, unknown, pids)
+    if len(pids) and (pids == pids[0]).all():
+        return {int(pids[0]): dict(columns)}
+    return {pid: {name: values[rows] for name, values in columns.items()} for pid, rows in _rows_of(pids).items()}
+
+
+def _rows_of(pids: Ints) -> dict[int, Ints]:
+    order = np.argsort(pids, kind="stable")
+    different, starts = np.unique(pids[order], return_index=True)
+    return dict(zip(different.tolist(), np.split(order, starts[1:]), strict=True)) if len(different) else {}

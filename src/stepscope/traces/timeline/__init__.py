@@ -1,0 +1,1 @@
+"""One clock-aligned timeline of all ranks, for Perfetto."""
