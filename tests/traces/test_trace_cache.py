@@ -15,9 +15,9 @@ import pytest
 
 from stepscope.testing.nsight import MadeReport
 from stepscope.testing.traces import MadeTrace
+from stepscope.traces.cache import store as cache_module
 from stepscope.traces.cache.results import decode_analyses, encode_analyses
 from stepscope.traces.cache.store import Cache, Entry
-from stepscope.traces.cache.store import store as cache_module
 from stepscope.traces.model.columns import Trace, side_columns
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.reading.builder import TABLES

@@ -18,9 +18,9 @@ from stepscope.errors import UsageError
 from stepscope.testing.nsight import MadeReport
 from stepscope.testing.traces import MadeTrace
 from stepscope.traces.cache.store import Cache
+from stepscope.traces.engine import engines as engine_module
 from stepscope.traces.engine.analyse import Job, Options, Problem
 from stepscope.traces.engine.engines import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
-from stepscope.traces.engine.engines import engines as engine_module
 from stepscope.traces.engine.position import position_in, watched
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.reading.opening import read_traces

@@ -14,6 +14,8 @@ import pytest
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.ranks.collectives import match
 from stepscope.traces.ranks.distributed import distributed_table
+from stepscope.traces.reading.inflate import blocks_of
+from stepscope.traces.reading.kineto import read_kineto
 from stepscope.traces.reading.read import read_trace
 from stepscope.traces.timeline.perfetto import write_perfetto
 
@@ -98,4 +100,4 @@ def check(paths: list[Path], together: Path, *, shapes: bool) -> None:
     assert min(rows, key=lambda row: row["comm_ns"])["rank"] == 2
     assert found.clocks.shifts == dict.fromkeys(range(RANKS), 0)  # one host
     written = write_perfetto(((trace.meta.rank or 0, trace) for trace in traces), found.clocks, together)
-    assert len(read_trace(together)) == sum(map(len, traces)) < written
+    assert len(read_kineto(blocks_of(together), "together")) == sum(map(len, traces)) < written

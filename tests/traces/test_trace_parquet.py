@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.traces.cache import parquet
 from stepscope.traces.cache.parquet import Places, read_column, read_strings, write_table
-from stepscope.traces.cache.store import parquet
 
 TYPES = ("uint8", "int16", "int32", "int64", "float32", "float64")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope.traces.device.figures import device_figures
+from stepscope.traces.device.pace import Pace, pace_of
 from stepscope.traces.device.temporal import Temporal, temporal_of
 from stepscope.traces.model.columns import Trace, TraceMeta
 from stepscope.traces.model.window import Step, window_of
@@ -19,6 +21,7 @@ class SlimRank:
     rank: int
     meta: TraceMeta
     steps: tuple[Step, ...]
+    pace: Pace
     temporal: Temporal
     exchanges: Exchanges
 
@@ -29,6 +32,7 @@ def slim_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> SlimRank:
         rank=rank,
         meta=trace.meta,
         steps=window.steps,
+        pace=pace_of(window, device_figures(window)),
         temporal=temporal_of(window),
         exchanges=exchanges_of(window, rank),
     )

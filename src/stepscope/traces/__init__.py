@@ -2,15 +2,14 @@
 
 Read in this order:
 
-    columns.py      what a trace is to everything after the reading: arrays, one row per slice, integer nanoseconds
-    read.py         which files are traces; kineto.py (Chrome JSON) and nsight.py (SQLite) read them
-    opening.py      one file → its traces, from cache.py (kept.py, parquet.py) where it was read before
-    engine.py       many files → one analysis per rank, by worker.py's processes or Ray; per file: analyse.py
-    window.py       which rows count: profiler steps, the last one left out
-    links.py        which call launched which device work; calls.py: which call lies inside which
-    rank.py         all analyses of one rank → one RankAnalysis of bounded size (this is what a worker or Ray returns)
-    job.py          RankAnalysis of all ranks → one JobAnalysis: collectives, clocks, critical path across ranks
-    findings.py     JobAnalysis → findings, in the form of live ones
+    model/          a trace as columns, integer nanoseconds; which rows count, what launched what
+    reading/        files → columns;  cache/: what was read before
+    device/ host/   analyses of one rank;  path/: its critical path, and what if
+    rank.py         all of them → one RankAnalysis of bounded size
+    engine/         many files → many RankAnalyses, by processes here or by Ray
+    ranks/          ranks compared: collectives, clocks
+    job.py          RankAnalyses → one JobAnalysis, with findings.py and its rules/
+    diff/           two jobs compared;  timeline/, sql.py, csv_out.py: other ways out
 
-Analyses are functions from columns to plain values; nothing here prints or draws.
+Analyses are functions from columns to plain values; nothing here draws.
 """

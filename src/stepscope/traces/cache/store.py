@@ -170,7 +170,7 @@ class Entry:
 def code_version() -> str:
     """Of all that reads and analyses traces."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(str(source).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()
 
