@@ -76,7 +76,8 @@ def test_without_a_launcher_nobody_can_end_it(run_dir: Path, pipe: tuple[int, in
     assert not on_hang.aborted
 
 
-def test_a_command_knows_what_hangs(run_dir: Path) -> None:
+def test_a_command_knows_what_hangs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STEPSCOPE_CACHE_GB", raising=False)  # of the tests themselves
     journal = Journal(run_dir)
     command = "env | grep ^STEPSCOPE_ | sort; echo trouble >&2; exit 3"
     on_hang = OnHang(command, run_dir, journal)

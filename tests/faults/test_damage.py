@@ -54,15 +54,16 @@ def test_what_is_no_run_and_what_was_cut_off(
         bad["ranks"]: "ranks.json is damaged",
         runs / "foreign": "foreign is no run: it holds no run.json",
         tmp_path / "nowhere": "nowhere does not exist",
-        tmp_path / "file": "file does not exist",
     }
-    for path, said in expected.items():
-        for words in (["report", path], ["sql", path, "select 1"]):
-            done = run_stepscope(*words)
-            assert (done.code, done.stdout) == (3, ""), done.stderr
-            (line,) = done.stderr.splitlines()
-            assert line.startswith("stepscope: ")
-            assert said in line
+    refused = {(command, path): said for path, said in expected.items() for command in ("report", "sql")}
+    refused["report", tmp_path / "file"] = "file does not exist"
+    refused["sql", tmp_path / "file"] = "file: is no JSON, let alone a trace"  # a file may be one
+    for (command, path), said in refused.items():
+        done = run_stepscope(command, path, *(["select 1"] if command == "sql" else []))
+        assert (done.code, done.stdout) == (3, ""), done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("stepscope: ")
+        assert said in line
     again = run_stepscope("report", "--json", bad["summary"])
     assert (again.code, json.loads(again.stdout)["steps"]["total"]) == (0, 15)
     assert json.loads((bad["summary"] / "summary.json").read_text())["steps"]["total"] == 15
