@@ -98,16 +98,15 @@ def _both(fault: str, *kinds: str, quick: Sequence[int] = (2,), **more: Any) -> 
 MISSING, MISMATCH = "hang_missing_collective", "hang_mismatch"
 
 FAULTS: tuple[FaultCase, ...] = (
-    # The rank that left one out waits in the next one: which of the two it is called is a matter of taste.
     *_both("skip", MISSING),
     *_both("other", MISMATCH),
     *_both("shape", MISMATCH),
     *_both("dtype", MISMATCH, quick=()),
     *_both("shape_abort", MISMATCH, dies=True, line=False, quick=()),
     *_both("dtype_abort", MISMATCH, dies=True, line=False, quick=()),
-    *_both("sleep", MISSING, quick=(4,)),
+    *_both("sleep", MISSING, quick=()),
     *_both("loader", "hang_input"),
-    *_both("worker", "hang_input"),
+    *_both("worker", "hang_input", quick=()),
     *_both("worker_stop", "hang_input", line=False, quick=()),
     FaultCase(fault="deadlock", ranks=2, kinds=("hang_deadlock",), culprits=(0, 1)),
     FaultCase(fault="deadlock", ranks=4, kinds=("hang_deadlock",), culprits=(0, 1, 2, 3), quick=True),
@@ -115,7 +114,7 @@ FAULTS: tuple[FaultCase, ...] = (
     *_both("gil_lock", "hang_host"),
     *_both("gil_sleep", "hang_host", quick=()),
     *_both("gil_busy", "hang_host", quick=()),
-    *_both("recv", MISSING),
+    *_both("recv", MISSING, quick=(4,)),
     *_both("kill", "rank_crashed", dies=True, line=False, quick=()),
     *_both("exception", "rank_crashed", dies=True),
     *_both("memory", "rank_crashed", dies=True, quick=()),

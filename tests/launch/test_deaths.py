@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ def test_the_rank_that_began_it_leads(
     assert (found["kind"], found["severity"], found["ranks"]) == ("rank_crashed", "critical", [1])
     assert found["title"].startswith(f"Rank 1 {said} (in step 3")
     assert found["evidence"]["cause"] == cause
-    assert "rank_0.json" in {path.name for path in (done.run_dir / "flight").iterdir()}
+    # The launcher ends the other rank soon: on a busy machine before that could leave its own.
+    assert {path.name for path in (done.run_dir / "flight").iterdir()} & {"rank_0.json", "rank_1.json"}
     assert "Server" not in done.stderr
 
 
@@ -86,7 +88,11 @@ def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
     assert done.code == 1
     found, crash = summary_of(done)["findings"][:2]
     assert (found["kind"], found["severity"], found["ranks"]) == ("hang_mismatch", "critical", [1])
-    assert f"another {differs}" in found["title"]
+    # The Flight Recorder of a rank that was aborted at once may be missing: then it is told by the bytes.
+    told_by_bytes = re.search(
+        r"^Rank 1 called all_reduce with .+ where ranks 0, 2 and 3 called it with ", found["title"]
+    )
+    assert f"another {differs}" in found["title"] or told_by_bytes
     assert (crash["kind"], crash["severity"]) == ("rank_crashed", "info")
 
 

@@ -19,7 +19,6 @@ SUBSET = (
     "place/1/between-always",
     "place/2/comm-always",
     "uneven/2/backward-always",
-    "uneven/2/lengths",
     "memory/1/host-leak",
     "time/1/input-once-40",
     "healthy/2/padded-2",
