@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from stepscope.traces.device.work import Work
 from stepscope.traces.model.columns import Ints
-from stepscope.traces.model.kernel_names import by_name
 from stepscope.traces.model.table import Table, table_of
 
 __all__ = ["bandwidth_table", "bytes_of", "copies_table", "is_pageable"]
@@ -106,7 +105,8 @@ def _bandwidth(dur_ns: Ints, size: Ints) -> float | None:
 def bandwidth_table(work: Work, sizes: Ints) -> Table:
     """Bytes in equal stretches of time by direction, as if each copy had gone on evenly."""
     moving = ~work.kernel & (sizes > 0)
-    direction = by_name(work.window.trace, work.name[moving], _direction, np.int64)
+    names, which = np.unique(work.name[moving], return_inverse=True)
+    direction = np.array([_direction(work.window.trace.text(code)) for code in names.tolist()], np.int64)[which]
     start_ns, end_ns, size = work.start_ns[moving], work.end_ns[moving], sizes[moving]
     rows = []
     present = np.unique(direction).tolist()

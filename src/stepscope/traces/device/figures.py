@@ -16,7 +16,6 @@ from stepscope.traces.device.work import Work, work_of
 from stepscope.traces.model.categories import Kind
 from stepscope.traces.model.columns import Ints
 from stepscope.traces.model.kernel_names import (
-    by_name,
     is_fp32_matmul,
     is_matrix_class,
     kernel_class,
@@ -80,14 +79,14 @@ def figures_of(work: Work) -> DeviceFigures:
     def time_of(which: np.ndarray) -> int:
         return int(dur_ns[which].sum())
 
-    matrix_ns = time_of(by_name(trace, name, lambda text: is_matrix_class(kernel_class(text))))
-    tensor_core_ns = time_of(by_name(trace, name, uses_tensor_cores))
+    matrix_ns = time_of(trace.names_where(lambda text: is_matrix_class(kernel_class(text)))[name])
+    tensor_core_ns = time_of(trace.names_where(uses_tensor_cores)[name])
     short = dur_ns < SHORT_NS
     launches = launches_in(work)
     queues = queues_of(work, launches)
     queued_over_ns = int(launches.starts_work_ns.max() - launches.start_ns.min()) if len(launches) else 0
     pageable = ~work.kernel
-    pageable[pageable] = by_name(trace, work.name[pageable], is_pageable)
+    pageable[pageable] = trace.names_where(is_pageable)[work.name[pageable]]
     sizes = bytes_of(work)[pageable]
     calls = work.window.rows_of((Kind.RUNTIME,))
     joined = on_one_stream(work)
@@ -98,7 +97,7 @@ def figures_of(work: Work) -> DeviceFigures:
         sm_efficiency=sm_efficiency_of(work),
         occupancy=occupancy_of(work),
         tensor_core_share=tensor_core_ns / matrix_ns if matrix_ns else None,
-        eligible_fp32_ns=time_of(by_name(trace, name, is_fp32_matmul)),
+        eligible_fp32_ns=time_of(trace.names_where(is_fp32_matmul)[name]),
         kernel_count=len(name),
         short_kernel_count=int(short.sum()),
         short_kernel_ns=time_of(short),
@@ -110,7 +109,7 @@ def figures_of(work: Work) -> DeviceFigures:
         pageable_copy_bytes=int(sizes[sizes >= 0].sum()),
         pageable_copy_count=int(pageable.sum()),
         low_occupancy=_low_occupancy(work, dur_ns),
-        graph_launches=int(by_name(trace, trace.slices.name[calls], is_graph_launch).sum()),
+        graph_launches=int(trace.names_where(is_graph_launch)[trace.slices.name[calls]].sum()),
         idle=idle_by_lane(joined, gaps).get("all", NOT_IDLE),
         idle_before=_idle_before(joined, gaps),
     )
@@ -133,7 +132,7 @@ def _device_name(work: Work) -> str | None:
 
 def _low_occupancy(work: Work, dur_ns: Ints) -> tuple[tuple[str, float, int], ...]:
     trace, name = work.window.trace, work.name[work.kernel]
-    attends = by_name(trace, name, lambda text: kernel_class(text) == "attention")
+    attends = trace.names_where(lambda text: kernel_class(text) == "attention")[name]
     weighted, weight_ns = occupancy_sums(work)
     found = []
     for code in np.unique(name[attends]).tolist():

@@ -22,7 +22,6 @@ from stepscope.traces.device.work import Work, work_of
 from stepscope.traces.model import intervals
 from stepscope.traces.model.categories import Kind
 from stepscope.traces.model.columns import Ints, Rows
-from stepscope.traces.model.kernel_names import by_name
 from stepscope.traces.model.runtime_names import is_synchronising
 from stepscope.traces.model.table import Table, table_of
 from stepscope.traces.model.window import Window
@@ -104,9 +103,9 @@ def synchronising_calls(work: Work) -> Rows:
     """Calls of the runtime that wait for the device, by start."""
     trace, window = work.window.trace, work.window
     calls = window.rows_of((Kind.RUNTIME,))
-    waits = by_name(trace, trace.slices.name[calls], is_synchronising)
+    waits = trace.names_where(is_synchronising)[trace.slices.name[calls]]
     to_pageable = work.known & ~work.kernel
-    to_pageable[to_pageable] = by_name(trace, work.name[to_pageable], lambda name: "-> Pageable" in name)
+    to_pageable[to_pageable] = trace.names_where(lambda name: "-> Pageable" in name)[work.name[to_pageable]]
     holds = np.zeros(len(trace), bool)
     holds[calls[waits]] = True
     holds[work.launch[to_pageable]] = True

@@ -18,7 +18,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.categories import Kind
 from stepscope.traces.model.columns import Ints, Rows
 from stepscope.traces.model.intervals import Spans
-from stepscope.traces.model.kernel_names import by_name, is_communication
+from stepscope.traces.model.kernel_names import is_communication
 from stepscope.traces.model.table import Table, table_of
 from stepscope.traces.model.window import Window
 
@@ -59,7 +59,7 @@ def device_spans(window: Window, rows: Rows | None = None) -> DeviceSpans:
 def _spans(window: Window, rows: Rows, start_ns: Ints, end_ns: Ints) -> DeviceSpans:
     slices = window.trace.slices
     kernel = slices.kind[rows] == Kind.KERNEL
-    comm = kernel & by_name(window.trace, slices.name[rows], is_communication)
+    comm = kernel & window.trace.names_where(is_communication)[slices.name[rows]]
 
     def spans(which: np.ndarray) -> Spans:
         return intervals.merge(start_ns[which], end_ns[which])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.model.categories import Kind
 from stepscope.traces.model.columns import Codes, Ints, Rows
-from stepscope.traces.model.kernel_names import by_name, is_communication
+from stepscope.traces.model.kernel_names import is_communication
 from stepscope.traces.model.statistics import Grouped, grouped
 from stepscope.traces.model.window import Window
 
@@ -90,7 +90,7 @@ def work_of(window: Window) -> Work:
         dur_ns=slices.dur_ns[rows],
         name=name,
         kernel=kernel,
-        comm=kernel & by_name(window.trace, name, is_communication),
+        comm=kernel & window.trace.names_where(is_communication)[name],
         lane=np.searchsorted(places, place),
         lanes=tuple(each if several else each.partition(":")[2] for each in lanes),
         launch=window.launch[rows],

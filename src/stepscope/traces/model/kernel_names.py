@@ -4,23 +4,16 @@ A name is looked at in two parts: the function (what stands before the template'
 is inside of them, since wrappers such as ``cutlass::Kernel<…>`` say there what they run.  All rules are tables of words
 in lower case; of the classes the first that fits is taken, so that the special stand before the general.
 
-Names are few but long and come again and again: whoever has many events asks once per name (``by_name``).
+Names are few but long and come again and again: whoever has many events asks once per name (``Trace.names_where``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
-
-from stepscope.traces.model.columns import Codes, Trace
+from typing import Final
 
 __all__ = [
-    "by_name",
     "is_communication",
     "is_fp32_matmul",
     "is_matrix_class",
@@ -108,14 +101,6 @@ FP32_WORDS: Final = ("sgemm", "scudnn", "simt_s", "ffma", "f32f32_f32f32_f32", "
 
 _ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)::|\(anonymous namespace\)|<unnamed>::")
 _BEFORE: Final = re.compile(r"^(void\s+|std::enable_if<.{0,80}?>::type\s+|_Z\d*)+")
-
-
-def by_name(trace: Trace, codes: Codes, ask: Callable[[str], Any], dtype: Any = bool) -> NDArray[Any]:
-    """[codes]; what ``ask`` says of each name; it is asked once for each that is there."""
-    said = np.zeros(len(trace.strings), dtype)
-    for code in np.flatnonzero(np.bincount(codes, minlength=len(trace.strings))).tolist():
-        said[code] = ask(trace.strings[code])
-    return said[codes]
 
 
 @lru_cache(maxsize=1 << 16)

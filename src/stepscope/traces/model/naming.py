@@ -14,12 +14,6 @@ __all__ = ["named"]
 
 
 def named(trace: Trace, rows: Rows, matches: Callable[[str], Any]) -> NDArray[np.bool_]:
-    """[rows]; whose name satisfies ``matches``, which is asked once per name that these rows have; of row −1: no.
-
-    Strings of a trace may be many (shapes, stacks) and long (kernels), names of few kinds of rows are neither.
-    """
-    codes = np.where(rows >= 0, trace.slices.name[rows], len(trace.strings)) if len(rows) else rows
-    used = np.flatnonzero(np.bincount(codes, minlength=1))
-    table = np.zeros(len(trace.strings) + 1, bool)
-    table[used] = [code < len(trace.strings) and bool(matches(trace.strings[code])) for code in used.tolist()]
-    return table[codes]
+    """[rows]; whose name satisfies ``matches``; of row −1: no."""
+    answers = np.append(trace.names_where(matches), False)
+    return answers[np.where(rows >= 0, trace.slices.name[rows], -1)] if len(rows) else np.zeros(0, bool)

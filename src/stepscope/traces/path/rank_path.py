@@ -21,7 +21,6 @@ of them, as long as the pace has it.  The tables and what-ifs are of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,7 +33,7 @@ from stepscope.traces.path.graph import Graph, graph_of
 from stepscope.traces.path.routes import Routes, routes_of
 from stepscope.traces.path.segments import Segments, summed
 from stepscope.traces.path.walk import StepWalk, walk_back, walk_step
-from stepscope.traces.path.whatif import Change, WhatIf, what_if, what_if_table, what_ifs
+from stepscope.traces.path.whatif import WhatIf, what_if_table, what_ifs
 from stepscope.traces.ranks.exchanges import Exchanges
 
 __all__ = ["NamedTime", "RankPath", "StepPath", "WholePath", "path_segments", "rank_path", "whole_segments"]
@@ -95,8 +94,6 @@ class RankPath:
     routes: Routes
     whole: WholePath | None = None
     """Only where the device sets the pace."""
-    asked: tuple[WhatIf, ...] = ()
-    """The changes that were asked for, over all steps, in that order."""
     what_ifs: tuple[WhatIf, ...] = ()
     """Others that gain something, on one step, most first."""
     tables: dict[str, Table] = field(default_factory=dict)
@@ -111,8 +108,7 @@ class RankPath:
         return _total(self.steps)
 
 
-def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = ()) -> RankPath:
-    """``changes``: what else to try than what may be worth a thought anywhere; those of ranks are ``job_path``'s."""
+def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
     graph = graph_of(window)
     walks = walks_of(graph)
     routes, segments = routes_of(graph, walks, exchanges.row)
@@ -128,12 +124,11 @@ def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = 
     by_cause = _cause_table(steps, own, length_ns) if behind is None else _whole_table(causes, behind, len(steps))
     # The most that is kept of all of a rank: not beside the replays.
     del own, behind
-    asked = tuple(what_if(graph, change) for change in changes if change.kind != "rank" and steps)
     tried = what_ifs(graph, causes, *([(e.name, e.time_ns) for e in of] for of in shown[::-1]))
     tables = (
         by_cause,
         *_name_tables(*shown, length_ns, whole is not None),
-        what_if_table((*asked, *tried), WHOLE_NOTE if whole else ""),
+        what_if_table(tried, WHOLE_NOTE if whole else ""),
     )
     return RankPath(
         steps=steps,
@@ -141,7 +136,6 @@ def rank_path(window: Window, exchanges: Exchanges, changes: Sequence[Change] = 
         kernels=kernels[:NAMES],
         routes=routes,
         whole=whole,
-        asked=asked,
         what_ifs=tried,
         tables={table.name: table for table in tables},
     )
