@@ -188,7 +188,7 @@ def test_standard_changes_are_tried_and_sorted() -> None:
         ("kernel:one=2x", (90_000,)),
         ("launch=0", (94_000,)),
     ]
-    assert path.tables["what_if"].to_rows()[1] == {
+    assert path.tables["what_if"].to_rows()[0] == {
         "change": "host=0",
         "before_ns": 100_000,
         "after_ns": 60_000,
