@@ -7,6 +7,8 @@
     │   └── RunUnwritable          the folder cannot be created or written
     ├── TraceError                 a trace, or what describes it, cannot be used       exit 3
     ├── DumpError                  a dump of a Flight Recorder cannot be used          exit 3
+    ├── FrameError                 what came over the network is not of ours           exit 3
+    ├── HubError                   the hub cannot be started or reached                exit 3
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
         ├── RingVersion            written by another version of the layout
@@ -20,6 +22,8 @@ from __future__ import annotations
 
 __all__ = [
     "DumpError",
+    "FrameError",
+    "HubError",
     "NotARun",
     "RingError",
     "RingForeign",
@@ -60,6 +64,14 @@ class TraceError(StepscopeError):
 
 
 class DumpError(StepscopeError):
+    exit_code = 3
+
+
+class FrameError(StepscopeError):
+    exit_code = 3
+
+
+class HubError(StepscopeError):
     exit_code = 3
 
 

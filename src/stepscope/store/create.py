@@ -123,6 +123,7 @@ def _begin(
         "stepscope": version,
         "environment": select_environment(environ),
         "session": str(session),
+        "spool": secrets.token_hex(16),
         "launcher": launcher,
         "sealed": False,
         "git": None,

@@ -12,7 +12,10 @@ __all__ = [
     "COMM_PARQUET",
     "EVENTS",
     "FINDINGS",
+    "HUB",
+    "INBOX",
     "META",
+    "NODES",
     "RANKS",
     "SAMPLES",
     "SAMPLES_PARQUET",
@@ -44,6 +47,12 @@ RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 FINDINGS = "findings.json"
+HUB = "hub.json"
+"""Where the run's hub listens and the token to ask it with; readable by its owner only."""
+INBOX = "inbox"
+"""What other nodes sent."""
+NODES = "nodes.json"
+"""Who sent it, and how far ahead their clocks are."""
 
 
 def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
