@@ -77,8 +77,14 @@ def test_rates_are_of_the_time_since_and_the_loopback_is_no_network(kernel: Kern
     kernel.devices(lo=(10**9, 10**9, 9, 9), eth0=(5000, 2500, 13, 4), eth1=(200, 0, 0, 0))
     kernel.tcp(300, 25, 2, 0)
     assert sampler.sample() == {
-        **{"net_rx_bps": 2100.0, "net_tx_bps": 250.0, "net_errors_ps": 1.5, "net_drops_ps": 2.0},
-        **{"tcp_out_ps": 100.0, "tcp_retrans_ps": 10.0, "tcp_errors_ps": 0.5, "tcp_timeouts_ps": 0.0},
+        "net_rx_bps": 2100.0,
+        "net_tx_bps": 250.0,
+        "net_errors_ps": 1.5,
+        "net_drops_ps": 2.0,
+        "tcp_out_ps": 100.0,
+        "tcp_retrans_ps": 10.0,
+        "tcp_errors_ps": 0.5,
+        "tcp_timeouts_ps": 0.0,
     }
 
 
@@ -121,8 +127,12 @@ def test_timeouts_and_ports_are_looked_at_now_and_then(kernel: Kernel) -> None:
     kernel.pass_s(1.0)
     seen = sampler.sample()
     assert {name: value for name, value in seen.items() if name.startswith("ib_")} == {
-        **{"ib_rx_bps": 2000.0, "ib_tx_bps": 0.0, "ib_errors_ps": 1.0, "ib_link_downed_ps": 0.1},
-        **{"ib_xmit_wait_ps": 40.0, "ib_speed_bps": 2 * 200e9 / 8},
+        "ib_rx_bps": 2000.0,
+        "ib_tx_bps": 0.0,
+        "ib_errors_ps": 1.0,
+        "ib_link_downed_ps": 0.1,
+        "ib_xmit_wait_ps": 40.0,
+        "ib_speed_bps": 2 * 200e9 / 8,
     }
     assert seen["tcp_timeouts_ps"] == 3.0
 
