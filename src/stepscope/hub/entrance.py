@@ -2,8 +2,9 @@
 
 Used by one event loop.  A connection that waits (its handshake or its request is not complete, or it is between two
 requests) costs its owner nothing and us a file and some memory.  So when there are too many, the one that has waited
-longest goes, and not the newcomer: whoever really asks for something is served within milliseconds, however many sockets
-somebody else holds open.  Agents, who have shown a token, and requests that are being answered are never sent away.
+longest goes, and not the newcomer: whoever really asks for something is served within milliseconds, however many
+sockets somebody else holds open.  Agents, who have shown a token, and requests that are being answered are never sent
+away.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stepscope.hub.buckets import Buckets
 from stepscope.hub.refusals import Reason, Refusals
 from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
 
-__all__ = ["Entrance", "ServerLimits", "Visitor", "plain_address"]
+__all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address"]
 
 _BODIES: Final = {b"/frames": FRAME_BYTES, b"/join": JOIN_BYTES}
 _RATED: Final = 4096
@@ -30,7 +31,9 @@ class ServerLimits:
     connections: int = 2048
     """Open at one time.  An agent keeps one."""
     per_address: int = 128
-    """Of those, from one address; from this machine half of all."""
+    """Of those, from one address …"""
+    spare_local: bool = True
+    """… but from this machine half of all, and as fast as they come."""
     arrivals_per_s: float = 50.0
     """New connections from one address in the long run: a handshake is the most that a stranger can make us compute."""
     arrivals: int = 256
@@ -52,9 +55,10 @@ class ServerLimits:
     """Between two requests …"""
     agent_idle_s: float = 75.0
     """… of an agent, who has said how often it comes."""
-    linger_s: float = 1.0
+    linger_s: float = 10.0
+    """How long the rest of a request that is answered already is passed over, so that its sender sees the answer …"""
     linger_bytes: int = 1 << 20
-    """What is still read of a request that was refused, so that its sender gets to see the answer."""
+    """… and how much, of one that was larger than it may be."""
     grace_s: float = 2.0
     """For answers under way when the server stops."""
 
@@ -105,7 +109,7 @@ class Entrance:
 
     def turned_away(self, address: str, now_s: float) -> Reason | None:
         """Whether a newcomer has to go, and why; makes room for it if that can be."""
-        local = _is_local(address)
+        local = self.limits.spare_local and is_local(address)
         if not local and self._arrivals.take(address, now_s) > 0:
             return "connection_rate"
         own = self._addresses.get(address)
@@ -158,7 +162,7 @@ def plain_address(host: str) -> str:
     return host.removeprefix("::ffff:") if "." in host else host
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

@@ -3,8 +3,8 @@
 httptools parses; it has no idea of time and sets no limit to a head.  Here every connection is in one of a few stages
 (``Stage``), each with a deadline; one sweep a second closes those past theirs, which is cheaper than a timer for each
 request.  What a request may bring along is decided when its head is complete, before a byte of its body is believed.
-A request that could be read in two ways (two lengths, a length and chunks, something behind the chunks), one sent before
-the answer to the last, and an upgrade are refused: nobody of ours sends such.
+A request that could be read in two ways (two lengths, a length and chunks, something behind the chunks), one sent
+before the answer to the last, and an upgrade are refused: nobody of ours sends such.
 """
 
 from __future__ import annotations
@@ -35,6 +35,24 @@ _FOREVER: Final = float("inf")
 
 class _WrongError(Exception):
     """Raised through the parser, which hands it on as an error of its own."""
+
+
+class _Door(asyncio.Transport):
+    """The transport as a request sees it: closing it waits for the rest of the request, within bounds.
+
+    A socket that is closed with something unread is reset, and its peer may lose the answer that was just written.
+    """
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self.write = protocol.transport.write  # type: ignore[method-assign]  # the one that is called most
+
+    def is_closing(self) -> bool:
+        return self._protocol.stage == "closing" or self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        self._protocol.close_behind()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -71,7 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_away(self) -> None:
         """At once, whatever it is doing."""
-        if self.transport is not None:
+        if self.stage != "handshake":
             self.transport.abort()
             return
         try:
@@ -103,6 +121,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._stage("head", self._limits.head_s)
         self._most = self._limits.head_bytes
+        self._door = _Door(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -161,6 +180,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if length > self._body_most:
             self._fail(413, "body_large")
         super().on_headers_complete()
+        self.cycle.transport = self._door
         self._most = self._limits.head_bytes + self._body_most + _SLACK
         self._stage("body", self._limits.body_s + length / self._limits.body_bytes_per_s)
         if not self._agent:
@@ -189,16 +209,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.stage == "closing":
             return
-        if self.transport.is_closing():
-            self._stage("closing", self._limits.answer_s)
-            return
         self.flow.resume_reading()
         self._agent = self._agent or self.scope["state"].get(AGENT) is True
         if self.stage == "busy":
             self._idle()
         else:
-            self._most = self._read + self._limits.linger_bytes
-            self._stage("drain", self._limits.linger_s)
+            self._stage("drain", self._limits.linger_s)  # as much as the body may be, which is counted already
+
+    def close_behind(self) -> None:
+        """After the answer that was just written."""
+        if self.stage == "body":
+            self._linger()
+        else:
+            self._stage("closing", self._limits.answer_s)
+            self.transport.close()
 
     def _idle(self) -> None:
         self._read = 0
@@ -210,18 +234,20 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, reason: Reason) -> None:
         """Answer without asking the app, pass over what still comes, and close."""
         self._entrance.refusals.count(reason, self.address)
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if cycle.response_started:
-                self.transport.abort()
-                return
-        if self.transport.is_closing():
-            return
+        if self.stage in ("body", "busy"):
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.stage == "drain" or (self.stage in ("body", "busy") and self.cycle.response_started):
+            self.transport.abort()  # it has an answer, or part of one
+        elif not self.transport.is_closing():
+            self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            self._most = self._read + self._limits.linger_bytes
+            self._linger()
+
+    def _linger(self) -> None:
         self._stage("closing", self._limits.linger_s)
-        self._most = self._read + self._limits.linger_bytes
-        self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        if not self._agent:
+            self._entrance.waits(self)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()

@@ -68,9 +68,9 @@ class Refusals:
         self._sources[reason, source] = (known or 0) + 1
         return known is None
 
-    def by_reason(self) -> dict[Reason, int]:
+    def by_reason(self) -> dict[str, int]:
         """Of every reason, also of those that never came up."""
-        return dict(self._counts)
+        return {str(reason): count for reason, count in self._counts.items()}
 
     def by_source(self) -> dict[tuple[Reason, str], int]:
         """Of the first ``SOURCES`` pairs of reason and source."""

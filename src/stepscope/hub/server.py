@@ -2,9 +2,10 @@
 
     sock ── accept ── Entrance: room for it? ── TLS handshake ── GuardedProtocol ── ASGI app
 
-Accepting is done here and not by the loop, so that a stranger is counted before a handshake is computed for it.  uvicorn
-is used for its protocol alone: no signal handlers, no log of its own, no ticking; what it would have logged is counted,
-and told in a few plain lines.  The listening socket stays open when the server stops: it belongs to whoever bound it.
+Accepting is done here and not by the loop, so that a stranger is counted before a handshake is computed for it.
+uvicorn is used for its protocol alone: no signal handlers, no log of its own, no ticking; what it would have logged is
+counted, and told in a few plain lines.  The listening socket stays open when the server stops: it belongs to whoever
+bound it.
 """
 
 from __future__ import annotations
@@ -162,9 +163,7 @@ class Server:
         self._entrance.enter(protocol)
         deadline_s = self.limits.handshake_s if self._tls is not None else None
         try:
-            await loop.connect_accepted_socket(
-                lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s
-            )
+            await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s)
         except (OSError, ssl.SSLError, asyncio.TimeoutError):
             self._entrance.leave(protocol)
             self.refusals.count("tls", address)
