@@ -25,6 +25,7 @@ from stepscope.agent.journal import Journal
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
+from stepscope.agent.probes import Probes
 from stepscope.agent.shipping.ship import Delivered, Shipper
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
@@ -34,6 +35,7 @@ from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
+from stepscope.wire.joining import Peer
 
 __all__ = ["Agent", "Ending"]
 
@@ -66,6 +68,7 @@ class Agent:
         interval_s: float = 0.2,
         stdin: int = 0,
         on_hang: HangPolicy | None = None,
+        probes: Probes | None = None,
         shipper: Shipper | None = None,
         launcher: int = 1,
     ) -> None:
@@ -80,10 +83,12 @@ class Agent:
         self._host = HostSampler(self._node)
         self._gpu = GpuSampler(self._node)
         self._gpu_said = False
+        self._probes = probes
         self._owned = owner is not None
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
         self._shipper = shipper
+        self._peers: tuple[Peer, ...] = ()
         self._launcher = launcher
         self.delivered: Delivered | None = None
         """Whether the hub has everything, once the run is over and there is one."""
@@ -254,6 +259,13 @@ class Agent:
         gpus = self._gpu.collect()
         self._journal.samples(gpus)
         self._subjects.saw_gpus(gpus)
+        if self._probes is not None:
+            self._journal.samples(self._probes.samples())
+            if self._shipper is not None and self._shipper.peers is not self._peers:
+                self._peers = self._shipper.peers
+                self._probes.peers(self._peers, self._shipper.probe_key)
+            if (said := self._probes.notice()) is not None:
+                self._journal.event("probes", message=said)
         self._oom.sample()
         self._gpu.request()
         if self._gpu.silent() and not self._gpu_said:
@@ -267,6 +279,10 @@ class Agent:
         if self._git:
             self._git.close()
         self._journal.samples(self._gpu.collect())
+        if self._probes is not None:
+            self._journal.samples(self._probes.last_samples())
+            self._journal.event("probes", ignored=self._probes.ignored)
+            self._probes.close()
         self._take_news()
         reason = {"reason": ending, **({"end": self._control.end} if self._control.end else {})}
         self._journal.event("agent_end", pid=os.getpid(), host=self._node, **reason)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
 
 from stepscope.agent.loop import Agent
 from stepscope.agent.on_hang import HangPolicy
+from stepscope.agent.probes import Probes
 from stepscope.agent.shipping.sender import Destination
 from stepscope.agent.shipping.ship import Shipper
 
@@ -29,8 +31,11 @@ def tend(
     ``owner`` is a process that may still start ranks, where no launcher of ours says when the job is over.  ``hub`` is
     sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
     """
-    shipper = Shipper(run_dir, hub) if hub is not None else None
-    agent = Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang, shipper=shipper)
+    shipper = probes = None
+    if hub is not None:
+        probes = Probes(platform.node(), hub.node)
+        shipper = Shipper(run_dir, hub, probe_port=probes.port)
+    agent = Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang, probes=probes, shipper=shipper)
     if agent.run() != "orphaned":
         return 0
     if hub is not None and hub.node != 0:
