@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
 from stepscope.hub.model.planes import NONE, Names, Planes
@@ -256,8 +256,14 @@ class Intake:
 
     def _write(self, step: int) -> None:
         for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest)
+            self.digests.put(digest, self._wall_ns(digest))
         self._late.discard(step)
+
+    def _wall_ns(self, digest: Digest) -> int:
+        """When a step began, on the hub's clock, by the word of one rank."""
+        of, ring = self.registry.of, self.ring_of[digest.column]
+        offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
+        return digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
 
     def _fit_stride(self) -> None:
         """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""
