@@ -31,7 +31,7 @@ class HeatMap:
     """R rows of ranks, C columns of steps."""
 
     value: str
-    unit: Literal["ms", "bytes"]
+    unit: Literal["ns", "bytes"]
     first_ranks: NDArray[np.int64]
     last_ranks: NDArray[np.int64]
     first_steps: NDArray[np.int64]
@@ -70,12 +70,12 @@ def heat_map(
     cells = _reduced(_reduced(plane, row_starts, 0, statistic), column_starts, 1, statistic)
     return HeatMap(
         value=value,
-        unit="bytes" if value in MEMORY else "ms",
+        unit="bytes" if value in MEMORY else "ns",
         first_ranks=shown[order[row_starts]],
         last_ranks=shown[order[_ends(row_starts, len(order))]],
         first_steps=from_step[column_starts],
         last_steps=to_step[_ends(column_starts, len(to_step))],
-        cells=cells if value in MEMORY else cells / np.float32(1e6),
+        cells=cells,
         exact=exact,
     )
 

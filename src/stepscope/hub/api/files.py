@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,18 +15,19 @@ from stepscope.store.paths import META
 __all__ = ["RESOURCES"]
 
 
-def _list(asked: Asked) -> Mapping[str, Any]:
-    return {"run": asked.run.name, "files": [asdict(entry) for entry in list_files(asked.run.path)]}
+async def _list(asked: Asked) -> Mapping[str, Any]:
+    found = await asyncio.to_thread(list_files, asked.run.path)
+    return {"files": [asdict(entry) for entry in found]}
 
 
-def _file(asked: Asked) -> Body:
+async def _file(asked: Asked) -> Body:
     path = asked.request.path_params["path"]
     if path == META:
         return Body(data=json_body(asked.run.context()), media_type=media_type_of(META), headers={})
     offset, tail, most = (asked.values[name] for name in ("offset", "tail", "most"))
     if offset is not None and tail is not None:
         raise ApiError(400, "offset or tail, not both")
-    piece = read_piece(asked.run.path, path, offset=offset, tail=tail, most=most)
+    piece = await asyncio.to_thread(read_piece, asked.run.path, path, offset=offset, tail=tail, most=most)
     if piece is None:
         raise ApiError(404, "there is no such file")
     place = {"X-Stepscope-Offset": str(piece.offset), "X-Stepscope-Size": str(piece.size)}
