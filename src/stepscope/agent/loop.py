@@ -24,6 +24,7 @@ from stepscope.agent.journal import Journal
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
+from stepscope.agent.probes import Probes
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
@@ -62,6 +63,7 @@ class Agent:
         interval_s: float = 0.2,
         stdin: int = 0,
         on_hang: HangPolicy | None = None,
+        probes: Probes | None = None,
     ) -> None:
         """NotARun when ``run_dir`` is none."""
         meta = read_meta(run_dir)
@@ -74,6 +76,7 @@ class Agent:
         self._host = HostSampler(self._node)
         self._gpu = GpuSampler(self._node)
         self._gpu_said = False
+        self._probes = probes
         self._owned = owner is not None
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
@@ -241,6 +244,10 @@ class Agent:
         gpus = self._gpu.collect()
         self._journal.samples(gpus)
         self._subjects.saw_gpus(gpus)
+        if self._probes is not None:
+            self._journal.samples(self._probes.samples())
+            if (said := self._probes.notice()) is not None:
+                self._journal.event("probes", message=said)
         self._oom.sample()
         self._gpu.request()
         if self._gpu.silent() and not self._gpu_said:
@@ -254,6 +261,10 @@ class Agent:
         if self._git:
             self._git.close()
         self._journal.samples(self._gpu.collect())
+        if self._probes is not None:
+            self._journal.samples(self._probes.last_samples())
+            self._journal.event("probes", ignored=self._probes.ignored)
+            self._probes.close()
         reason = {"reason": ending, **({"end": self._control.end} if self._control.end else {})}
         self._journal.event("agent_end", pid=os.getpid(), host=self._node, **reason)
         deadline = time.monotonic() + LAST_TRIES_S
