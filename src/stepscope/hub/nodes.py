@@ -22,10 +22,13 @@ _FIGURES = (
     "mem_available",
     "net_rx_bps",
     "net_tx_bps",
-    "tcp_retransmits_per_s",
-    "tcp_retransmit_share",
-    "net_errors_per_s",
-    "net_drops_per_s",
+    "net_errors_ps",
+    "net_drops_ps",
+    "tcp_retrans_ps",
+    "tcp_timeouts_ps",
+    "ib_rx_bps",
+    "ib_tx_bps",
+    "ib_errors_ps",
 )
 _TAIL = 64
 """Lines looked at for the last host's sample of a node."""

@@ -33,7 +33,7 @@ def _events(asked: Asked) -> Mapping[str, Any]:
 
 async def _samples(asked: Asked) -> Mapping[str, Any]:
     values, said = asked.values, asked.run.live.said
-    raw = list(said.raw(SAMPLES, values["nodes"] or asked.run.live.line_nodes(SAMPLES)))
+    raw = list(said.raw(SAMPLES, values["nodes"] or said.nodes(SAMPLES)))
     if len(raw) > MOST_LINES:
         raise ApiError(400, "too many samples at once; name some nodes")
 
