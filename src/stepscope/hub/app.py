@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from stepscope.hub.answers import Body, failure
 from stepscope.hub.api import files, findings, ranks, samples, steps
@@ -28,6 +28,7 @@ from stepscope.hub.api.resource import Asked, Parameter, Resource, route_of
 from stepscope.hub.api.session import session_routes
 from stepscope.hub.exposition import CONTENT_TYPE
 from stepscope.hub.headers import SafeHeaders
+from stepscope.hub.ingest import IngestApp, in_front
 from stepscope.hub.metrics import metrics_text
 from stepscope.hub.openapi import openapi
 from stepscope.hub.readers import Readers, ReadersOnly
@@ -35,7 +36,6 @@ from stepscope.hub.runs import Runs
 from stepscope.hub.stream import MEDIA_TYPE, Streams
 
 if TYPE_CHECKING:
-    from stepscope.hub.ingest import IngestApp
     from stepscope.hub.refusals import Refusals
 
 __all__ = ["make_app", "resources_of"]
@@ -57,7 +57,7 @@ def make_app(
     *,
     streams: Streams | None = None,
     refusals: Refusals | None = None,
-) -> Starlette:
+) -> ASGIApp:
     """``refusals``: what the server turned away; those of ``ingest`` if it is not given."""
     streams = Streams() if streams is None else streams
     refusals = ingest.refusals if refusals is None and ingest is not None else refusals
@@ -69,15 +69,13 @@ def make_app(
         yield
         await runs.close()
 
-    layers = [Middleware(SafeHeaders)]
-    if ingest is not None:
-        layers.append(Middleware(_Agents, ingest=ingest))
-    return Starlette(
+    app: ASGIApp = Starlette(
         routes=[Route("/", _home), *(route_of(one, runs) for one in resources), *session_routes(readers)],
-        middleware=[*layers, Middleware(ReadersOnly, readers=readers)],
+        middleware=[Middleware(ReadersOnly, readers=readers)],
         exception_handlers={HTTPException: _refused, Exception: _fault},
         lifespan=lifespan,
     )
+    return SafeHeaders(app if ingest is None else in_front(ingest, app))
 
 
 def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) -> tuple[Resource, ...]:
@@ -117,18 +115,6 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
         ),
     )
     return resources
-
-
-class _Agents:
-    """Requests of agents go to ``ingest``, before the readers' token is asked for."""
-
-    def __init__(self, app: ASGIApp, ingest: IngestApp) -> None:
-        self._app = app
-        self._ingest = ingest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chosen: ASGIApp = self._ingest if scope["type"] == "http" and self._ingest.wants(scope["path"]) else self._app
-        await chosen(scope, receive, send)
 
 
 async def _home(_request: Request) -> Response:

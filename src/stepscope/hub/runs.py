@@ -21,6 +21,9 @@ from typing import Any
 
 from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.model.looks import keep_up
+from stepscope.hub.model.run_data import Snapshot, run_data_of, snapshot
+from stepscope.hub.model.selection import MOST_JUDGED, select
 from stepscope.hub.past import past_run
 from stepscope.hub.tail import Tail
 from stepscope.records.naming import checked_name
@@ -42,9 +45,6 @@ READING_SHARE = 0.2
 """Of the time at most goes into opening a run again that keeps changing."""
 LOOKED_AT_S = 30.0
 """A run that goes on is followed for so long after it was last asked about."""
-FOLLOW_S = 0.5
-LARGEST_SUMMARY = 2048
-"""Ranks of a run that is still going on, up to which a summary of all of it is made when asked for."""
 CONTEXT = (
     "name",
     "command",
@@ -92,7 +92,7 @@ class OpenRun:
         self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._summary: Mapping[str, Any] | None = None
         self._summary_due_s = 0.0
-        self._summing: asyncio.Task[Mapping[str, Any] | None] | None = None
+        self._summing: asyncio.Task[Mapping[str, Any]] | None = None
 
     def meta(self) -> Mapping[str, Any]:
         """``run.json`` as it is now; what it was when it cannot be read."""
@@ -125,23 +125,24 @@ class OpenRun:
         """Whether nothing more will come."""
         return not self.fed and self.tail is None
 
-    async def summary(self) -> Mapping[str, Any] | None:
-        """The document of ``summary.json``; of a run that goes on it is made anew.  None: it is too large for that."""
+    async def summary(self) -> Mapping[str, Any]:
+        """The document of ``summary.json``; of a run that goes on, one of its last steps and of the ranks that are judged.
+
+        However many ask, it is made once, and takes a fifth of the time at most.
+        """
         if self.document is not None:
             return self.document
-        now_s = time.monotonic()
-        if self._summing is None and self.live.registry.count <= LARGEST_SUMMARY:
-            if self._summary is not None and now_s < self._summary_due_s:
-                return self._summary
+        if self._summary is not None and time.monotonic() < self._summary_due_s:
+            return self._summary
+        if self._summing is None:
             self._summing = asyncio.create_task(self._summarise())
-        return self._summary if self._summing is None else await asyncio.shield(self._summing)
+        return await asyncio.shield(self._summing)
 
-    async def _summarise(self) -> Mapping[str, Any] | None:
+    async def _summarise(self) -> Mapping[str, Any]:
         started_s = time.monotonic()
         try:
-            self._summary = await asyncio.to_thread(_summary_of, self.path)
-        except (RunError, OSError):
-            pass  # it is being sealed; what was known last is as good
+            copy = snapshot(self.live, select(self.live, MOST_JUDGED))
+            self._summary = await asyncio.to_thread(_summary_of, copy)
         finally:
             took_s = time.monotonic() - started_s
             self._summary_due_s = started_s + took_s + max(CHECK_S, took_s / READING_SHARE)
@@ -163,7 +164,7 @@ class Runs:
         self._names = names
         self._opened: OrderedDict[str, OpenRun] = OrderedDict()
         self._opening: dict[str, asyncio.Task[OpenRun | None]] = {}
-        self._following: asyncio.Task[None] | None = None
+        self._following: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of_one(cls, run_dir: Path, live: LiveRun, *, wanted: str = "") -> Runs:
@@ -210,7 +211,7 @@ class Runs:
 
     async def close(self) -> None:
         """End what runs in the background."""
-        tasks = [task for task in (*self._opening.values(), self._following) if task is not None]
+        tasks = [*self._opening.values(), *self._following]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -240,32 +241,30 @@ class Runs:
         except (RunError, OSError):
             self._opened.pop(name, None)
             return None
+        opened.asked_s = time.monotonic()
         self._opened[name] = opened
         self._opened.move_to_end(name)
         while len(self._opened) > MOST_OPEN:
             self._opened.popitem(last=False)
-        if opened.tail is not None and (self._following is None or self._following.done()):
-            self._following = asyncio.create_task(self._follow())
+        if opened.tail is not None:
+            task = asyncio.create_task(self._follow(opened, opened.tail))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
         return opened
 
-    async def _follow(self) -> None:
-        """Keep up with the runs that go on, as long as somebody looks."""
-        while True:
-            now_s = time.monotonic()
-            followed = [run for run in self._opened.values() if run.tail is not None]
-            for run in followed:
-                if now_s - run.asked_s > LOOKED_AT_S:
-                    self._opened.pop(run.name, None)
-                    continue
-                run.tail.poll()  # type: ignore[union-attr]  # chosen by it
-                run.live.tick()
-                if now_s - run.checked_s > CHECK_S:
-                    run.checked_s = now_s
-                    if not await asyncio.to_thread(_goes_on, run.path):
-                        self._opened.pop(run.name, None)
-            if not followed:
-                return
-            await asyncio.sleep(FOLLOW_S)
+    async def _follow(self, run: OpenRun, tail: Tail) -> None:
+        """Keep up with a run that goes on, as long as somebody looks; then it is closed."""
+        keeping = asyncio.create_task(keep_up(run.live, poll=tail.poll))
+        try:
+            while self._opened.get(run.name) is run and time.monotonic() - run.asked_s < LOOKED_AT_S:
+                await asyncio.wait((keeping,), timeout=CHECK_S)
+                if keeping.done() or not await asyncio.to_thread(_goes_on, run.path):
+                    break
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            if self._opened.get(run.name) is run:
+                del self._opened[run.name]
 
     def _list(self) -> list[RunEntry]:
         if self._one is not None:
@@ -294,8 +293,8 @@ def _load(path: Path) -> OpenRun:
     return opened
 
 
-def _summary_of(path: Path) -> Mapping[str, Any]:
-    return summarise(open_run(path), alive=True)
+def _summary_of(copy: Snapshot) -> Mapping[str, Any]:
+    return summarise(run_data_of(copy), alive=True)
 
 
 def _goes_on(path: Path) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.hub.answers import ApiError
 from stepscope.hub.api.resource import Asked, Resource
 from stepscope.hub.findings import findings_of
 from stepscope.store.hangs import read_hangs
@@ -27,19 +26,12 @@ async def _hangs(asked: Asked) -> Mapping[str, Any]:
 
 
 async def _summary(asked: Asked) -> Mapping[str, Any]:
-    return {"summary": await _document(asked)}
+    return {"live": not asked.run.over, "summary": await asked.run.summary()}
 
 
 async def _collectives(asked: Asked) -> Mapping[str, Any]:
-    found = (await _document(asked)).get("communication")
+    found = (await asked.run.summary()).get("communication")
     return {"groups": [], "groups_left_out": 0, **(found if isinstance(found, Mapping) else {})}
-
-
-async def _document(asked: Asked) -> Mapping[str, Any]:
-    summary = await asked.run.summary()
-    if summary is None:
-        raise ApiError(503, "the run is too large to be summed up while it goes on; ask for its findings instead")
-    return summary
 
 
 RESOURCES = (
@@ -55,7 +47,7 @@ RESOURCES = (
     ),
     Resource(
         path="/api/v1/runs/{run}/summary",
-        about="The document of summary.json (docs/schema.md), also of a run that still goes on.",
+        about="The document of summary.json (docs/schema.md); of a run that goes on, of its last steps.",
         answer=_summary,
     ),
     Resource(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
 from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
+from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
 from stepscope.hub.model.planes import NONE, Names, Planes
@@ -38,6 +39,8 @@ LARGE = 4096
 """Ranks of a large job."""
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
+MOST_EXPECTED = 1 << 17
+"""Ranks that room is made for because somebody said there would be so many."""
 BEHIND = 50
 """One in so many ranks may be further behind than the stride provides for."""
 
@@ -59,6 +62,7 @@ class Intake:
         self.planes = Planes() if planes is None else planes
         self.digests = DigestLog()
         self.map = Heat()
+        self.exchanges = Exchanges()
         self.said = Lines()
         self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
         """The registry's number of each column."""
@@ -138,6 +142,7 @@ class Intake:
         self.planes.clear()
         self.digests.clear()
         self.map.clear()
+        self.exchanges.clear()
         self.registry.of["column"][:] = NONE
         self.ring_of = np.zeros(0, np.intp)
         self.frontier = NONE
@@ -185,6 +190,9 @@ class Intake:
             self._late.update(s for s in batch.again.step[kept].tolist() if s <= self.frontier)
         if len(here):
             self._into_planes(batch.part(here), column[here])
+        if len(batch.exchanges):
+            oldest = self.planes.oldest
+            self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
         if len(batch.device):
             names = Names(given=self.registry.names, number=of["names"][batch.device_ring])
             self.planes.take_device(batch.device, of["column"][batch.device_ring].astype(np.intp), names)
@@ -226,7 +234,9 @@ class Intake:
         if not len(fresh):
             return
         of["column"][fresh] = self.planes.add_columns(len(fresh))
-        self.map.make_room(self.planes.columns)
+        expected = max(self.planes.columns, min(self.registry.world_size, MOST_EXPECTED))
+        self.planes.expect(expected)
+        self.map.make_room(expected)
         self.ring_of = np.concatenate([self.ring_of, fresh])
         for ring in fresh.tolist():
             self.registry.number(ring)
