@@ -63,7 +63,7 @@ def list_files(run_dir: Path) -> list[FileEntry]:
         if (run_dir / folder).is_symlink():
             continue
         try:
-            names = sorted(os.listdir(run_dir / folder))[:MOST_FILES]
+            names = sorted(path.name for path in (run_dir / folder).iterdir())[:MOST_FILES]
         except OSError:
             continue
         for name in names:

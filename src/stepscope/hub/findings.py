@@ -1,4 +1,4 @@
-"""What is wrong with a run, and how it stands: while it goes on as the last look found it, afterwards as its summary says."""
+"""What is wrong with a run, and how it stands: while it goes on by the last look, afterwards by its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every answer of the hub says to a browser, whoever asked: run no foreign script, guess no type, tell no referrer.
+"""What every answer of the hub says to a browser: run no foreign script, guess no type, tell no referrer.
 
 A pure ASGI layer around everything, so that no resource can forget it.  What is behind ``/api`` and ``/metrics`` is
 never kept by a cache on the way: it is somebody's run.
@@ -14,18 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["POLICY", "SafeHeaders"]
 
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "font-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Nothing but what the hub itself serves, nothing inline, nobody's frame."""
 _ALWAYS = {

@@ -60,7 +60,7 @@ def heat_map(
     exact = live.planes.stride == 1 and first >= live.planes.oldest
     if value in ("work", "wall"):
         found = _of_planes(live, value, order, first, last) if exact else _of_bins(live, value, order, first, last)
-    elif f"phase:{value}" in live.planes.held or value in live.planes.held and value in MEMORY:
+    elif f"phase:{value}" in live.planes.held or (value in live.planes.held and value in MEMORY):
         exact = True
         found = _of_planes(live, value, order, max(first, live.planes.oldest), last)
     else:

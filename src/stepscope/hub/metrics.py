@@ -6,7 +6,6 @@ first some hundred.  Ranks and nodes beyond are in the API.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -126,12 +125,12 @@ def _findings(page: Exposition, run: OpenRun) -> None:
 
 
 def _nodes(page: Exposition, run: OpenRun) -> None:
-    nodes = nodes_of(run)
+    total, nodes = nodes_of(run, 0, MOST_NODES)
     now_ns = time.time_ns()
-    heard = sum(1 for node in nodes if node.heard_wall_ns is not None and now_ns - node.heard_wall_ns < 60e9)
-    _gauge(page, "stepscope_nodes", "Nodes of a run.", len(nodes), run=run.name)
+    heard = sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < 60e9)
+    _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.name)
     _gauge(page, "stepscope_nodes_heard", "Nodes that sent something in the last minute.", heard, run=run.name)
-    for node in nodes[:MOST_NODES]:
+    for node in nodes:
         labels = {"run": run.name, "node": node.node, "host": node.hosts[0] if node.hosts else ""}
         _node(page, node, labels)
 
@@ -157,7 +156,7 @@ def _hub(page: Exposition, readers: Readers, streams: Streams) -> None:
     page.sample("process_cpu_seconds_total", times.user + times.system)
     _gauge(page, "process_resident_memory_bytes", "Memory of the hub.", own.memory_info().rss)
     _gauge(page, "process_start_time_seconds", "When the hub was started.", own.create_time())
-    _gauge(page, "process_open_fds", "Files and connections that are open.", len(os.listdir("/proc/self/fd")))
+    _gauge(page, "process_open_fds", "Files and connections that are open.", own.num_fds())
     _gauge(page, "stepscope_hub_stream_clients", "Clients that follow a run.", streams.clients)
     page.family("stepscope_hub_stream_dropped_total", "counter", "Clients that were turned away or given up.")
     for reason in ("full", "slow"):

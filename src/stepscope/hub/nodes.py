@@ -1,4 +1,4 @@
-"""The nodes of a run, put together from who joined (``nodes.json``), whose ranks there are and what was last sampled."""
+"""The nodes of a run: who joined (``nodes.json``), whose ranks there are, what was last sampled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.hub.model.registry import ENDED
 from stepscope.hub.runs import OpenRun
@@ -13,8 +14,10 @@ from stepscope.store.paths import SAMPLES
 
 __all__ = ["NodeNow", "nodes_of"]
 
-MOST_SAMPLED = 2048
-"""Nodes whose last samples are looked up for one answer."""
+_SENT = (
+    *("address", "offset_ns", "rtt_ns", "joined_wall_ns", "heard_wall_ns", "bye"),
+    *("frames", "rows", "bytes", "duplicates", "refused"),
+)
 _FIGURES = (
     "cpu_percent",
     "load1",
@@ -57,42 +60,44 @@ class NodeNow:
     """The last figures of its host."""
 
 
-def nodes_of(run: OpenRun) -> list[NodeNow]:
-    """By name; those that joined but have no rank yet as well."""
+def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
+    """How many there are, and some of them by name; those that joined but have no rank yet as well."""
     live = run.live
-    registry, of = live.registry, live.registry.of
-    rings = live.ring_of
-    counts = np.bincount(of["node"][rings], minlength=len(registry.nodes)) if len(rings) else np.zeros(0, int)
-    alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
-    living = np.bincount(of["node"][alive], minlength=len(registry.nodes)) if len(alive) else np.zeros(0, int)
-    hosts: dict[int, set[str]] = {}
-    for node, host in {(int(n), int(h)) for n, h in zip(of["node"][: registry.count], of["host"][: registry.count])}:
-        hosts.setdefault(node, set()).add(registry.hosts[host])
+    registry = live.registry
     joined = {str(info.node): info for info in run.nodes() if not info.replaced_by}
     names = sorted({*registry.nodes, *joined, *live.said.nodes(SAMPLES)}, key=lambda name: (len(name), name))
     places = {name: place for place, name in enumerate(registry.nodes)}
-    found = []
-    for name in names:
-        place, info = places.get(name, -1), joined.get(name)
-        said: dict[str, Any] = {}
-        if info is not None:
-            keys = ("address", "offset_ns", "rtt_ns", "joined_wall_ns", "heard_wall_ns", "bye", "frames", "rows")
-            said = {key: getattr(info, key) for key in (*keys, "bytes", "duplicates", "refused")}
-            said["number"] = info.node
-        own = hosts.get(place) or ({info.host} if info is not None else set())
+    ranks, living, hosts = _counted(run)
+    found: list[NodeNow] = []
+    for name in names[start : start + limit]:
+        place, info = places.get(name), joined.get(name)
+        own = hosts.get(-1 if place is None else place) or ({info.host} if info is not None else {name})
         found.append(
             NodeNow(
                 node=name,
                 hosts=sorted(own),
-                ranks=int(counts[place]) if 0 <= place < len(counts) else 0,
-                live_ranks=int(living[place]) if 0 <= place < len(living) else 0,
-                sample=last_figures(run, name) if len(found) < MOST_SAMPLED else {},
-                **said,
+                ranks=0 if place is None else int(ranks[place]),
+                live_ranks=0 if place is None else int(living[place]),
+                number=None if info is None else info.node,
+                sample=_last_figures(run, name),
+                **({} if info is None else {key: getattr(info, key) for key in _SENT}),
             )
         )
-    return found
+    return len(names), found
 
 
-def last_figures(run: OpenRun, node: str) -> dict[str, Any]:
+def _counted(run: OpenRun) -> tuple[NDArray[np.intp], NDArray[np.intp], dict[int, set[str]]]:
+    """By the registry's number of a node: ranks, those that run, and the hosts that its ranks say they are on."""
+    registry, of, rings = run.live.registry, run.live.registry.of, run.live.ring_of
+    alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
+    count = len(registry.nodes)
+    hosts: dict[int, set[str]] = {}
+    pairs = np.unique(np.stack([of["node"][: registry.count], of["host"][: registry.count]]), axis=1)
+    for node, host in pairs.T.tolist():
+        hosts.setdefault(node, set()).add(registry.hosts[host])
+    return np.bincount(of["node"][rings], minlength=count), np.bincount(of["node"][alive], minlength=count), hosts
+
+
+def _last_figures(run: OpenRun, node: str) -> dict[str, Any]:
     last = run.live.said.last(SAMPLES, node, "host", look_at=_TAIL)
     return {} if last is None else {name: last[name] for name in ("wall_ns", *_FIGURES) if name in last}

@@ -6,7 +6,7 @@ all its rows are there.  Where the whole run fits into the memory that one may t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,18 +29,20 @@ __all__ = ["past_run"]
 PLANE_BYTES = 96 << 20
 """Of the steps of one run that is over; what does not fit is kept in bins."""
 KEPT_STEPS = 1 << 14
+MOST_SAMPLES = 100_000
 _STATES = {"starting": RingState.STARTING, "running": RingState.RUNNING, "exception": RingState.EXCEPTION}
 
 
-def past_run(data: RunData) -> LiveRun:
-    """In some tenths of a second for a thousand ranks of a thousand steps."""
+def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
+    """``nodes``: by host, what its node was called while the run went on; else it is called as its host."""
+    nodes = {} if nodes is None else nodes
     current = last_attempt(data.ranks)
     newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
     steps = max(MOST_STEPS, min(newest + 1, KEPT_STEPS))
     live = LiveRun(name=data.name, meta=data.meta, planes=Planes(budget_bytes=PLANE_BYTES, most_steps=steps))
     abouts = {id(series): _sidecar(series) for series in data.ranks}
     for series in sorted(data.ranks, key=lambda one: one.identity.attempt):
-        live.ring(abouts[id(series)], node=series.identity.host)
+        live.ring(abouts[id(series)], node=nodes.get(series.identity.host, series.identity.host))
     trained = [(ring_id(abouts[id(series)].key), series) for series in current if len(series.steps)]
     first = min((int(series.steps["step"][0]) for _, series in trained), default=0)
     while first <= newest and trained:
@@ -49,7 +51,7 @@ def past_run(data: RunData) -> LiveRun:
         live.tick()
         first = upto
     for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
-        _say(live, file, records)
+        _say(live, file, records, nodes)
     live.tick()
     return live
 
@@ -77,12 +79,13 @@ def _between(rows: NDArray[Any], first: int, upto: int) -> NDArray[np.uint8]:
     return chosen
 
 
-def _say(live: LiveRun, file: str, records: Sequence[dict[str, Any]]) -> None:
-    """By node, as they would have been sent."""
+def _say(live: LiveRun, file: str, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> None:
+    """By node, as they would have been sent; of very many samples every n-th."""
+    records = records[:: max(1, len(records) // MOST_SAMPLES)] if file == SAMPLES else records
     by_node: dict[str, list[bytes]] = {}
     for record in records:
-        node = record.get("node") or record.get("host") or live.meta.get("host") or ""
-        by_node.setdefault(str(node), []).append(msgspec.json.encode(record))
+        host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
+        by_node.setdefault(nodes.get(host, host), []).append(msgspec.json.encode(record))
     for node, lines in by_node.items():
         live.lines(file, lines, node=node, offset_ns=0)
 

@@ -1,4 +1,4 @@
-"""One rank over its steps: phases, memory and flags where the steps are there one by one, mean work where they are not."""
+"""One rank over its steps: phases and memory where the steps are there one by one, mean work where they are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def column_of(live: LiveRun, rank: int) -> int | None:
 
 
 def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: int) -> dict[str, Any]:
-    """``steps``: single ones, or the means of neighbours where there are more than ``bins``; ``past``: all of the run."""
+    """``steps``: single ones, or means of neighbours where there are more than ``bins``; ``past``: all of the run."""
     column = column_of(live, rank)
     planes = live.planes
     kept = planes.complete()
@@ -43,10 +43,10 @@ def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: in
         "last": kept[np.append(starts[1:], len(rows)) - 1].tolist(),
         "wall_ns": mean("wall_ns"),
         "phase_ns": {name: mean(f"phase:{name}") for name in live.used_phases()},
-        "device_ns": {
-            name.partition(":")[2]: mean(name) for name in sorted(planes.held) if name.startswith("device:")
+        "device_ns": {name.partition(":")[2]: mean(name) for name in sorted(planes.held) if name.startswith("device:")},
+        "memory_bytes": {
+            name: _most(planes.held[name][rows, column], starts) for name in MEMORY if name in planes.held
         },
-        "memory_bytes": {name: _most(planes.held[name][rows, column], starts) for name in MEMORY if name in planes.held},
         "start_wall_ns": _walls(live, column, planes.held["start_ns"][rows[starts], column]),
         "flags": np.bitwise_or.reduceat(planes.held["flags"][rows, column], starts).tolist()
         if "flags" in planes.held

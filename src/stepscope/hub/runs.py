@@ -12,12 +12,11 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.hub.model.live_run import LiveRun
@@ -25,7 +24,6 @@ from stepscope.hub.model.looks import keep_up
 from stepscope.hub.model.run_data import Snapshot, run_data_of, snapshot
 from stepscope.hub.model.selection import MOST_JUDGED, select
 from stepscope.hub.past import past_run
-from stepscope.hub.tail import Tail
 from stepscope.records.naming import checked_name
 from stepscope.reports import summarise
 from stepscope.store.catalog import RunEntry, list_runs, run_entry
@@ -35,6 +33,9 @@ from stepscope.store.nodes import NodeInfo, read_nodes, read_refused
 from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
 from stepscope.store.processes import processes_alive
 from stepscope.store.results import load_summary
+
+if TYPE_CHECKING:
+    from stepscope.hub.tail import Tail
 
 __all__ = ["OpenRun", "Runs"]
 
@@ -126,7 +127,7 @@ class OpenRun:
         return not self.fed and self.tail is None
 
     async def summary(self) -> Mapping[str, Any]:
-        """The document of ``summary.json``; of a run that goes on, one of its last steps and of the ranks that are judged.
+        """The document of ``summary.json``; of a run that goes on, one of its last steps and the ranks that are judged.
 
         However many ask, it is made once, and takes a fifth of the time at most.
         """
@@ -275,6 +276,8 @@ class Runs:
 
 
 def _load(path: Path) -> OpenRun:
+    from stepscope.hub.tail import Tail
+
     started_s = time.monotonic()
     stamp = _changed_of(path)
     meta = read_meta(path)
@@ -286,7 +289,12 @@ def _load(path: Path) -> OpenRun:
     else:
         data = open_run(path)
         document = load_summary(path) or summarise(data)
-        opened = OpenRun(path, past_run(data), document=document, ended=run_entry(path).status)
+        opened = OpenRun(
+            path,
+            past_run(data, {node.host: str(node.node) for node in read_nodes(path)}),
+            document=document,
+            ended=run_entry(path).status,
+        )
     opened.stamp = stamp
     opened.checked_s = time.monotonic()
     opened.took_s = opened.checked_s - started_s
@@ -310,7 +318,7 @@ def _changed_of(path: Path) -> tuple[Any, ...]:
 
 def _stamp(path: Path) -> tuple[Any, ...]:
     try:
-        about = os.stat(path)
+        about = path.stat()
     except OSError:
         return ()
     return about.st_mtime_ns, about.st_size, about.st_ino

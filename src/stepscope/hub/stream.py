@@ -157,14 +157,14 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
         cursor = replace(cursor, attempt=attempt, step=newest)
         yield "reset", {"why": why, "attempt": attempt, "last_step": newest}, cursor
     elif newest > cursor.step:
-        steps = live.steps(cursor.step + 1, newest, MOST_STEPS)
+        steps = live.steps(cursor.step + 1, newest, bins=MOST_STEPS)
         cursor = replace(cursor, step=newest)
         yield "steps", steps, cursor
     seen = live.said.events_seen
     if cursor.event > seen:
         cursor = replace(cursor, event=0)
     if seen > cursor.event:
-        events = live.events(max(cursor.event, seen - MOST_EVENTS))
+        events = {"events": live.events(max(cursor.event, seen - MOST_EVENTS))}
         cursor = replace(cursor, event=seen)
         yield "events", events, cursor
     findings = findings_of(run)

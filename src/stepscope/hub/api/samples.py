@@ -57,11 +57,10 @@ def _stacks(asked: Asked) -> Mapping[str, Any]:
     return {"stacks": [stack for stack in found if rank is None or stack.get("rank") == rank], "file": STACKS}
 
 
-async def _nodes(asked: Asked) -> Mapping[str, Any]:
+def _nodes(asked: Asked) -> Mapping[str, Any]:
     start, limit = asked.values["start"], asked.values["limit"]
-    found = nodes_of(asked.run)
-    rows = [asdict(node) for node in found[start : start + limit]]
-    return {"total": len(found), "nodes": rows, "refused": asked.run.refused()}
+    total, found = nodes_of(asked.run, start, limit)
+    return {"total": total, "nodes": [asdict(node) for node in found], "refused": asked.run.refused()}
 
 
 RESOURCES = (

@@ -38,7 +38,9 @@ def _heat(asked: Asked) -> Mapping[str, Any] | Body:
     heat = heat_map(live, values["value"], values["stat"], values["ranks"], steps, shape)
     if heat is None:
         known = ", ".join(("work", "wall", *live.used_phases()))
-        raise ApiError(400, f"value is one of {known}, or allocated, reserved, peak_allocated where devices were sampled")
+        raise ApiError(
+            400, f"value is one of {known}, or allocated, reserved, peak_allocated where devices were sampled"
+        )
     if asked.accepts(HEAT_TYPE):
         said = {"X-Stepscope-Value": "memory" if heat.unit == "bytes" else "time", "X-Stepscope-Unit": heat.unit}
         return Body(data=pack_heat(heat), media_type=HEAT_TYPE, headers=said)

@@ -87,7 +87,7 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
             values[:, metric] = column[worst]
             quantiles[metric] = np.partition(column, places)[places]
     numbers = worst if have.all() else columns[worst]
-    column = 0 if have.all() else int(columns[0])
+    some = 0 if have.all() else int(columns[0])
     return Digest(
         step=step,
         ranks=count,
@@ -95,8 +95,8 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
         worst=numbers,
         values=values,
         memory=_memory(planes, row, columns),
-        column=column,
-        start_ns=int(planes.held["start_ns"][row, column]),
+        column=some,
+        start_ns=int(planes.held["start_ns"][row, some]),
     )
 
 
