@@ -6,6 +6,7 @@ all its rows are there.  Where the whole run fits into the memory that one may t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,10 +81,16 @@ def _between(rows: NDArray[Any], first: int, upto: int) -> NDArray[np.uint8]:
 
 
 def _say(live: LiveRun, file: str, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> None:
-    """By node, as they would have been sent; of very many samples every n-th."""
-    records = records[:: max(1, len(records) // MOST_SAMPLES)] if file == SAMPLES else records
+    """By node, as they would have been sent; of very many samples every n-th of each process and device."""
     by_node: dict[str, list[bytes]] = {}
+    every = -(-len(records) // MOST_SAMPLES) if file == SAMPLES else 1
+    seen: Counter[str] = Counter()
     for record in records:
+        if every > 1:
+            whose = repr([record.get(name) for name in ("node", "kind", "pid", "index", "peer")])
+            seen[whose] += 1
+            if seen[whose] % every:
+                continue
         host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
         by_node.setdefault(nodes.get(host, host), []).append(msgspec.json.encode(record))
     for node, lines in by_node.items():

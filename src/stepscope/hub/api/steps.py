@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from stepscope.hub.answers import ApiError, Body
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.heat_map import heat_map, pack_heat
+from stepscope.hub.heat_map import HeatMap, heat_map, pack_heat
 
 __all__ = ["FIRST", "HEAT_TYPE", "LAST", "RESOURCES"]
 
@@ -28,7 +27,7 @@ def _steps(asked: Asked) -> Mapping[str, Any]:
     return {"attempt": asked.run.live.registry.attempt, **found}
 
 
-def _heat(asked: Asked) -> Mapping[str, Any] | Body:
+async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
     values = asked.values
     shape = values["rank_bins"], values["step_bins"]
     if shape[0] * shape[1] > MOST_CELLS:
@@ -43,8 +42,7 @@ def _heat(asked: Asked) -> Mapping[str, Any] | Body:
         )
     if asked.accepts(HEAT_TYPE):
         said = {"X-Stepscope-Value": "memory" if heat.unit == "bytes" else "time", "X-Stepscope-Unit": heat.unit}
-        return Body(data=pack_heat(heat), media_type=HEAT_TYPE, headers=said)
-    cells = np.where(np.isnan(heat.cells), None, np.rint(heat.cells).astype(object))  # type: ignore[call-overload]
+        return Body(data=await asyncio.to_thread(pack_heat, heat), media_type=HEAT_TYPE, headers=said)
     return {
         "attempt": live.registry.attempt,
         "value": heat.value,
@@ -55,8 +53,12 @@ def _heat(asked: Asked) -> Mapping[str, Any] | Body:
         "last_ranks": heat.last_ranks.tolist(),
         "first_steps": heat.first_steps.tolist(),
         "last_steps": heat.last_steps.tolist(),
-        "cells": cells.tolist(),
+        "cells": await asyncio.to_thread(_numbers, heat),
     }
+
+
+def _numbers(heat: HeatMap) -> list[list[int | None]]:
+    return [[None if value != value else round(value) for value in row] for row in heat.cells.tolist()]
 
 
 RESOURCES = (
