@@ -158,7 +158,7 @@ class Intake:
             of[name][rings] = np.minimum(table[name], np.uint64((1 << 63) - 1)).astype(np.int64)
         of["live_phase"][rings] = table["live_phase"] % 16
         # What the sidecar says of a process that is gone is the last word.
-        of["state"][rings] = np.where(of["state"][rings] > ENDED, of["state"][rings], np.minimum(table["state"], 3))
+        of["state"][rings] = np.where(of["state"][rings] >= ENDED, of["state"][rings], np.minimum(table["state"], 3))
         of["heard_s"][rings] = self._clock()
         for name in ("lost", "torn"):
             if table[name].any():
