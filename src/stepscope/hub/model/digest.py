@@ -9,7 +9,7 @@ are those of its steps, the quantiles between them are averages, and the worst a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,11 @@ class Digest:
     """Columns, by work, the longest first; at most ``WORST``."""
     values: NDArray[np.float32]
     """[worst, metric]."""
-    memory: NDArray[np.float32]
+    memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
     """By ``MEMORY``: of the device, bytes; nan where no rank was sampled."""
-    column: int
+    column: int = 0
     """One that made it …"""
-    start_ns: int
+    start_ns: int = 0
     """… and when it began there, by its own monotonic clock."""
 
 

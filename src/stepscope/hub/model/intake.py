@@ -37,6 +37,7 @@ LATE_AT_ONCE = 2
 """Steps of large jobs that are digested again in one tick because a row of theirs came late."""
 LARGE = 4096
 """Ranks of a large job."""
+LARGEST_WALL_NS = (1 << 63) - 1
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
 MOST_EXPECTED = 1 << 17
@@ -273,7 +274,8 @@ class Intake:
         """When a step began, on the hub's clock, by the word of one rank."""
         of, ring = self.registry.of, self.ring_of[digest.column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
-        return digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        wall_ns = digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        return max(0, min(wall_ns, LARGEST_WALL_NS))
 
     def _fit_stride(self) -> None:
         """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""
