@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
 from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
@@ -38,6 +38,7 @@ LATE_AT_ONCE = 2
 """Steps of large jobs that are digested again in one tick because a row of theirs came late."""
 LARGE = 4096
 """Ranks of a large job."""
+LARGEST_WALL_NS = (1 << 63) - 1
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
 MOST_EXPECTED = 1 << 17
@@ -275,8 +276,15 @@ class Intake:
 
     def _write(self, step: int) -> None:
         for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest)
+            self.digests.put(digest, self._wall_ns(digest))
         self._late.discard(step)
+
+    def _wall_ns(self, digest: Digest) -> int:
+        """When a step began, on the hub's clock, by the word of one rank."""
+        of, ring = self.registry.of, self.ring_of[digest.column]
+        offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
+        wall_ns = digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        return max(0, min(wall_ns, LARGEST_WALL_NS))
 
     def _fit_stride(self) -> None:
         """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import QUANTILES
+from stepscope.hub.model.digest import MEMORY, QUANTILES
 from stepscope.hub.model.intake import Intake
 from stepscope.hub.model.planes import NONE
 from stepscope.hub.model.registry import ENDED, STATES
@@ -165,6 +165,11 @@ class LiveRun(Intake):
                 for name, metric in metrics.items()
             },
             "worst": worst,
+            "start_wall_ns": found.start_wall_ns[:n].tolist(),
+            "memory_bytes": {
+                name: [None if level != level else round(level) for level in found.memory[:n, at].tolist()]
+                for at, name in enumerate(MEMORY)
+            },
         }
 
     def heat(
