@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,17 @@ class HubProcess:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context.wrap_socket(sock)
+
+    @contextmanager
+    def many(self, count: int, *sources: str, first: bytes = b"", plain: bool = False) -> Iterator[list[socket.socket]]:
+        """Open ones, each of which has sent ``first``; closed in the end, whatever happens."""
+        with ExitStack() as opened:
+            found = []
+            for n in range(count):
+                sock = self.connect(sources[n % len(sources)] if sources else "127.0.0.1", plain=plain)
+                found.append(opened.enter_context(sock))
+                sock.sendall(first)
+            yield found
 
     def exchange(self, data: bytes, source: str = "127.0.0.1") -> bytes:
         """Everything that is answered until the hub closes."""

@@ -348,15 +348,11 @@ def test_bombs(hub: HubProcess, agent: Agent, refused: dict[str, int]) -> None:
 
 def test_a_flood_of_connections(hub: HubProcess, agent: Agent, refused: dict[str, int]) -> None:
     source = next(ADDRESSES)
-    held = []
-    for _ in range(120):
-        held.append(hub.connect(source))
-        assert len(held) % 40 or agent.send()[0] == 200
-    assert hub.counters()["connections"] <= LIMITS["per_address"] + 8
-    with Agent(hub, next(NODES), source) as served:
-        assert served.send()[0] == 200, "the newest are served, also from there"
-    for sock in held:
-        sock.close()
+    with hub.many(120, source):
+        assert agent.send()[0] == 200
+        assert hub.counters()["connections"] <= LIMITS["per_address"] + 8
+        with Agent(hub, next(NODES), source) as served:
+            assert served.send()[0] == 200, "the newest are served, also from there"
     refused |= {"connections": 120 - LIMITS["per_address"] + 1}
 
 
@@ -374,29 +370,24 @@ def test_connections_faster_than_anybody_needs_them(hub: HubProcess, agent: Agen
 
 def test_slow_loris(hub: HubProcess, agent: Agent) -> None:
     before = hub.counters()["refused"]
-    loris = [hub.connect(f"127.0.2.{n % 4 + 1}") for n in range(120)]
-    for piece in (b"POST ", FRAMES, b" HTTP/1.1\r\n", b"x: y\r\n", b"z: "):
-        for sock in loris:
-            send_quietly(sock, piece)
-        assert agent.send()[0] == 200
-        with Agent(hub, next(NODES), next(ADDRESSES)) as other:
-            assert other.send()[0] == 200
-    answers = [everything(sock) for sock in loris]
+    with hub.many(120, *(f"127.0.2.{n + 1}" for n in range(4)), first=b"POST ") as loris:
+        for piece in (FRAMES, b" HTTP/1.1\r\n", b"x: y\r\n", b"z: "):
+            for sock in loris:
+                send_quietly(sock, piece)
+            assert agent.send()[0] == 200
+            with Agent(hub, next(NODES), next(ADDRESSES)) as other:
+                assert other.send()[0] == 200
+        answers = [everything(sock) for sock in loris]
     assert {status_of(answer) for answer in answers if answer} <= {408}
     after = hub.counters()["refused"]
     assert after["head_slow"] - before["head_slow"] == 120
-    for sock in loris:
-        sock.close()
 
 
 def test_slow_bodies(hub: HubProcess, agent: Agent, refused: dict[str, int]) -> None:
-    slow = [hub.connect(f"127.0.3.{n + 1}") for n in range(8)]
-    for sock in slow:
-        sock.sendall(request(FRAMES, bearer(agent), b"content-length: 30", body=b"S"))
-    assert agent.send()[0] == 200
-    assert [status_of(everything(sock)) for sock in slow] == [408] * 8
-    for sock in slow:
-        sock.close()
+    begun = request(FRAMES, bearer(agent), b"content-length: 30", body=b"S")
+    with hub.many(8, next(ADDRESSES), first=begun) as slow:
+        assert agent.send()[0] == 200
+        assert [status_of(everything(sock)) for sock in slow] == [408] * 8
     refused |= {"body_slow": 8}
 
 
@@ -411,10 +402,8 @@ def test_somebody_who_does_not_take_the_answer(hub: HubProcess, agent: Agent, re
 
 
 def test_sockets_that_say_nothing_go_quietly(hub: HubProcess, refused: dict[str, int]) -> None:
-    silent = [hub.connect() for _ in range(10)]
-    assert [everything(sock) for sock in silent] == [b""] * 10
-    for sock in silent:
-        sock.close()
+    with hub.many(10) as silent:
+        assert [everything(sock) for sock in silent] == [b""] * 10
     assert refused == {}
 
 
