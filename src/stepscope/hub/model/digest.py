@@ -9,7 +9,7 @@ are those of its steps, the quantiles between them are averages, and the worst a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stepscope.hub.model.planes import MOST_PHASES, NONE, Planes
 from stepscope.records.phases import BUILTIN_PHASES, COMM
 
-__all__ = ["QUANTILES", "WORST", "Digest", "DigestLog", "digest_steps"]
+__all__ = ["MEMORY", "QUANTILES", "WORST", "Digest", "DigestLog", "digest_steps"]
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 WORST = 16
@@ -26,6 +26,8 @@ ROOM = 4096
 """Bins of the log."""
 METRICS = 2 + MOST_PHASES
 """Wall, work, and each phase in the order of ``Planes.phases``."""
+MEMORY = ("allocated_median", "allocated", "reserved", "peak_allocated")
+"""Over the ranks that were sampled: of the first the median, of the others the most."""
 _COMM = f"phase:{BUILTIN_PHASES[COMM]}"
 _MIN, _MAX = QUANTILES.index(0.0), QUANTILES.index(1.0)
 
@@ -43,6 +45,12 @@ class Digest:
     """Columns, by work, the longest first; at most ``WORST``."""
     values: NDArray[np.float32]
     """[worst, metric]."""
+    memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
+    """By ``MEMORY``: of the device, bytes; nan where no rank was sampled."""
+    column: int = 0
+    """One that made it …"""
+    start_ns: int = 0
+    """… and when it began there, by its own monotonic clock."""
 
 
 def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
@@ -79,7 +87,30 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
             values[:, metric] = column[worst]
             quantiles[metric] = np.partition(column, places)[places]
     numbers = worst if have.all() else columns[worst]
-    return Digest(step=step, ranks=count, quantiles=quantiles, worst=numbers, values=values)
+    some = 0 if have.all() else int(columns[0])
+    return Digest(
+        step=step,
+        ranks=count,
+        quantiles=quantiles,
+        worst=numbers,
+        values=values,
+        memory=_memory(planes, row, columns),
+        column=some,
+        start_ns=int(planes.held["start_ns"][row, some]),
+    )
+
+
+def _memory(planes: Planes, row: int, columns: Any) -> NDArray[np.float32]:
+    found = np.full(len(MEMORY), np.nan, np.float32)
+    for at, name in enumerate(MEMORY[1:], 1):
+        plane = planes.held.get(name)
+        levels = plane[row][columns] if plane is not None else np.zeros(0)
+        levels = levels[levels > 0]  # 0: not sampled in this step
+        if len(levels):
+            found[at] = levels.max()
+            if name == "allocated":
+                found[0] = np.median(levels)
+    return found
 
 
 def _metrics(
@@ -110,15 +141,19 @@ class DigestLog:
         """Columns; NONE where there are fewer."""
         self.worst_step: NDArray[np.int64] = np.zeros((room, WORST), np.int64)
         self.values: NDArray[np.float32] = np.zeros((room, WORST, METRICS), np.float32)
+        self.memory: NDArray[np.float32] = np.zeros((room, len(MEMORY)), np.float32)
+        """The most of its steps."""
+        self.start_wall_ns: NDArray[np.int64] = np.zeros(room, np.int64)
+        """When its first step began, on the hub's clock: good to lay samples beside it, not to compare ranks."""
 
     def clear(self) -> None:
         self.count = 0
 
-    def put(self, digest: Digest) -> None:
+    def put(self, digest: Digest, start_wall_ns: int = 0) -> None:
         """Add a step, or replace it; one that lies in a folded bin, or before all that is kept, stays as it was."""
         at = int(np.searchsorted(self.first[: self.count], digest.step))
         if at < self.count and self.first[at] == digest.step == self.last[at]:
-            self._set(at, digest)
+            self._set(at, digest, start_wall_ns)
             return
         if at and self.last[at - 1] >= digest.step:
             return
@@ -128,7 +163,7 @@ class DigestLog:
         for held in self._arrays():
             held[at + 1 : self.count + 1] = held[at : self.count]
         self.count += 1
-        self._set(at, digest)
+        self._set(at, digest, start_wall_ns)
 
     def bins(self, first: int, last: int, most: int) -> DigestLog:
         """What is known of these steps, in at most ``most`` bins."""
@@ -141,7 +176,8 @@ class DigestLog:
             found._pair(found.count)
         return found
 
-    def _set(self, at: int, digest: Digest) -> None:
+    def _set(self, at: int, digest: Digest, start_wall_ns: int) -> None:
+        self.memory[at], self.start_wall_ns[at] = digest.memory, start_wall_ns
         self.first[at] = self.last[at] = digest.step
         self.steps[at], self.ranks[at] = 1, digest.ranks
         self.quantiles[at] = digest.quantiles
@@ -177,6 +213,8 @@ class DigestLog:
             np.take_along_axis(worst, order, 1),
             np.take_along_axis(at_step, order, 1),
             np.take_along_axis(values, order[:, :, None], 1),
+            np.fmax(self.memory[even], self.memory[odd]),
+            self.start_wall_ns[even],
         )
         for held, fresh in zip(self._arrays(), made, strict=True):
             tail = held[rest].copy()
@@ -194,4 +232,6 @@ class DigestLog:
             self.worst,
             self.worst_step,
             self.values,
+            self.memory,
+            self.start_wall_ns,
         )

@@ -46,11 +46,10 @@ class Heat:
             held[:] = 0
 
     def make_room(self, columns: int) -> None:
-        room = len(self.count)
-        while room < columns:
-            room *= 2
-        if room == len(self.count):
+        """For so many ranks; more than are there when they are known to come."""
+        if columns <= len(self.count):
             return
+        room = max(columns, len(self.count) * 5 // 4)
         while self.bins > self._least and room * self.bins * _CELL > self._budget_bytes:
             self._fold()
             self._shape(len(self.count), self.bins // 2)

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
+from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
 from stepscope.hub.model.planes import NONE, Names, Planes
@@ -36,8 +37,11 @@ LATE_AT_ONCE = 2
 """Steps of large jobs that are digested again in one tick because a row of theirs came late."""
 LARGE = 4096
 """Ranks of a large job."""
+LARGEST_WALL_NS = (1 << 63) - 1
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
+MOST_EXPECTED = 1 << 17
+"""Ranks that room is made for because somebody said there would be so many."""
 BEHIND = 50
 """One in so many ranks may be further behind than the stride provides for."""
 
@@ -59,6 +63,7 @@ class Intake:
         self.planes = Planes() if planes is None else planes
         self.digests = DigestLog()
         self.map = Heat()
+        self.exchanges = Exchanges()
         self.said = Lines()
         self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
         """The registry's number of each column."""
@@ -138,6 +143,7 @@ class Intake:
         self.planes.clear()
         self.digests.clear()
         self.map.clear()
+        self.exchanges.clear()
         self.registry.of["column"][:] = NONE
         self.ring_of = np.zeros(0, np.intp)
         self.frontier = NONE
@@ -153,7 +159,7 @@ class Intake:
             of[name][rings] = np.minimum(table[name], np.uint64((1 << 63) - 1)).astype(np.int64)
         of["live_phase"][rings] = table["live_phase"] % 16
         # What the sidecar says of a process that is gone is the last word.
-        of["state"][rings] = np.where(of["state"][rings] > ENDED, of["state"][rings], np.minimum(table["state"], 3))
+        of["state"][rings] = np.where(of["state"][rings] >= ENDED, of["state"][rings], np.minimum(table["state"], 3))
         of["heard_s"][rings] = self._clock()
         for name in ("lost", "torn"):
             if table[name].any():
@@ -185,6 +191,9 @@ class Intake:
             self._late.update(s for s in batch.again.step[kept].tolist() if s <= self.frontier)
         if len(here):
             self._into_planes(batch.part(here), column[here])
+        if len(batch.exchanges):
+            oldest = self.planes.oldest
+            self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
         if len(batch.device):
             names = Names(given=self.registry.names, number=of["names"][batch.device_ring])
             self.planes.take_device(batch.device, of["column"][batch.device_ring].astype(np.intp), names)
@@ -226,7 +235,9 @@ class Intake:
         if not len(fresh):
             return
         of["column"][fresh] = self.planes.add_columns(len(fresh))
-        self.map.make_room(self.planes.columns)
+        expected = max(self.planes.columns, min(self.registry.world_size, MOST_EXPECTED))
+        self.planes.expect(expected)
+        self.map.make_room(expected)
         self.ring_of = np.concatenate([self.ring_of, fresh])
         for ring in fresh.tolist():
             self.registry.number(ring)
@@ -256,8 +267,15 @@ class Intake:
 
     def _write(self, step: int) -> None:
         for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest)
+            self.digests.put(digest, self._wall_ns(digest))
         self._late.discard(step)
+
+    def _wall_ns(self, digest: Digest) -> int:
+        """When a step began, on the hub's clock, by the word of one rank."""
+        of, ring = self.registry.of, self.ring_of[digest.column]
+        offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
+        wall_ns = digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        return max(0, min(wall_ns, LARGEST_WALL_NS))
 
     def _fit_stride(self) -> None:
         """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""

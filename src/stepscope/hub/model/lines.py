@@ -7,6 +7,7 @@ are shifted by the node's offset, onto the hub's clock, when a line is parsed.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -83,6 +84,20 @@ class Lines:
         for node in nodes:
             for line, offset_ns in self._kept.get((file, node), ()):
                 yield node, line, offset_ns
+
+    def nodes(self, file: str) -> list[str]:
+        """Whose lines are kept."""
+        return [node for kept, node in self._kept if kept == file]
+
+    def last(self, file: str, node: str, kind: str, *, look_at: int) -> dict[str, Any] | None:
+        """The newest sample of that kind among the last ``look_at`` lines of a node."""
+        mark = b'"' + kind.encode() + b'"'
+        newest = itertools.islice(reversed(self._kept.get((file, node), ())), look_at)
+        for line, offset_ns in newest:
+            record = _parse(line, offset_ns) if mark in line else None
+            if record is not None and record.get("kind") == kind:
+                return record
+        return None
 
     def _put_events(self, lines: Sequence[bytes], node: str, offset_ns: int) -> None:
         for line in lines:

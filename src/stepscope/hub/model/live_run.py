@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import QUANTILES
+from stepscope.hub.model.digest import MEMORY, QUANTILES
 from stepscope.hub.model.intake import Intake
 from stepscope.hub.model.planes import NONE
 from stepscope.hub.model.registry import ENDED, STATES
@@ -165,6 +165,11 @@ class LiveRun(Intake):
                 for name, metric in metrics.items()
             },
             "worst": worst,
+            "start_wall_ns": found.start_wall_ns[:n].tolist(),
+            "memory_bytes": {
+                name: [None if level != level else round(level) for level in found.memory[:n, at].tolist()]
+                for at, name in enumerate(MEMORY)
+            },
         }
 
     def heat(
@@ -235,15 +240,13 @@ class LiveRun(Intake):
     def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """By name, [column]: the mean over the window; 0 for a rank without a step in it."""
         n, planes = self.planes.columns, self.planes
-        have = planes.have[:, :n]
-        count = np.maximum(have.sum(axis=0), 1).astype(np.float32)
+        count = np.maximum(planes.have[:, :n].sum(axis=0), 1).astype(np.float32)
 
         def mean(name: str) -> NDArray[np.float32]:
             plane = planes.held.get(name)
             if plane is None:
                 return np.zeros(n, np.float32)
-            total = np.einsum("sc,sc->c", plane[:, :n], have, dtype=np.float32)
-            return np.asarray(total / count, np.float32)
+            return np.asarray(plane[:, :n].sum(axis=0) / count, np.float32)
 
         found = {}
         for name in names:

@@ -77,7 +77,7 @@ class Planes:
         self.steps: NDArray[np.int64] = np.full(most_steps, NONE, np.int64)
         """[width]; which step stands in each row."""
         self.have: NDArray[np.bool_] = np.zeros((most_steps, FIRST_ROOM), np.bool_)
-        """[width, room]; whether a rank has made it; everything else is only valid where this is set."""
+        """[width, room]; whether a rank has made it; where this is not set all else is zero."""
         self.held: dict[str, NDArray[Any]] = {}
         """[width, room] by quantity: fields of ``PLAIN``, ``phase:NAME``, ``device:NAME``, ``device`` (where timed)."""
         self._maps: dict[tuple[str, ...], NDArray[np.intp]] = {}
@@ -99,16 +99,20 @@ class Planes:
         """Another attempt begins."""
         self.columns, self.stride, self.newest = 0, 1, NONE
         self.steps[:] = NONE
-        self.have[:] = False
+        for plane in (self.have, *self.held.values()):
+            plane[:] = 0
 
     def add_columns(self, count: int) -> NDArray[np.intp]:
         first, self.columns = self.columns, self.columns + count
-        room = self.have.shape[1]
-        while room < self.columns:
-            room *= 2
-        if room != self.have.shape[1]:
-            self._shape(self._width_for(room), room)
+        if self.columns > self.have.shape[1]:
+            self.expect(max(self.columns, self.have.shape[1] * 5 // 4))
         return np.arange(first, self.columns)
+
+    def expect(self, columns: int) -> None:
+        """Make room for so many ranks: what is known to come is not copied later."""
+        room = -(-columns // FIRST_ROOM) * FIRST_ROOM
+        if room > self.have.shape[1]:
+            self._shape(self._width_for(room), room)
 
     def row_of(self, steps: NDArray[np.int64]) -> NDArray[np.intp]:
         """Where each step stands; ``NONE`` for those that are not kept."""
@@ -127,7 +131,8 @@ class Planes:
         first = max(self.newest // self.stride + 1 if self.newest >= 0 else 0, newest // self.stride - self.width + 1)
         fresh = np.arange(first, newest // self.stride + 1, dtype=np.int64)
         self.steps[fresh % self.width] = fresh * self.stride
-        self.have[fresh % self.width] = False
+        for plane in (self.have, *self.held.values()):
+            plane[fresh % self.width] = 0
         self.newest = newest
 
     def set_stride(self, stride: int) -> None:
@@ -159,11 +164,8 @@ class Planes:
         kept = np.flatnonzero((at != NONE) & (column != NONE))
         at, column = at[kept], column[kept]
         self.have[at, column] = True
-        for name, plane in self.held.items():
-            if name in values:
-                plane[at, column] = values[name][kept]
-            elif name == "device" or not name.startswith("device:"):
-                plane[at, column] = 0
+        for name in values.keys() & self.held.keys():
+            self.held[name][at, column] = values[name][kept]
         return np.unique(at)
 
     def take_device(self, device: NDArray[Any], column: NDArray[np.intp], names: Names) -> None:
