@@ -39,7 +39,7 @@ def tend(
     if agent.run() != "orphaned":
         return 0
     if hub is not None and hub.node != 0:
-        if agent.delivered is not None and agent.delivered.whole:
+        if agent.delivered is not None and agent.delivered.whole and not agent.delivered.local:
             shutil.rmtree(run_dir, ignore_errors=True)
     else:
         # In place of this process: what a summary needs is loaded only now, and the agent's own memory is given back.

@@ -54,6 +54,8 @@ class LoadPlan:
     first_node: int = 0
     nnodes: int = 0
     """0: as many as there are agents."""
+    sources: tuple[str, ...] = ()
+    """Addresses that the agents come from, in turn; a hub lets only so many in from each."""
     tls: ssl.SSLContext | None = None
     certificate: bytes = b""
     """Its fingerprint, where there is TLS."""
@@ -128,10 +130,12 @@ class _Load:
         return (time.monotonic() - self._began) * self._plan.speed
 
     async def _join(self, agent: LoadAgent, room: asyncio.Semaphore) -> None:
+        plan = self._plan
         async with room:
             for attempt in range(RETRIES):
                 try:
-                    await agent.connect(self._plan.host, self._plan.port, self._plan.tls)
+                    source = plan.sources[agent.node % len(plan.sources)] if plan.sources else ""
+                    await agent.connect(plan.host, plan.port, source=source, tls=plan.tls)
                     refused = await agent.join()
                 except OSError as error:
                     refused = str(error)

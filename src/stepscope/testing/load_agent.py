@@ -55,8 +55,11 @@ class LoadAgent(asyncio.Protocol):
 
     # -- what it says ---------------------------------------------------------------------------------------------
 
-    async def connect(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        await asyncio.get_running_loop().create_connection(lambda: self, host, port, ssl=tls)
+    async def connect(self, host: str, port: int, *, source: str, tls: ssl.SSLContext | None) -> None:
+        """``source``: the address to come from; empty: any."""
+        loop = asyncio.get_running_loop()
+        come_from = (source, 0) if source else None
+        await loop.create_connection(lambda: self, host, port, local_addr=come_from, ssl=tls)
 
     async def join(self) -> str:
         """Empty when it was welcome; else why not."""

@@ -107,7 +107,6 @@ class Outgoing:
         self._rings = {key: Ring(self._run_dir, key, seq) for key, seq in positions.rings.items()}
         self._at = dict(positions.files)
         self._whole = {}
-        self._turn = 0
 
     def shrink(self, *, for_good: bool = False) -> None:
         """Smaller batches: the hub finds them too large, or the way there takes too long."""

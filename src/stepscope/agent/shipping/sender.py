@@ -152,6 +152,11 @@ class Sender:
             self._away(str(error))
             return Turn(wait_s=self._pause_s())
 
+    @property
+    def local(self) -> bool:
+        """The hub reads our run directory where it is."""
+        return self._welcome is not None and self._welcome.local
+
     def left_bytes(self) -> int:
         """What is yet to be sent, about."""
         return self._outgoing.left_bytes()

@@ -34,6 +34,8 @@ class Delivered:
     whole: bool
     left_bytes: int = 0
     why: str = ""
+    local: bool = False
+    """The hub reads the run directory where it is."""
 
     def word(self) -> dict[str, Any]:
         """As the launcher is told."""
@@ -110,7 +112,7 @@ class Shipper:
         self._sender.close()
         unsent = self._sender.unsent()
         if whole and not unsent:
-            self._delivered = Delivered(whole=True)
+            self._delivered = Delivered(whole=True, local=self._sender.local)
         else:
             why = self._sender.trouble or (unsent if whole else OUT_OF_TIME)
             self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
