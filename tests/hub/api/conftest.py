@@ -97,6 +97,20 @@ def record(
     return run_dir
 
 
+@pytest.fixture
+def begun(tmp_path: Path) -> Callable[[Cluster], tuple[Path, Any]]:
+    """``begun(cluster)``: a run without a step yet, and what appends some: ``append(run_dir, series, first, last)``."""
+
+    def begin(cluster: Cluster, name: str = "growing") -> tuple[Path, Any]:
+        made = create_run(tmp_path / "runs", name, ["train.py"], environ={}, sessions=tmp_path / "sessions")
+        write_meta(made.run_dir, {**read_meta(made.run_dir), "launcher": None})
+        for series in cluster.series():
+            write_sidecar(made.run_dir, sidecar_of(series))
+        return made.run_dir, append_steps
+
+    return begin
+
+
 def _hang() -> HangRecord:
     where = StackFrame(file="train.py", line=41, function="step")
     return HangRecord(
