@@ -15,7 +15,7 @@ RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test ray lint format types contracts bench league hangs clean
+.PHONY: help setup demo test soak ray lint format types contracts bench league hangs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +25,11 @@ setup: $(RUN_READY) $(LINT_READY) ## Make the virtual environment with everythin
 demo: $(RUN_READY) ## Train on 4 ranks here, one of them slow, and let Stepscope name it
 	$(BIN)/stepscope demo $(DEMO_ARGS)
 
-test: $(RUN_READY) ## Run all tests
+test: $(RUN_READY) ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
+
+soak: $(RUN_READY) ## Run the long tests that `make test` leaves out (each has a near relation there)
+	$(BIN)/python -m pytest -m soak $(TEST_ARGS)
 
 ray: $(RUN_READY) ## Run the tests of --engine ray on a real Ray of this machine (installs 240 MB)
 	$(PIP) -r requirements/ray.txt

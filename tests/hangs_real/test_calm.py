@@ -16,16 +16,23 @@ pytestmark = pytest.mark.ranks
 RunCase = Callable[..., Any]
 LONG_S = 5.0
 QUICK = (
+    CalmCase(do="evaluate,checkpoint"),
+    CalmCase(do="mesh", ranks=4),
+    CalmCase(do="ends_apart"),
+)
+LONG = (
     # One after the other in one job: starting it takes longer than what is looked at.
     CalmCase(do="evaluate,figures,run_program,checkpoint,save_checkpoint,evaluate_everywhere"),
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
     CalmCase(do="compiled"),
-    CalmCase(do="mesh", ranks=4),
-    CalmCase(do="ends_apart"),
 )
+CASES = [
+    *(pytest.param(case, id=case.id) for case in QUICK),
+    *(pytest.param(case, id=case.id, marks=pytest.mark.soak) for case in LONG),
+]
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", CASES)
 def test_nothing_is_told(case: CalmCase, run_case: RunCase) -> None:
     ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S)
     assert ran.events("hang", "on_hang") == []

@@ -14,8 +14,15 @@ from hang_cases import FAULTS, FaultCase, line_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.ranks]
 
-HANGS = [case for case in FAULTS if case.quick and not case.dies]
-DEATHS = [case for case in FAULTS if case.quick and case.dies]
+LONG = ("recv-4", "gil_lock-2", "other-2", "exception-2")
+"""In ``make soak``: each takes twenty seconds and differs little from one that is always run."""
+
+
+def _cases(*, dies: bool) -> list[Any]:
+    chosen = [case for case in FAULTS if case.quick and case.dies is dies]
+    return [pytest.param(case, id=case.id, marks=[pytest.mark.soak] if case.id in LONG else []) for case in chosen]
+
+
 RunCase = Callable[..., Any]
 
 
@@ -24,7 +31,7 @@ def alone(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("case", HANGS, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", _cases(dies=False))
 def test_hangs(case: FaultCase, run_case: RunCase) -> None:
     ran = run_case(case, "--hang-after", "2", "--on-hang", "abort")
     told = ran.told
@@ -51,7 +58,7 @@ def test_hangs(case: FaultCase, run_case: RunCase) -> None:
     assert [finding for finding in ran.summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
 
-@pytest.mark.parametrize("case", DEATHS, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", _cases(dies=True))
 def test_dies(case: FaultCase, run_case: RunCase) -> None:
     ran = run_case(case, "--hang-after", "2", "--on-hang", "abort")
     assert ran.code == 1

@@ -89,7 +89,7 @@ def test_switched_off_nobody_is_asked(run_stepscope: Run, loop: Path) -> None:
     assert open_run(done.run_dir).stacks == ()
 
 
-@pytest.mark.parametrize(("when", "asked"), [("own", True), ("late", False)])
+@pytest.mark.parametrize(("when", "asked"), [("own", True), pytest.param("late", False, marks=pytest.mark.soak)])
 def test_a_handler_of_the_scripts_own_is_its_own(run_stepscope: Run, loop: Path, when: str, asked: bool) -> None:
     done = run_stepscope("run", "--quiet", loop, when)
     assert (done.code, done.stderr.split()) == (0, ["0", "1"])

@@ -78,7 +78,9 @@ def test_the_rank_that_began_it_leads(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("fault", "differs"), [("shape", "size"), ("dtype", "dtype")])
+@pytest.mark.parametrize(
+    ("fault", "differs"), [pytest.param("shape", "size", marks=pytest.mark.soak), ("dtype", "dtype")]
+)
 def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
     run_stepscope: Run, script: Callable[..., Path], fault: str, differs: str
 ) -> None:
@@ -99,7 +101,7 @@ def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_processes_that_keep_their_exceptions_to_themselves(
     run_stepscope: Run, script: Callable[..., Path], method: str
 ) -> None:

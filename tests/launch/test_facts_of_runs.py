@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["world", "stages"])
+@pytest.mark.parametrize("kind", ["world", pytest.param("stages", marks=pytest.mark.soak)])
 def test_ddp(run_stepscope: Run, script: Callable[..., Path], kind: str) -> None:
     script(DDP)
     done = run_stepscope("run", "--quiet", "script.py", env={"KIND": kind})

@@ -18,13 +18,11 @@ from league.score import judge
 SUBSET = (
     "place/1/between-always",
     "place/2/comm-always",
-    "uneven/2/backward-always",
     "memory/1/host-leak",
     "time/1/input-once-40",
-    "healthy/2/padded-2",
     "healthy/1/tiny",
-    "healthy/1/quickstart",
 )
+LONG = ("uneven/2/backward-always", "healthy/2/padded-2", "healthy/1/quickstart")
 SYNTHETIC = (
     "healthy/*",
     "place/*",
@@ -42,7 +40,7 @@ CASES_BY_ID = {case.id: case for case in CASES}
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", SUBSET)
+@pytest.mark.parametrize("name", [*SUBSET, *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)])
 def test_real_case(name: str, tmp_path: Path) -> None:
     case = CASES_BY_ID[name]
     outcome = run_stepscope(case, tmp_path)

@@ -17,7 +17,7 @@ from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 from stepscope.store.processes import agent_alive, launcher_alive, processes_alive
 from stepscope.store.stacks import read_stacks
 
-__all__ = ["open_run"]
+__all__ = ["open_run", "read_errors"]
 
 _TRIES = 5
 
@@ -42,7 +42,7 @@ def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
     ranks, notices = read_ranks(path)
     events, _ = read_jsonl(path / EVENTS)
     numbers = _numbers(ranks)
-    errors, _ = _read_errors(path, numbers)
+    errors, _ = read_errors(path, numbers)
     flight, large = _read_flight(path, ranks, errors)
     return RunData(
         name=meta["name"],
@@ -71,7 +71,7 @@ def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
     events, bad_events = read_jsonl(path / EVENTS)
     samples, bad_samples = read_jsonl(path / SAMPLES)
     numbers = _numbers(ranks)
-    errors, bad_errors = _read_errors(path, numbers)
+    errors, bad_errors = read_errors(path, numbers)
     stacks, bad_stacks = read_stacks(path, numbers)
     hangs, bad_hangs = read_hangs(path)
     flight, large = ({}, []) if live else _read_flight(path, ranks, errors)
@@ -133,7 +133,7 @@ def _numbers(ranks: Sequence[RankSeries]) -> dict[int, int | None]:
     return numbers
 
 
-def _read_errors(path: Path, numbers: dict[int, int | None]) -> tuple[tuple[RankError, ...], list[str]]:
+def read_errors(path: Path, numbers: dict[int, int | None]) -> tuple[tuple[RankError, ...], list[str]]:
     """What the dying processes wrote, in order of death, under the ranks that the series have."""
     errors: list[RankError] = []
     notices: list[str] = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.paths import STACKS
 
-__all__ = ["read_stacks"]
+__all__ = ["checked_stacks", "read_stacks"]
 
 _LARGEST = (1 << 63) - 1
 _NUMBERS = ("rank", "pid", "wall_ns", "step")
@@ -21,7 +21,15 @@ def read_stacks(run_dir: Path, ranks: Mapping[int, int | None]) -> tuple[tuple[d
     ``ranks``: the rank that each pid is shown as, where that is known.
     """
     records, bad = read_jsonl(run_dir / STACKS)
-    stacks = []
+    stacks, none = checked_stacks(records, ranks)
+    return stacks, bad + none
+
+
+def checked_stacks(
+    records: Iterable[dict[str, Any]], ranks: Mapping[int, int | None]
+) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The same of lines that were read already."""
+    stacks, bad = [], 0
     for record in records:
         stack = _checked(record)
         if stack is None:
