@@ -91,7 +91,7 @@ def test_a_silent_rank_does_not_stop_the_judging() -> None:
 
 
 def many(agents: int, slow_rank: int | None) -> LiveRun:
-    """200 ranks each, 24 steps."""
+    """200 ranks each, 30 steps."""
     job = LoadJob(agents=agents, ranks_per_agent=200, slow_rank=slow_rank)
     pool = job.pool_ns()
     live = LiveRun()
@@ -104,11 +104,11 @@ def many(agents: int, slow_rank: int | None) -> LiveRun:
 
     async def main() -> None:
         looks = Looks(live)
-        for first in range(0, 24, 8):
+        for first in range(0, 30, 10):
             for ranks in nodes:
                 table = ranks.table.copy()
-                table["rows"], table["live_step"] = 8, first + 8
-                slots = ranks.rows(first, first + 8).view(np.uint8).reshape(-1, 256)
+                table["rows"], table["live_step"] = 10, first + 10
+                slots = ranks.rows(first, first + 10).view(np.uint8).reshape(-1, 256)
                 live.rows(FedRows(slots=slots, table=table))
             await looks.look()
 
