@@ -15,6 +15,7 @@ import pytest
 from stepscope.errors import FrameError
 from stepscope.hub.senders import SenderLimits
 from stepscope.store.nodes import read_nodes, read_refused
+from stepscope.store.sidecar import write_sidecar
 from stepscope.wire.frames import FrameHead, pack_frame, part_of
 from stepscope.wire.joining import Join
 from stepscope.wire.limits import FRAME_BYTES
@@ -154,8 +155,12 @@ def test_the_run_directory_itself_sends_nothing(parts: Parts) -> None:
 
 
 def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
-    parts.ingest.claims.take("ab" * 16, [ring_of(0, 5)])
-    assert node.send(rings_part(ring_of(1, 5)))[0] == 403
+    (parts.run_dir / "steps").mkdir()
+    write_sidecar(parts.run_dir, ring_of(0, 5))
+    parts.watch.tick()
+    assert node.send(rings_part(ring_of(1, 6)))[0] == 200
+    status, said = node.send(rings_part(ring_of(1, 5)))
+    assert (status, said["why"]) == (403, "rank 5 of attempt 0 is on another node")
 
 
 @pytest.mark.parametrize("what", [{"pid": 1 << 63}, {"live_step": 1 << 63}, {"ended_wall_ns": 1 << 63}])

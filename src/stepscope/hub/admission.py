@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from stepscope.errors import FrameError
 from stepscope.hub.buckets import Buckets
+from stepscope.hub.claims import RankClaims
 from stepscope.hub.entrance import is_local
 from stepscope.hub.refusals import Refused
 from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
@@ -70,9 +71,11 @@ class Admission:
         self.names = tuple(names)
         self.senders: dict[str, Sender] = {}
         """By spool, all that joined since the hub was started."""
+        self.claims = RankClaims()
+        self.local_spool = local_spool
         self.next_s = ROUND_S
         self.probe_key = secrets.token_hex(32)
-        self._key, self._certificate, self._local_spool = key, certificate, local_spool
+        self._key, self._certificate = key, certificate
         self._limits = limits if limits is not None else SenderLimits()
         self._clock = clock
         self._nodes: dict[int, Sender] = {}
@@ -119,7 +122,7 @@ class Admission:
         if other is not None:
             how = self._beside(other, join, now_s)
         if sender is None:
-            local = join.spool == self._local_spool
+            local = join.spool == self.local_spool
             sender = sender_of_join(
                 join, self._limits, address=address, hub_address=hub_address, local=local, now_s=now_s
             )
@@ -234,7 +237,7 @@ class Admission:
         """Whether a spool still speaks for its ranks; the hub's own run directory always does."""
         sender = self.senders.get(spool)
         if sender is None:
-            return spool == self._local_spool
+            return spool == self.local_spool
         return sender.local or not (sender.bye or sender.silent_s(self._clock()) > self.silence_s)
 
     def look(self) -> list[Sender]:

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 
 from stepscope.errors import FrameError
 from stepscope.hub.admission import Admission, Admitted
-from stepscope.hub.claims import RankClaims
 from stepscope.hub.entrance import plain_address
 from stepscope.hub.guard import AGENT
 from stepscope.hub.journal import HubJournal, LineSink
@@ -85,7 +84,6 @@ class IngestApp:
         self.admission = admission
         self.refusals = refusals
         self.figures = IngestFigures()
-        self.claims = RankClaims()
         self._inbox, self._live, self._journal = inbox, live, journal
         self._wall, self._clock = wall, clock
         self._reading = 0
@@ -194,7 +192,7 @@ class IngestApp:
             rings = sidecars_of(part)
             for about in rings:
                 _check_ring(about)
-            contested = self.claims.contested(sender.spool, rings, self.admission.is_live)
+            contested = self.admission.claims.contested(sender.spool, rings, self.admission.is_live)
             if contested is not None:
                 about, owner = contested
                 other = self.admission.senders.get(owner)
@@ -210,7 +208,7 @@ class IngestApp:
         figures.frames += 1
         figures.bytes += size
         figures.duplicates += accepted.duplicate_parts
-        self.claims.take(sender.spool, accepted.new_rings)
+        self.admission.claims.take(sender.spool, accepted.new_rings)
         for about in accepted.new_rings:
             self._live.ring(about, node=node)
         for block in accepted.blocks:

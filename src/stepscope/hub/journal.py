@@ -31,6 +31,7 @@ class LineSink(Protocol):
 
 class HubJournal:
     def __init__(self, run_dir: Path, live: LineSink, *, wall: Callable[[], int] = time.time_ns) -> None:
+        self.run_dir = run_dir
         self._path = run_dir / HUB_EVENTS
         self._live = live
         self._wall = wall
