@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from stepscope.cli.main import run_command
+from stepscope.errors import UsageError
 
 Steps = list[tuple[int, int]]
 
@@ -121,10 +123,11 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_flags_that_leave_a_question_open(
-    run_stepscope: Callable[..., Any], tmp_path: Path, words: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    (tmp_path / "train.py").write_text("print('ran')\n")
-    done = run_stepscope("run", *words, "train.py")
-    assert (done.code, done.stdout, done.run_dir) == (2, "", None)
-    assert done.stderr.startswith(f"stepscope: {said}")
-    assert done.stderr.count("\n") == 1
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        run_command(["run", *words, "train.py"])
+    assert str(caught.value).startswith(said)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
