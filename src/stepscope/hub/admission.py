@@ -23,6 +23,7 @@ from stepscope.hub.claims import RankClaims
 from stepscope.hub.entrance import is_local
 from stepscope.hub.refusals import Refused
 from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
+from stepscope.store.sidecar import RingSidecar
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
 
 __all__ = ["Admission", "Admitted"]
@@ -239,6 +240,22 @@ class Admission:
         if sender is None:
             return spool == self.local_spool
         return sender.local or not (sender.bye or sender.silent_s(self._clock()) > self.silence_s)
+
+    def contest(self, sender: Sender, rings: Sequence[RingSidecar]) -> Refused | None:
+        """What to say to one that claims a rank, or a process, that another node has."""
+        contested = self.claims.contested(sender.spool, rings, self.is_live)
+        if contested is None:
+            sender.contested_s = None
+            return None
+        about, owner = contested
+        other = self.senders.get(owner)
+        whose = f"{other.host} (node {other.node})" if other is not None else "another node"
+        now_s = self._clock()
+        sender.contested_s = now_s if sender.contested_s is None else sender.contested_s
+        tell = not sender.contest_told and now_s - sender.contested_s >= self._limits.contest_s
+        sender.contest_told |= tell
+        identity = about.identity
+        return Refused(403, "rank", f"rank {identity.rank} of attempt {identity.attempt} is on {whose}", tell=tell)
 
     def look(self) -> list[Sender]:
         """Once a second or so: those who are lost since the last look."""
