@@ -132,6 +132,8 @@ class Sender:
         self._away_s: float | None = None
         """Since when the hub is away."""
         self._lost = False
+        self.heard_s = float("-inf")
+        """When the hub last answered, whatever it said."""
         self.counts = Counts()
         self.trouble = ""
         """Why the last turn came to nothing; empty if it did not."""
@@ -174,6 +176,7 @@ class Sender:
         if self._client is None:
             self._client = HubClient(self._to.url, self._key())
         self._welcome = welcome = self._client.join(self._who(), patience_s=patience_s)
+        self.heard_s = time.monotonic()
         self.counts.joins += 1
         self._outgoing.rewind(welcome.positions)
         self.peers, self.probe_key = welcome.peers, welcome.probe_key
@@ -216,6 +219,7 @@ class Sender:
         )
         frame = pack_frame(head, batch.parts)
         answer = self._client.send(welcome.run, frame, patience_s=patience_s)
+        self.heard_s = time.monotonic()
         if answer.status != 200:
             self.counts.refused += 1
             return self._refused(answer)
