@@ -13,7 +13,8 @@ from typing import Any
 
 from stepscope.agent.drain import drain_leftovers
 from stepscope.agent.shipping.client import split_url
-from stepscope.agent.shipping.sender import Destination, Sender
+from stepscope.agent.shipping.destination import Destination
+from stepscope.agent.shipping.sender import Sender
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.units import bytes_text, count_text

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.shipping.sender import Destination
+from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.ship import Delivered, Shipper
 from stepscope.errors import UsageError
 from stepscope.records.identity import RankIdentity

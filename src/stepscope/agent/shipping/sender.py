@@ -29,6 +29,7 @@ from typing import Any
 
 from stepscope.agent.shipping.client import Answer, HubClient
 from stepscope.agent.shipping.clock import HubClock
+from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
 from stepscope.errors import FrameError, HubError, UsageError
 from stepscope.store.meta import read_meta
@@ -36,7 +37,7 @@ from stepscope.wire.frames import FrameHead, pack_frame
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
 from stepscope.wire.limits import JOIN_BYTES
 
-__all__ = ["Counts", "Destination", "News", "Sender", "Turn"]
+__all__ = ["Counts", "News", "Sender", "Turn"]
 
 PATIENCE_S = 10.0
 """For one call, from the first byte to the last."""
@@ -56,28 +57,6 @@ EXPLAINS = ("command", "cwd", "python", "executable", "platform", "user", "steps
 
 News = tuple[str, dict[str, Any]]
 """An event for the journal, and its fields."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Destination:
-    """A hub, and who we are to it; ``hub`` in the ``run.json`` of a spool."""
-
-    url: str
-    run: str
-    """The name that was asked for."""
-    node: int
-    nnodes: int
-
-    @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
-        """None where it says nothing, or nothing of ours."""
-        said = meta.get("hub")
-        if not isinstance(said, dict):
-            return None
-        url, run, node, nnodes = (said.get(name) for name in ("url", "run", "node", "nnodes"))
-        if not (isinstance(url, str) and isinstance(run, str) and type(node) is int and type(nnodes) is int):
-            return None
-        return cls(url=url, run=run, node=node, nnodes=nnodes)
 
 
 @dataclass(kw_only=True)

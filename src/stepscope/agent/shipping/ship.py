@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Outgoing
-from stepscope.agent.shipping.sender import PATIENCE_S, Counts, Destination, News, Sender
+from stepscope.agent.shipping.sender import PATIENCE_S, Counts, News, Sender
 from stepscope.wire.joining import Peer
 from stepscope.wire.keys import load_key
 
