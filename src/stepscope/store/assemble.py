@@ -36,13 +36,17 @@ class Assembled:
     notes: list[dict[str, Any]]
     """What users noted, as events."""
     notices: list[str]
+    shown: list[tuple[int, int] | None]
+    """Of each ring that was given, attempt and rank of its series; None: it is left out."""
 
 
 def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
     notices: list[str] = []
     notes: list[dict[str, Any]] = []
     series: list[RankSeries] = []
-    for ring, rank in _number(_settle(rings), notices):
+    settled = _settle(rings)
+    numbered = _number(settled, notices)
+    for ring, rank in numbered:
         about = ring.about
         steps = book_waiting(_by_step(ring.slots, STEP, STEP_DTYPE))
         device_steps = _by_step(ring.slots, DEVICE, DEVICE_DTYPE)
@@ -75,7 +79,8 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
             )
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))
-    return Assembled(series=series, notes=notes, notices=notices)
+    pairs = {id(ring): (ring.about.identity.attempt, rank) for ring, rank in numbered}
+    return Assembled(series=series, notes=notes, notices=notices, shown=[pairs.get(id(ring)) for ring in settled])
 
 
 def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
