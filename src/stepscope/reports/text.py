@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
+from stepscope.reports.attempts import attempt_items
 from stepscope.reports.hangs import hang_section
 from stepscope.reports.page import LABEL, NARROWEST, Page, bar, cut
 from stepscope.reports.text_communication import communication_lines
@@ -44,6 +45,7 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved
     _verdict(page, summary)
     _traceback(page, summary)
     _hangs(page, summary)
+    _attempts(page, summary)
     _run(page, summary)
     _phases(page, summary)
     _communication(page, summary)
@@ -121,6 +123,18 @@ def _hangs(page: Page, summary: Summary) -> None:
     stood = "The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"
     page.lines.append(page.paint(stood, "bold"))
     page.lines += hang_section(rows, page.width, led_by=summary["verdict"]["title"])
+    page.blank()
+
+
+def _attempts(page: Page, summary: Summary) -> None:
+    rows = summary["attempts"]
+    if not rows:
+        return
+    page.lines.append(
+        page.paint(f"{len(rows)} attempts; all figures are of attempt {summary['run']['attempt']}", "bold")
+    )
+    for label, text in attempt_items(rows):
+        page.labelled(label, [text])
     page.blank()
 
 

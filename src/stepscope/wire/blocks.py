@@ -28,11 +28,24 @@ from stepscope.errors import FrameError
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.wire.limits import BLOCK_RINGS, BLOCK_ROWS
 
-__all__ = ["BLOCK_MAGIC", "TABLE_FIELDS", "BlockBytes", "RingRows", "pack_block", "read_block", "ring_id", "rows_of"]
+__all__ = [
+    "BLOCK_HEAD_BYTES",
+    "BLOCK_MAGIC",
+    "BODY_BYTES",
+    "TABLE_FIELDS",
+    "BlockBytes",
+    "RingRows",
+    "pack_block",
+    "read_block",
+    "read_block_head",
+    "ring_id",
+    "rows_of",
+]
 
 BLOCK_MAGIC = b"STBL"
 VERSION = 1
 HEAD = struct.Struct("<4sHHIII")
+BLOCK_HEAD_BYTES = HEAD.size
 _SKIPPED = 4
 """Zero bytes at the head of every slot; not sent."""
 BODY_BYTES = SLOT_BYTES - _SKIPPED
@@ -118,8 +131,8 @@ def pack_block(parts: Sequence[RingRows]) -> bytes:
     return HEAD.pack(BLOCK_MAGIC, VERSION, 0, len(parts), rows, len(payload)) + payload
 
 
-def read_block(data: bytes | memoryview) -> BlockBytes:
-    """FrameError for anything but a whole block of this version within the limits."""
+def read_block_head(data: bytes | memoryview) -> tuple[int, int]:
+    """How many rings and rows a block says it has; FrameError when it is none of this version within the limits."""
     if len(data) < HEAD.size:
         raise FrameError("a block is cut off")
     magic, version, _, rings, rows, length = HEAD.unpack_from(data)
@@ -129,6 +142,12 @@ def read_block(data: bytes | memoryview) -> BlockBytes:
         raise FrameError(f"a block of version {version}; this Stepscope reads version {VERSION}")
     if rings > BLOCK_RINGS or rows > BLOCK_ROWS or length != len(data) - HEAD.size:
         raise FrameError("a block is larger than it may be, or cut off")
+    return rings, rows
+
+
+def read_block(data: bytes | memoryview) -> BlockBytes:
+    """FrameError for anything but a whole block of this version within the limits."""
+    rings, rows = read_block_head(data)
     expected = rings * _ENTRY.size + rows * BODY_BYTES
     unpacker = zlib.decompressobj()
     try:

@@ -1,0 +1,238 @@
+"""The hub's side of the wire: take each frame once, whole or not at all, and remember it over restarts.
+
+    inbox = Inbox(run_dir)                      # recovers what it has from the journals there
+    inbox.introduce(spool, node=1, host="b")    # at join
+    accepted = inbox.accept(read_frame(raw), raw)
+
+The positions of every sender are worked out from the journals (and from what is kept beside each part that a journal
+was sealed into), so they are exactly what is on disk, whatever killed the hub.  A frame is compared with them, the
+files in it are written to their places (which changes nothing if done twice), then it is appended to the journal, and
+only then it counts.  One per run, in the hub process, used by one thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import HubError
+from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path
+from stepscope.store.nodes import NodeInfo, read_nodes, write_nodes
+from stepscope.store.paths import INBOX
+from stepscope.store.received import Places, append_at, cut_at, replace_whole, signed_file
+from stepscope.store.recovery import recover
+from stepscope.store.sidecar import RingSidecar
+from stepscope.store.spools import Compared, Gap, Spool, compare, take
+from stepscope.store.taken import TakenRows
+from stepscope.wire.frames import Frame, FrameHead, pack_frame
+from stepscope.wire.joining import Positions
+
+__all__ = ["Accepted", "Gap", "Inbox", "TakenRows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """What of a frame was new."""
+
+    new_rings: tuple[RingSidecar, ...] = ()
+    """Who began to send, or has something new to say of itself."""
+    blocks: tuple[TakenRows, ...] = ()
+    lines: dict[str, list[bytes]] = field(default_factory=dict)
+    """By file (``events.jsonl``, ``samples.jsonl``, ``stacks.jsonl``), without their ends."""
+    duplicate_parts: int = 0
+    """Parts that were there already, at least in part."""
+
+    @property
+    def rows(self) -> int:
+        return sum(len(block.slots) for block in self.blocks)
+
+
+class Inbox:
+    """What other nodes sent to a run.  ``journal_bytes``: when the next journal is begun."""
+
+    def __init__(
+        self, run_dir: Path, *, journal_bytes: int = JOURNAL_BYTES, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        """OSError when what is there cannot be read, or nothing can be written; HubError when somebody else does."""
+        self._run_dir = run_dir
+        self._journal_bytes = journal_bytes
+        self._clock = clock
+        (run_dir / INBOX).mkdir(exist_ok=True)
+        self._lock = _lock(run_dir)
+        self._nodes = {node.spool: _Account(node) for node in read_nodes(run_dir)}
+        self._current = {one.about.node: name for name, one in self._nodes.items() if not one.about.replaced_by}
+        self._places = Places(run_dir)
+        recovered = recover(run_dir, self._hear)
+        self._spools = recovered.spools
+        self._journal = JournalWriter(journal_path(run_dir, recovered.last), recovered.end)
+
+    def positions(self, spool: str) -> Positions:
+        known = self._spools.get(spool)
+        return known.positions() if known is not None else Positions()
+
+    def introduce(
+        self, spool: str, *, node: int, host: str, address: str = "", meta: Mapping[str, Any] | None = None
+    ) -> None:
+        """A node joined, or joined again."""
+        now = self._clock()
+        account = self._account(spool, node)
+        about = account.about
+        before = self._current.get(node, spool)
+        if before != spool:
+            self._nodes[before].about = replace(self._nodes[before].about, replaced_by=spool)
+        self._current[node] = spool
+        account.about = replace(
+            about,
+            node=node,
+            host=host,
+            address=address,
+            meta=dict(meta or {}),
+            joined_wall_ns=about.joined_wall_ns or now,
+            heard_wall_ns=now,
+            replaced_by="",
+        )
+
+    def accept(self, frame: Frame, raw: bytes) -> Accepted:
+        """Gap when something before it is missing, FrameError when a part is none, OSError when the disk refuses.
+
+        After any of these everything is as before.
+        """
+        head = frame.head
+        spool = self._spools.get(head.spool) or Spool(head.spool)
+        found = compare(spool, frame)
+        account = self._account(head.spool, head.node)
+        now = self._clock()
+        says_bye = head.bye is not None and account.about.bye is None
+        if found.parts or says_bye:
+            kept = pack_frame(head, found.parts) if found.cut else raw
+            self._write(head, found, kept, now, account)
+            take(spool, found)
+            self._spools[head.spool] = spool
+        accepted = Accepted(
+            new_rings=tuple(found.rings),
+            blocks=tuple(found.blocks),
+            lines=found.lines,
+            duplicate_parts=found.old_parts,
+        )
+        account.heard(head, now)
+        if found.parts or says_bye:
+            account.count(rows=accepted.rows, size=len(kept))
+        account.duplicates += found.old_parts
+        return accepted
+
+    def refuse(self, spool: str) -> None:
+        """Count a frame that somebody we know should not have sent."""
+        if spool in self._nodes:
+            self._nodes[spool].refused += 1
+
+    def nodes(self) -> list[NodeInfo]:
+        """All that ever sent something or joined."""
+        return [account.info() for account in self._nodes.values()]
+
+    def save_nodes(self, *, refused: Mapping[str, int] | None = None) -> None:
+        """``nodes.json``; every few seconds is enough.  OSError when there is no room."""
+        write_nodes(self._run_dir, self.nodes(), refused=refused)
+
+    def close(self) -> None:
+        self._journal.close()
+        os.close(self._lock)
+
+    @property
+    def journal(self) -> int:
+        """The number of the journal that is being written; those before it can be sealed (``store/parts.py``)."""
+        return int(self._journal.path.stem)
+
+    def _account(self, spool: str, node: int) -> _Account:
+        account = self._nodes.get(spool)
+        if account is None:
+            now = self._clock()
+            account = _Account(NodeInfo(node=node, host=f"node{node}", spool=spool, joined_wall_ns=now))
+            self._nodes[spool] = account
+        return account
+
+    def _write(self, head: FrameHead, found: Compared, kept: bytes, now: int, account: _Account) -> None:
+        logs: list[tuple[str, int]] = []
+        try:
+            for name, data in found.whole:
+                signed = signed_file(name, data, spool=head.spool, host=account.about.host)
+                replace_whole(self._run_dir, self._place(head, name, account), signed)
+            for name, offset, data in found.logs:
+                place = self._place(head, name, account)
+                logs.append((place, offset))
+                append_at(self._run_dir, place, data, offset)
+            if self._journal.end >= self._journal_bytes:
+                self._rotate()
+            # A node removes its spool once its last frame was answered.
+            self._journal.append(kept, wall_ns=now, durable=head.bye is not None)
+        except OSError:
+            for place, offset in logs:
+                cut_at(self._run_dir, place, offset)
+            raise
+
+    def _place(self, head: FrameHead, name: str, account: _Account) -> str:
+        return self._places.of(head.spool, name, node=head.node, host=account.about.host)
+
+    def _rotate(self) -> None:
+        number = int(self._journal.path.stem) + 1
+        journal = JournalWriter(journal_path(self._run_dir, number), 0)
+        self._journal.close()
+        self._journal = journal
+
+    def _hear(self, head: FrameHead, wall_ns: int) -> None:
+        self._account(head.spool, head.node).heard(head, wall_ns)
+
+
+def _lock(run_dir: Path) -> int:
+    """Held as long as this process lives: two hubs would write one journal."""
+    fd = os.open(run_dir / INBOX, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise HubError(f"another hub receives for {run_dir}, or it is being sealed") from None
+    return fd
+
+
+@dataclass(slots=True)
+class _Account:
+    """A node's figures while they change."""
+
+    about: NodeInfo
+    frames: int = 0
+    rows: int = 0
+    size: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    head: FrameHead | None = None
+    heard_wall_ns: int = 0
+
+    def heard(self, head: FrameHead, wall_ns: int) -> None:
+        if head.bye is not None and self.about.bye is None:
+            self.about = replace(self.about, bye=dict(head.bye))
+        if head.offset_ns is not None:
+            self.head = head
+        self.heard_wall_ns = max(wall_ns, self.heard_wall_ns)
+
+    def count(self, *, rows: int, size: int) -> None:
+        self.frames += 1
+        self.rows += rows
+        self.size += size
+
+    def info(self) -> NodeInfo:
+        about, head = self.about, self.head
+        return replace(
+            about,
+            frames=about.frames + self.frames,
+            rows=about.rows + self.rows,
+            bytes=about.bytes + self.size,
+            duplicates=about.duplicates + self.duplicates,
+            refused=about.refused + self.refused,
+            offset_ns=about.offset_ns if head is None else head.offset_ns,
+            rtt_ns=about.rtt_ns if head is None else head.rtt_ns,
+            heard_wall_ns=max(about.heard_wall_ns, self.heard_wall_ns),
+        )
