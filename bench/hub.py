@@ -4,8 +4,8 @@
     python bench/hub.py --ranks 100000 --speed 0.5      # the load generator needs a core of its own, or more time
 
 A real hub process, told the end as a launcher does; the load generator of ``testing/`` in this one.  Figures are taken
-between the first quarter and the end of simulated time: ``cpu`` is the hub's CPU time per simulated second (its
-sealing of journals to Parquet beside it), ``lag`` how many steps the newest complete one is behind what the ranks have made.
+between the first quarter and the end of simulated time: ``cpu`` is the hub's CPU time per simulated second (that of
+sealing journals to Parquet beside it), ``lag`` how many steps the newest complete one is behind what ranks have made.
 """
 
 from __future__ import annotations

@@ -185,17 +185,18 @@ class Killed(BaseException):
 
 KILL_AT = [
     (parquet, "write_samples", 1),
-    (atomic, "fsync_file", 1),
-    (atomic, "fsync_file", 2),
+    *[(atomic, "fsync_file", times) for times in range(1, 8)],
     (atomic, "write_bytes", 1),
     (atomic, "write_bytes", 2),
-    *[(Path, "replace", times) for times in range(1, 7)],
-    (atomic, "fsync_folder", 3),
+    *[(Path, "replace", times) for times in range(1, 9)],
+    (Path, "rename", 1),
+    *[(atomic, "fsync_folder", times) for times in range(1, 6)],
     (seal, "write_meta", 1),
     (seal.shutil, "rmtree", 2),
     (seal.shutil, "rmtree", 3),
     *[(Path, "unlink", times) for times in range(1, 5)],
     (Path, "rmdir", 1),
+    (Path, "rmdir", 2),
 ]
 """Who, what and at which call: everything that a seal does to the disk."""
 

@@ -68,7 +68,7 @@ def test_lines_that_are_none_are_passed_and_counted(paths: RunPaths, rings: Any,
 
 
 def test_a_run_without_any(paths: RunPaths) -> None:
-    assert read_stacks(paths.run_dir, {}) == ((), 0)
+    assert read_stacks(paths.run_dir, {}.get) == ((), 0)
 
 
 VALUES = st.recursive(
@@ -82,6 +82,6 @@ VALUES = st.recursive(
 def test_fuzz_lines(paths: RunPaths, changes: dict[str, Any], rest: bytes) -> None:
     line = json.dumps({**STACK, **changes}).encode()
     (paths.run_dir / "stacks.jsonl").write_bytes(line + b"\n" + rest)
-    for stack in read_stacks(paths.run_dir, {})[0]:
+    for stack in read_stacks(paths.run_dir, {}.get)[0]:
         assert set(stack) == set(STACK)
         assert all(set(frame) == set(FRAME) for frame in stack["frames"])

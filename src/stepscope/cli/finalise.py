@@ -13,10 +13,9 @@ from typing import Any
 from stepscope.errors import RunError, RunUnwritable
 from stepscope.reports import render_text, summarise
 from stepscope.store.load import open_run
-from stepscope.store.meta import read_meta
 from stepscope.store.processes import processes_alive
 from stepscope.store.results import save_summary
-from stepscope.store.seal import seal
+from stepscope.store.seal import needs_seal, seal
 
 __all__ = ["finalise"]
 
@@ -34,7 +33,7 @@ def finalise(
     """
     problems = []
     alive = processes_alive(run_dir)
-    if not alive and read_meta(run_dir).get("sealed") is not True:
+    if not alive and needs_seal(run_dir):
         try:
             seal(run_dir)
         except RunError as error:

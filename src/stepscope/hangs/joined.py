@@ -42,6 +42,8 @@ class SeenHang:
     kept: KeptEvidence | None = None
     attempt: int = 0
     """Of the job: ranks of different ones do not wait for each other."""
+    spool: str = ""
+    """Which sender it came from: hosts may have the same name."""
 
     @property
     def host(self) -> str:
@@ -91,20 +93,20 @@ class Elsewhere:
 @dataclass(kw_only=True)
 class _Standstill:
     seen: list[SeenHang] = field(default_factory=list)
-    hosts: set[str] = field(default_factory=set)
+    senders: set[tuple[str, str]] = field(default_factory=set)
     ends_ns: float = float("inf")
 
     def takes(self, other: SeenHang) -> bool:
         """Whether it is the same one: on another host, of the same ranks' world, and at the same time."""
         first = self.seen[0]
-        if first.kept is None or other.kept is None or other.host in self.hosts:
+        if first.kept is None or other.kept is None or (other.host, other.spool) in self.senders:
             return False
         same = other.kept.evidence.world_size == first.kept.evidence.world_size and other.attempt == first.attempt
         return same and other.stopped_wall_ns <= self.ends_ns
 
     def add(self, other: SeenHang) -> None:
         self.seen.append(other)
-        self.hosts.add(other.host)
+        self.senders.add((other.host, other.spool))
         if other.over_wall_ns is not None:
             self.ends_ns = min(self.ends_ns, other.over_wall_ns)
 

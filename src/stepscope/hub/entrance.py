@@ -126,7 +126,7 @@ class Entrance:
         self.waits(visitor)
 
     def leave(self, visitor: Visitor) -> None:
-        """Once or twice: a handshake that fails may or may not have made a connection that is then lost."""
+        """It is gone, or as good as gone; more than once does no harm."""
         if visitor not in self._inside:
             return
         del self._inside[visitor]
@@ -139,20 +139,22 @@ class Entrance:
 
     def waits(self, visitor: Visitor) -> None:
         """It may be sent away for another, after those that wait already."""
-        self._waiting[visitor] = None
-        self._addresses[visitor.address].waiting[visitor] = None
+        if visitor in self._inside:
+            self._waiting[visitor] = None
+            self._addresses[visitor.address].waiting[visitor] = None
 
     def busy(self, visitor: Visitor) -> None:
         """It may not."""
-        self._waiting.pop(visitor, None)
-        self._addresses[visitor.address].waiting.pop(visitor, None)
+        if visitor in self._inside:
+            self._waiting.pop(visitor, None)
+            self._addresses[visitor.address].waiting.pop(visitor, None)
 
     def _make_room(self, waiting: dict[Visitor, None]) -> bool:
         oldest = next(iter(waiting), None)
         if oldest is None:
             return False
-        self.busy(oldest)
         self.refusals.count("connections", oldest.address)
+        self.leave(oldest)  # now, for those who come before it is really gone
         oldest.send_away()
         return True
 

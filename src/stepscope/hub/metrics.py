@@ -165,6 +165,6 @@ def _hub(page: Exposition, readers: Readers, streams: Streams) -> None:
     page.sample("stepscope_hub_wrong_tokens_total", readers.refused)
 
 
-def _gauge(page: Exposition, name: str, about: str, value: float | None, **labels: Any) -> None:
+def _gauge(page: Exposition, name: str, about: str, value: float | None, /, **labels: Any) -> None:
     page.family(name, "gauge", about)
     page.sample(name, value, **labels)

@@ -208,6 +208,8 @@ class Runs:
         if opened is not None:
             opened.asked_s = time.monotonic()
             opened.live.settle()
+            if self._opened.get(name) is opened:
+                self._opened.move_to_end(name)
         return opened
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from stepscope.errors import UsageError
 
 __all__ = [
-    "EVIDENCE_SUFFIX",
+    "EVIDENCE",
     "LAUNCHER_MODULES",
     "TIME_IN_NAME",
     "checked_name",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 MAX_NAME = 200
-EVIDENCE_SUFFIX = ".evidence.json"
+EVIDENCE = ".evidence."
 TIME_IN_NAME = "%Y%m%d-%H%M%S"
 LAUNCHER_MODULES = (
     "torch.distributed.run",
@@ -73,4 +73,4 @@ def hang_name(host: str, number: int) -> str:
 
 def evidence_name(host: str, number: int) -> str:
     """Of what the host's watchdog knew of it, beside it."""
-    return f"{host_in_name(host)}-{number}{EVIDENCE_SUFFIX}"
+    return f"{host_in_name(host)}-{number}{EVIDENCE}json"

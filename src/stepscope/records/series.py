@@ -90,5 +90,7 @@ class RunData:
     """What the watchdog found when the job stood still."""
     flight: dict[str, Any] = field(default_factory=dict)
     """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
+    nodes: tuple[dict[str, Any], ...] = ()
+    """The other nodes that sent to this one, as in ``nodes.json`` (docs/schema.md)."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

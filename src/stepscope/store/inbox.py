@@ -12,21 +12,24 @@ only then it counts.  One per run, in the hub process, used by one thread.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import FrameError
-from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path, journals, read_journal
+from stepscope.errors import HubError
+from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path
 from stepscope.store.nodes import NodeInfo, read_nodes, write_nodes
 from stepscope.store.paths import INBOX
-from stepscope.store.received import Places, append_at, cut_at, replace_whole
+from stepscope.store.received import Places, append_at, cut_at, replace_whole, signed_file
+from stepscope.store.recovery import recover
 from stepscope.store.sidecar import RingSidecar
-from stepscope.store.spools import Compared, Gap, Spool, compare, take, take_journalled
+from stepscope.store.spools import Compared, Gap, Spool, compare, take
 from stepscope.store.taken import TakenRows
-from stepscope.wire.frames import Frame, FrameHead, pack_frame, read_frame
+from stepscope.wire.frames import Frame, FrameHead, pack_frame
 from stepscope.wire.joining import Positions
 
 __all__ = ["Accepted", "Gap", "Inbox", "TakenRows"]
@@ -55,16 +58,18 @@ class Inbox:
     def __init__(
         self, run_dir: Path, *, journal_bytes: int = JOURNAL_BYTES, clock: Callable[[], int] = time.time_ns
     ) -> None:
-        """OSError when what is there cannot be read, or nothing can be written."""
+        """OSError when what is there cannot be read, or nothing can be written; HubError when somebody else does."""
         self._run_dir = run_dir
         self._journal_bytes = journal_bytes
         self._clock = clock
         (run_dir / INBOX).mkdir(exist_ok=True)
-        self._spools: dict[str, Spool] = {}
+        self._lock = _lock(run_dir)
         self._nodes = {node.spool: _Account(node) for node in read_nodes(run_dir)}
         self._current = {one.about.node: name for name, one in self._nodes.items() if not one.about.replaced_by}
         self._places = Places(run_dir)
-        self._journal = self._recover()
+        recovered = recover(run_dir, self._hear)
+        self._spools = recovered.spools
+        self._journal = JournalWriter(journal_path(run_dir, recovered.last), recovered.end)
 
     def positions(self, spool: str) -> Positions:
         known = self._spools.get(spool)
@@ -135,6 +140,7 @@ class Inbox:
 
     def close(self) -> None:
         self._journal.close()
+        os.close(self._lock)
 
     @property
     def journal(self) -> int:
@@ -153,7 +159,8 @@ class Inbox:
         logs: list[tuple[str, int]] = []
         try:
             for name, data in found.whole:
-                replace_whole(self._run_dir, self._place(head, name, account), data)
+                signed = signed_file(name, data, spool=head.spool, host=account.about.host)
+                replace_whole(self._run_dir, self._place(head, name, account), signed)
             for name, offset, data in found.logs:
                 place = self._place(head, name, account)
                 logs.append((place, offset))
@@ -176,23 +183,19 @@ class Inbox:
         self._journal.close()
         self._journal = journal
 
-    def _recover(self) -> JournalWriter:
-        """Read how far everybody came, and go on where the last whole frame ends."""
-        numbers = journals(self._run_dir)
-        end = 0
-        for number in numbers:
-            end = 0
-            for received in read_journal(journal_path(self._run_dir, number)):
-                end = received.end
-                try:
-                    frame = read_frame(received.raw)
-                    spool = self._spools.setdefault(frame.head.spool, Spool(frame.head.spool))
-                    take_journalled(spool, frame)
-                except FrameError:
-                    continue  # of another version; it stays for whoever can read it
-                account = self._account(frame.head.spool, frame.head.node)
-                account.heard(frame.head, received.wall_ns)
-        return JournalWriter(journal_path(self._run_dir, numbers[-1] if numbers else 1), end)
+    def _hear(self, head: FrameHead, wall_ns: int) -> None:
+        self._account(head.spool, head.node).heard(head, wall_ns)
+
+
+def _lock(run_dir: Path) -> int:
+    """Held as long as this process lives: two hubs would write one journal."""
+    fd = os.open(run_dir / INBOX, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise HubError(f"another hub receives for {run_dir}, or it is being sealed") from None
+    return fd
 
 
 @dataclass(slots=True)

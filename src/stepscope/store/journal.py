@@ -86,13 +86,14 @@ def journal_path(run_dir: Path, number: int) -> Path:
     return run_dir / INBOX / f"{number:06d}.frames"
 
 
-def journals(run_dir: Path) -> list[int]:
-    """The numbers of those that are there, in order."""
+def journals(run_dir: Path, *, after: int) -> list[int]:
+    """The numbers of those that are there, in order, but for those up to ``after``, which are sealed."""
     try:
         names = [path.name for path in (run_dir / INBOX).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+    numbers = (int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+    return sorted(number for number in numbers if number > after)
 
 
 def read_journal(path: Path) -> Iterator[Received]:

@@ -1,106 +1,202 @@
-"""Open a run, whatever became of it: live, finished, sealed, or killed half way."""
+"""Open a run, whatever became of it: live, finished, sealed, or killed half way; with what other nodes sent to it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import NotARun
+from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.store import staging
+from stepscope.store.failures import Numbers, read_errors
 from stepscope.store.flights import read_flights
-from stepscope.store.hangs import read_hangs
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
-from stepscope.store.paths import EVENTS, SAMPLES, STACKS
-from stepscope.store.processes import agent_alive, launcher_alive, processes_alive
+from stepscope.store.node_notices import node_notices
+from stepscope.store.nodes import NodeInfo, read_nodes, read_refused
+from stepscope.store.paths import EVENTS, POSITIONS, SAMPLES, STACKS
+from stepscope.store.processes import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.stacks import read_stacks
+from stepscope.store.standstills import read_standstills
 
-__all__ = ["open_run", "read_errors"]
+if TYPE_CHECKING:
+    from stepscope.store.late import Shown
+    from stepscope.store.remote import Remote
+
+__all__ = ["Loaded", "load_run", "open_run"]
 
 _TRIES = 5
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    data: RunData
+    kept_notices: tuple[str, ...]
+    """Those that can be told only now; the others follow from what stays when the run is sealed."""
+    shown: Shown
+    """What the rings of other nodes became."""
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What the two forms of a run have in common."""
+
+    series: list[RankSeries]
+    notices: list[str]
+    events: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
+    remote: Remote
+    shown: Shown
+    live: bool = False
+
+
 def open_run(path: Path) -> RunData:
     """Read a run; NotARun when it is none.  What is missing stands in ``notices``."""
+    return load_run(path).data
+
+
+def load_run(path: Path, *, alone: bool = False) -> Loaded:
+    """As ``open_run``; ``alone``: without what other nodes sent and is not sealed with the rest."""
     for _ in range(_TRIES):
+        if staging.is_committed(path):
+            _finish(path)
         meta = read_meta(path)
-        sealed = meta.get("sealed") is True
+        form = _form(path, meta)
         try:
-            data = _load_sealed(path, meta) if sealed else _load_open(path, meta)
+            loaded = _load(path, meta, alone=alone)
         except FileNotFoundError:
             continue  # it was sealed under our eyes
-        if (read_meta(path).get("sealed") is True) == sealed:
-            return data
+        if _form(path, read_meta(path)) == form:
+            return loaded
     raise NotARun(f"{path} is damaged: a part of it is missing")
 
 
-def _load_sealed(path: Path, meta: dict[str, Any]) -> RunData:
-    from stepscope.store.parquet import read_ranks, read_samples
+def _finish(path: Path) -> None:
+    try:
+        with staging.locked(path):
+            staging.finish(path)
+    except OSError as error:
+        raise RunUnwritable(f"{path} was being sealed and cannot be: {error.strerror or error}") from error
 
-    ranks, notices = read_ranks(path)
-    events, _ = read_jsonl(path / EVENTS)
-    numbers = _numbers(ranks)
-    errors, _ = read_errors(path, numbers)
-    flight, large = _read_flight(path, ranks, errors)
-    return RunData(
+
+def _form(path: Path, meta: dict[str, Any]) -> tuple[bool, int]:
+    """Whether a run is sealed, and which time: what other nodes send late is sealed after the rest."""
+    sealed = meta.get("sealed") is True
+    try:
+        return sealed, (path / POSITIONS).stat().st_ino if sealed else 0
+    except FileNotFoundError:
+        return sealed, 0
+
+
+def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
+    sealed = meta.get("sealed") is True
+    found = _find_sealed(path, alone=alone) if sealed else _find_open(path, meta, alone=alone)
+    remote, notices = found.remote, found.notices
+    offsets = {node.spool: node.offset_ns for node in remote.nodes if node.offset_ns}
+    numbers = Numbers(found.series, str(meta.get("host")))
+    errors, bad_errors = read_errors(path, numbers, offsets)
+    stacks, bad_stacks = read_stacks(path, numbers.of)
+    sent_stacks, bad_sent = remote.stacks(numbers)
+    hangs, bad_hangs = read_standstills(path, found.series, errors, remote.nodes)
+    flight, large = ({}, []) if found.live else _read_flight(path, found.series, errors)
+    if not sealed:
+        if bad_stacks and not found.live:
+            notices.append(f"{bad_stacks:,} lines of {STACKS} could not be read.")
+        notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
+    notices += remote.notices(bad_sent)
+    told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(live=found.live), over=not found.live)
+    data = RunData(
         name=meta["name"],
         path=str(path),
-        meta=meta,
-        ranks=tuple(ranks),
-        samples=tuple(read_samples(path)),
-        events=tuple(events),
+        meta=meta if sealed else {**meta, "git": meta.get("git") or _git(found.events)},
+        ranks=tuple(found.series),
+        samples=_in_order(found.samples, remote.records(SAMPLES)),
+        events=_merge_notes([*found.events, *remote.records(EVENTS)], found.notes, doubled=not sealed),
         errors=errors,
-        stacks=read_stacks(path, numbers)[0],
-        hangs=read_hangs(path)[0],
+        stacks=_in_order(stacks, sent_stacks),
+        hangs=hangs,
         flight=flight,
-        notices=(*notices, *large),
+        nodes=tuple(asdict(node) for node in remote.nodes),
+        notices=(*notices, *large, *told),
+    )
+    return Loaded(data=data, kept_notices=tuple(notices), shown=found.shown)
+
+
+def _find_sealed(path: Path, *, alone: bool) -> _Found:
+    from stepscope.store.assemble import assemble_ranks
+    from stepscope.store.late import merge_late, sealed_sidecars
+    from stepscope.store.parquet import read_ranks, read_samples
+    from stepscope.store.positions import read_positions
+    from stepscope.store.remote import read_remote
+
+    series, notices = read_ranks(path)
+    positions = read_positions(path)
+    known = sealed_sidecars(series, positions.spools, read_nodes(path))
+    remote = read_remote(path, positions, lost=_lost(live=False), known=known, nothing=alone)
+    late = assemble_ranks(remote.rings, among=series)
+    series, shown = merge_late(series, late, remote.whose, positions.spools)
+    return _Found(
+        series=series,
+        notices=[*notices, *late.notices],
+        events=read_jsonl(path / EVENTS)[0],
+        samples=read_samples(path),
+        notes=late.notes,
+        remote=remote,
+        shown=shown,
     )
 
 
-def _load_open(path: Path, meta: dict[str, Any]) -> RunData:
+def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
     from stepscope.store.assemble import assemble_ranks
     from stepscope.store.collect import collect_rings
+    from stepscope.store.positions import read_positions
+    from stepscope.store.remote import read_remote
 
     live = processes_alive(path) or (meta.get("end") is None and launcher_alive(meta))
     rings, notices = collect_rings(path, meta, live=live)
-    assembled = assemble_ranks(rings)
-    ranks = assembled.series
-    notices += assembled.notices
+    remote = read_remote(path, read_positions(path), lost=_lost(live=live), nothing=alone)
+    assembled = assemble_ranks([*rings, *remote.rings])
     events, bad_events = read_jsonl(path / EVENTS)
     samples, bad_samples = read_jsonl(path / SAMPLES)
-    numbers = _numbers(ranks)
-    errors, bad_errors = read_errors(path, numbers)
-    stacks, bad_stacks = read_stacks(path, numbers)
-    hangs, bad_hangs = read_hangs(path)
-    flight, large = ({}, []) if live else _read_flight(path, ranks, errors)
-    notices += large
+    notices += assembled.notices
     if not live:
         notices += _deaths(meta, events)
-        for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples), (STACKS, bad_stacks)):
+        for name, bad in ((EVENTS, bad_events), (SAMPLES, bad_samples)):
             if bad:
                 notices.append(f"{bad:,} lines of {name} could not be read.")
-    notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
-    return RunData(
-        name=meta["name"],
-        path=str(path),
-        meta={**meta, "git": meta.get("git") or _git(events)},
-        ranks=tuple(ranks),
-        samples=tuple({k: v for k, v in sample.items() if v is not None} for sample in samples),
-        events=_merge_notes(events, assembled.notes),
-        errors=errors,
-        stacks=stacks,
-        hangs=hangs,
-        flight=flight,
-        notices=tuple(notices),
+    pairs = zip(remote.whose, assembled.shown[len(rings) :], strict=True)
+    return _Found(
+        series=assembled.series,
+        notices=notices,
+        events=events,
+        samples=[{key: value for key, value in sample.items() if value is not None} for sample in samples],
+        notes=assembled.notes,
+        remote=remote,
+        shown={whose: pair for whose, pair in pairs if pair is not None},
+        live=live,
     )
 
 
-def _merge_notes(events: list[dict[str, Any]], notes: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Notes live in the segments; those that a seal that did not finish already copied are not doubled."""
-    others = [event for event in events if event.get("event") != "note" or "seq" not in event]
-    return tuple(sorted(others + notes, key=_wall_ns))
+def _lost(*, live: bool) -> Callable[[NodeInfo], bool]:
+    """Whether a node that said no goodbye is gone: after a while, and when the run is over at once."""
+    return node_silent if live else lambda node: True
+
+
+def _merge_notes(
+    events: list[dict[str, Any]], notes: list[dict[str, Any]], *, doubled: bool
+) -> tuple[dict[str, Any], ...]:
+    """Notes live in the segments; those that a seal that did not finish already copied (``doubled``) do not count."""
+    if doubled:
+        events = [event for event in events if event.get("event") != "note" or "seq" not in event]
+    return tuple(sorted([*events, *notes], key=_wall_ns))
+
+
+def _in_order(own: Sequence[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """By time where there are other nodes; else as they lie."""
+    return tuple(sorted([*own, *others], key=_wall_ns)) if others else tuple(own)
 
 
 def _wall_ns(event: dict[str, Any]) -> int:
@@ -124,27 +220,6 @@ def _deaths(meta: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
     return notices
 
 
-def _numbers(ranks: Sequence[RankSeries]) -> dict[int, int | None]:
-    """The rank that each pid is shown as; None when two processes had it."""
-    numbers: dict[int, int | None] = {}
-    for series in ranks:
-        pid = series.identity.pid
-        numbers[pid] = None if pid in numbers else series.rank
-    return numbers
-
-
-def read_errors(path: Path, numbers: dict[int, int | None]) -> tuple[tuple[RankError, ...], list[str]]:
-    """What the dying processes wrote, in order of death, under the ranks that the series have."""
-    errors: list[RankError] = []
-    notices: list[str] = []
-    for file in sorted((path / "errors").glob("*.json")):
-        try:
-            errors.append(_error_of(json.loads(file.read_bytes()), numbers))
-        except (OSError, ValueError, RecursionError):
-            notices.append(f"errors/{file.name} could not be read.")
-    return tuple(sorted(errors, key=lambda error: error.wall_ns)), notices
-
-
 def _read_flight(
     path: Path, ranks: Sequence[RankSeries], errors: Sequence[RankError]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -153,22 +228,3 @@ def _read_flight(
     since_ns = min((series.anchor_wall_ns for series in ranks if series.identity.attempt == last), default=0)
     texts = {error.rank: error.traceback for error in errors if error.rank is not None and error.wall_ns >= since_ns}
     return read_flights(path, texts, since_ns=since_ns) if texts else ({}, [])
-
-
-def _error_of(raw: object, numbers: dict[int, int | None]) -> RankError:
-    if not isinstance(raw, dict) or not isinstance(raw.get("pid"), int):
-        raise ValueError("not an error of ours")  # noqa: TRY004  # like every other fault of the bytes
-    rank, codes, step = raw.get("rank"), raw.get("exit_codes"), raw.get("step")
-    if isinstance(rank, int):
-        shown = numbers.get(raw["pid"])
-        rank = rank if shown is None else shown
-    return RankError(
-        rank=rank if isinstance(rank, int) else None,
-        pid=raw["pid"],
-        type=str(raw.get("type", "")),
-        message=str(raw.get("message", "")),
-        traceback=str(raw.get("traceback", "")),
-        wall_ns=_wall_ns(raw),
-        step=step if isinstance(step, int) else None,
-        exit_codes={int(k): int(v) for k, v in codes.items()} if isinstance(codes, dict) else {},
-    )

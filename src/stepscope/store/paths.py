@@ -16,6 +16,8 @@ __all__ = [
     "INBOX",
     "META",
     "NODES",
+    "PARTS",
+    "POSITIONS",
     "RANKS",
     "SAMPLES",
     "SAMPLES_PARQUET",
@@ -53,6 +55,10 @@ INBOX = "inbox"
 """What other nodes sent."""
 NODES = "nodes.json"
 """Who sent it, and how far ahead their clocks are."""
+PARTS = "parts"
+"""What of it was sealed while the run goes on."""
+POSITIONS = "positions.json"
+"""How far each sender came in what is sealed."""
 
 
 def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:

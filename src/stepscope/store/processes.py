@@ -19,10 +19,19 @@ from stepscope.ring import RingReader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
+from stepscope.store.nodes import NodeInfo, read_nodes
 from stepscope.store.paths import EVENTS
 from stepscope.store.sidecar import read_sidecars
 
-__all__ = ["agent_alive", "launcher_alive", "process_alive", "processes_alive", "remove_session", "ring_files"]
+__all__ = [
+    "agent_alive",
+    "launcher_alive",
+    "node_silent",
+    "process_alive",
+    "processes_alive",
+    "remove_session",
+    "ring_files",
+]
 
 REMOTE_SILENCE_S = 60
 """A process on another machine that was not heard of for so long counts as gone."""
@@ -61,6 +70,8 @@ def processes_alive(run_dir: Path) -> bool:
                 return True
         elif meta.get("end") is None and time.time() - sidecar.heard_wall_ns / 1e9 < REMOTE_SILENCE_S:
             return True
+    if meta.get("end") is None and not all(node.bye is not None or node_silent(node) for node in read_nodes(run_dir)):
+        return True
     for path in ring_files(run_dir, meta):
         try:
             reader = RingReader(path)
@@ -71,6 +82,11 @@ def processes_alive(run_dir: Path) -> bool:
         if _other_alive(header.pid, header.start_ticks):
             return True
     return agent_alive(read_jsonl(run_dir / EVENTS)[0]) is True
+
+
+def node_silent(node: NodeInfo) -> bool:
+    """Whether another node was not heard of for so long that it counts as gone."""
+    return time.time() - node.heard_wall_ns / 1e9 >= REMOTE_SILENCE_S
 
 
 def agent_alive(events: list[dict[str, Any]]) -> bool | None:

@@ -14,6 +14,7 @@ folders, and no link is followed.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -22,11 +23,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stepscope.records.naming import host_in_name
-from stepscope.records.places import FLIGHT
+from stepscope.records.places import FLIGHT, HANGS
 from stepscope.store.jsonl import append_jsonl, read_jsonl, write_all
 from stepscope.store.paths import INBOX
 
-__all__ = ["PLACES", "Places", "append_at", "cut_at", "replace_whole"]
+__all__ = ["PLACES", "Places", "append_at", "cut_at", "replace_whole", "signed_file"]
 
 PLACES = "places.jsonl"
 _PLACE = re.compile(r"(?:errors|hangs|logs)/[A-Za-z0-9_.-]{1,250}")
@@ -129,6 +130,17 @@ def replace_whole(run_dir: Path, place: str, data: bytes) -> None:
             with suppress(OSError):
                 os.unlink(beside, dir_fd=folder)
             raise
+
+
+def signed_file(name: str, data: bytes, *, spool: str, host: str) -> bytes:
+    """An error or a hang with the name of its sender in it, whose clock its times are by."""
+    if not name.startswith(("errors/", f"{HANGS}/")):
+        return data
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    return json.dumps({"host": host, **said, "spool": spool}).encode() if isinstance(said, dict) else data
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """Seal a run that is over: everything columnar into Parquet, then the files it came from are removed.
 
-    1  read the run as it lies
-    2  write steps.parquet, samples.parquet, ranks.json and the collectives, if any, beside it and read them back
-    3  move them in, and events.jsonl with the notes in it
-    4  run.json says "sealed": from here on readers take the new files
-    5  remove segments, samples.jsonl and rings
+    1  read the run as it lies, with what other nodes sent
+    2  write steps.parquet, samples.parquet, ranks.json and the collectives, if any, beside it and read them back;
+       events.jsonl with the notes in it; run.json that says "sealed"
+    3  move them in, all at once (``store/staging.py``)
+    4  remove segments, samples.jsonl, rings and the inbox
 
-Killed before 4, the run is as before and can be sealed again; killed after 4, sealing again does 5.  Two that seal at
-the same time wait for one another.
+Killed before 3, the run is as before and can be sealed again; killed after it, sealing again does the rest.  Two that
+seal at the same time wait for one another.  What other nodes send after that is sealed in the same way.
 """
 
 from __future__ import annotations
@@ -16,81 +16,99 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RingError, RunError, RunUnwritable
 from stepscope.records.series import RankSeries, RunData
 from stepscope.ring import RingReader
-from stepscope.store import atomic
-from stepscope.store.load import open_run
+from stepscope.store import atomic, staging
+from stepscope.store.load import load_run
 from stepscope.store.meta import read_meta, write_meta
-from stepscope.store.paths import (
-    COLLECTIVES_PARQUET,
-    COMM_PARQUET,
-    EVENTS,
-    RANKS,
-    SAMPLES,
-    SAMPLES_PARQUET,
-    STEPS,
-    STEPS_PARQUET,
-)
+from stepscope.store.nodes import NodeInfo, read_refused, write_nodes
+from stepscope.store.paths import EVENTS, INBOX, PARTS, SAMPLES, STACKS, STEPS
 from stepscope.store.processes import process_alive, processes_alive, remove_session, ring_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["seal"]
+    from stepscope.store.late import Shown
 
-_STAGE = ".sealing"
+__all__ = ["needs_seal", "seal"]
 
 
 def seal(run_dir: Path) -> None:
-    """Seal a run; does nothing to one that is sealed.  RunError while its processes still run."""
+    """Seal a run; does nothing to one that is, unless other nodes sent more.  RunError while it still goes on."""
     read_meta(run_dir)
     try:
-        with _locked(run_dir):
-            if read_meta(run_dir).get("sealed") is not True:
-                if processes_alive(run_dir):
+        with staging.locked(run_dir), _hub_shut_out(run_dir):
+            staging.finish(run_dir)
+            if needs_seal(run_dir):
+                if read_meta(run_dir).get("sealed") is not True and processes_alive(run_dir):
                     raise RunError(f"{run_dir} cannot be sealed: its processes still run")
                 _write(run_dir)
+                staging.finish(run_dir)
             _clean(run_dir)
     except OSError as error:
         raise RunUnwritable(f"cannot seal {run_dir}: {error.strerror or error}") from error
 
 
+def needs_seal(run_dir: Path) -> bool:
+    """Whether something of a run is not sealed: all of it, or what other nodes sent after that."""
+    meta = read_meta(run_dir)
+    return meta.get("sealed") is not True or staging.is_committed(run_dir) or _late(run_dir)
+
+
+def _late(run_dir: Path) -> bool:
+    from stepscope.store.recovery import unsealed_bytes
+
+    return unsealed_bytes(run_dir) > 0
+
+
 def _write(run_dir: Path) -> None:
-    data = open_run(run_dir)
-    stage = run_dir / _STAGE
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir()
-    _write_and_verify(stage, data)
-    if data.events:
-        lines = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in data.events)
-        atomic.write_bytes(run_dir / EVENTS, lines.encode(), durable=True)
-    for name in (STEPS_PARQUET, SAMPLES_PARQUET, COMM_PARQUET, COLLECTIVES_PARQUET, RANKS):
-        if (stage / name).exists():
-            (stage / name).replace(run_dir / name)
-    atomic.fsync_folder(run_dir)
-    write_meta(run_dir, {**data.meta, "sealed": True})
+    loaded = load_run(run_dir)
+    data = loaded.data
+    stage = staging.new_stage(run_dir)
+    _write_and_verify(stage, data, loaded.kept_notices)
+    for name, records in ((EVENTS, data.events), (STACKS, data.stacks)):
+        if records and (name == EVENTS or data.nodes):
+            lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+            atomic.write_bytes(stage / name, lines.encode())
+    if data.nodes:
+        _write_positions(run_dir, stage, loaded.shown)
+        write_nodes(stage, [NodeInfo.from_dict(node) for node in data.nodes], refused=read_refused(run_dir))
+    write_meta(stage, {**data.meta, "sealed": True})
+    staging.commit(run_dir)
 
 
-def _write_and_verify(stage: Path, data: RunData) -> None:
+def _write_positions(run_dir: Path, stage: Path, shown: Shown) -> None:
+    """How far the nodes came in what is now in the sealed files, and where there."""
+    from stepscope.store.positions import Sealed, write_positions
+    from stepscope.store.recovery import recover
+
+    now = recover(run_dir)
+    for (name, ident), pair in shown.items():
+        if name in now.spools and ident in now.spools[name].rings:
+            now.spools[name].rings[ident].shown = pair
+    write_positions(stage, Sealed(through=now.last, base=now.last, spools=now.spools))
+
+
+def _write_and_verify(stage: Path, data: RunData, kept_notices: Sequence[str]) -> None:
     import duckdb
 
     from stepscope.store.parquet import read_ranks, read_samples, write_ranks, write_samples
 
     try:
-        write_ranks(stage, data.ranks, data.notices)
+        write_ranks(stage, data.ranks, kept_notices)
         write_samples(stage, data.samples)
         ranks, notices = read_ranks(stage)
         samples = read_samples(stage)
     except duckdb.Error as error:
         raise RunUnwritable(f"cannot seal {data.path}: {str(error).strip().splitlines()[0]}") from error
     same = len(ranks) == len(data.ranks) and all(map(_same, ranks, data.ranks)) and len(samples) == len(data.samples)
-    if not same or notices != list(data.notices):
+    if not same or notices != list(kept_notices):
         raise RunUnwritable(f"cannot seal {data.path}: what was written does not read back the same")
 
 
@@ -109,8 +127,8 @@ def _bytes_of(rows: NDArray[Any] | None) -> bytes | None:
 def _clean(run_dir: Path) -> None:
     """Remove what the sealed files replace; a ring that we cannot read stays, and so does its folder."""
     meta = read_meta(run_dir)
-    shutil.rmtree(run_dir / STEPS, ignore_errors=True)
-    shutil.rmtree(run_dir / _STAGE, ignore_errors=True)
+    for folder in (STEPS, staging.STAGE, INBOX, PARTS):
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
     (run_dir / SAMPLES).unlink(missing_ok=True)
     for path in ring_files(run_dir, meta):
         with suppress(RingError, OSError):
@@ -125,10 +143,14 @@ def _clean(run_dir: Path) -> None:
 
 
 @contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+def _hub_shut_out(run_dir: Path) -> Iterator[None]:
+    """What a hub took while we read would be lost: none may receive now."""
+    with ExitStack() as stack:
+        if (run_dir / INBOX).is_dir():
+            fd = os.open(run_dir / INBOX, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{run_dir} cannot be sealed: its hub still receives") from None
         yield
-    finally:
-        os.close(fd)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,27 @@ from stepscope.wire.joining import Positions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Compared", "Gap", "Spool", "compare", "sidecars_of", "take", "take_journalled"]
+__all__ = [
+    "Compared",
+    "Gap",
+    "Heard",
+    "Live",
+    "RingPosition",
+    "Spool",
+    "compare",
+    "heard_of",
+    "live_of",
+    "sidecars_of",
+    "take",
+    "take_journalled",
+]
 
-_Live = tuple[int, int, int]
-"""How far a ring is: its last sequence number, since when it is in its phase, its state.  Only grows."""
-_Heard = tuple[bool, int]
+Live = tuple[int, int, int, int, int]
+"""How far a ring is: its last sequence number, since when it is in its phase, its state, step, phase.  Only grows."""
+Heard = tuple[bool, int]
 """Of a sidecar: whether its process is gone, and when it was written.  The greatest counts."""
+_LIVE_FIELDS = ("last_seq", "live_since_ns", "state", "live_step", "live_phase")
+_NOWHERE: Live = (0, 0, 0, 0, 0)
 
 
 RINGS = 1 << 14
@@ -46,10 +61,14 @@ class Gap(StepscopeError):
 
 
 @dataclass(slots=True)
-class _Ring:
+class RingPosition:
     key: str
-    heard: _Heard
-    live: _Live = (0, 0, 0)
+    heard: Heard
+    live: Live = _NOWHERE
+    number: int = -1
+    """What its steps are kept under in parts; -1: there are none yet."""
+    shown: tuple[int, int] | None = None
+    """Attempt and rank under which its steps were sealed."""
 
 
 @dataclass(slots=True)
@@ -57,7 +76,7 @@ class Spool:
     """One sender."""
 
     name: str
-    rings: dict[bytes, _Ring] = field(default_factory=dict)
+    rings: dict[bytes, RingPosition] = field(default_factory=dict)
     """By ``ring_id``."""
     files: dict[str, int] = field(default_factory=dict)
     """By name, the bytes of lines and logs."""
@@ -85,8 +104,8 @@ class Compared:
     logs: list[tuple[str, int, bytes]] = field(default_factory=list)
     """Name, offset and bytes."""
     whole: list[tuple[str, bytes]] = field(default_factory=list)
-    heard: dict[bytes, tuple[str, _Heard]] = field(default_factory=dict)
-    live: dict[bytes, _Live] = field(default_factory=dict)
+    heard: dict[bytes, tuple[str, Heard]] = field(default_factory=dict)
+    live: dict[bytes, Live] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -118,7 +137,7 @@ def take(spool: Spool, found: Compared) -> None:
     for ident, (key, heard) in found.heard.items():
         ring = spool.rings.get(ident)
         if ring is None:
-            spool.rings[ident] = _Ring(key, heard)
+            spool.rings[ident] = RingPosition(key, heard)
         else:
             ring.heard = heard
     for ident, live in found.live.items():
@@ -127,16 +146,19 @@ def take(spool: Spool, found: Compared) -> None:
     spool.whole.update(found.stamps)
 
 
-def take_journalled(spool: Spool, frame: Frame) -> None:
-    """A frame out of the journal, which holds nothing twice: only how far it reaches is looked at."""
+def take_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any]] | None = None) -> None:
+    """A frame out of the journal, which holds nothing twice: only how far it reaches is looked at.
+
+    ``tables``: of its blocks, by ``id`` of their parts, from those who unpacked them anyway.
+    """
     for part in frame.parts:
         if part.kind == "rings":
             for about in sidecars_of(part):
-                ident, heard = ring_id(about.key), _heard(about)
-                ring = spool.rings.setdefault(ident, _Ring(about.key, heard))
+                ident, heard = ring_id(about.key), heard_of(about)
+                ring = spool.rings.setdefault(ident, RingPosition(about.key, heard))
                 ring.heard = max(ring.heard, heard)
         elif part.kind == "steps":
-            for ident, live in _lives(read_table(part.data)):
+            for ident, live in live_of(read_table(part.data) if tables is None else tables[id(part)]):
                 if ident in spool.rings:
                     spool.rings[ident].live = max(spool.rings[ident].live, live)
         elif part.kind == "file":
@@ -160,7 +182,7 @@ def sidecars_of(part: Part) -> list[RingSidecar]:
 def _rings(spool: Spool, found: Compared, part: Part) -> Part | None:
     new = False
     for about in sidecars_of(part):
-        ident, heard = ring_id(about.key), _heard(about)
+        ident, heard = ring_id(about.key), heard_of(about)
         known = found.heard[ident][1] if ident in found.heard else None
         if known is None and ident in spool.rings:
             known = spool.rings[ident].heard
@@ -179,13 +201,13 @@ def _steps(spool: Spool, found: Compared, part: Part) -> Part | None:
     keep: list[bool] = []
     whole = True
     columns = (taken.table[name].tolist() for name in ("after_seq", "rows", "lost", "torn"))
-    for (ident, live), begin, rows, lost, torn in zip(_lives(taken.table), *columns, strict=True):
+    for (ident, live), begin, rows, lost, torn in zip(live_of(taken.table), *columns, strict=True):
         have = found.live.get(ident)
         if have is None:
             ring = spool.rings.get(ident)
             if ring is None and ident not in found.heard:
                 raise Gap(spool.positions())
-            have = ring.live if ring is not None else (0, 0, 0)
+            have = ring.live if ring is not None else _NOWHERE
         if begin > have[0]:
             raise Gap(spool.positions())
         new = live > have if begin == have[0] or not rows else live[0] > have[0]
@@ -243,12 +265,14 @@ def _whole(spool: Spool, found: Compared, part: Part, head: FrameHead) -> Part |
     return part
 
 
-def _heard(about: RingSidecar) -> _Heard:
+def heard_of(about: RingSidecar) -> Heard:
+    """To tell which of two sidecars of a ring counts."""
     return about.ended_wall_ns is not None, about.heard_wall_ns
 
 
-def _lives(table: NDArray[Any]) -> Iterable[tuple[bytes, _Live]]:
+def live_of(table: NDArray[Any]) -> list[tuple[bytes, Live]]:
+    """How far each ring of a block is, by its ``ring_id``."""
     ids = table["ring"].tobytes()
     size = table.dtype["ring"].itemsize
-    numbers = zip(*(table[name].tolist() for name in ("last_seq", "live_since_ns", "state")), strict=True)
+    numbers = zip(*(table[name].tolist() for name in _LIVE_FIELDS), strict=True)
     return [(ids[i * size : (i + 1) * size], live) for i, live in enumerate(numbers)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,29 @@ _LARGEST = (1 << 63) - 1
 _NUMBERS = ("rank", "pid", "wall_ns", "step")
 
 
-def read_stacks(run_dir: Path, ranks: Mapping[int, int | None]) -> tuple[tuple[dict[str, Any], ...], int]:
+def read_stacks(run_dir: Path, rank_of: Callable[[int], int | None]) -> tuple[tuple[dict[str, Any], ...], int]:
     """The stacks, in order of time, and how many lines were none.
 
-    ``ranks``: the rank that each pid is shown as, where that is known.
+    ``rank_of``: the rank that a pid is shown as, where that is known.
     """
     records, bad = read_jsonl(run_dir / STACKS)
-    stacks, none = checked_stacks(records, ranks)
-    return stacks, bad + none
+    stacks, none = checked_stacks(records, rank_of)
+    return tuple(sorted(stacks, key=lambda stack: stack["wall_ns"])), bad + none
 
 
 def checked_stacks(
-    records: Iterable[dict[str, Any]], ranks: Mapping[int, int | None]
-) -> tuple[tuple[dict[str, Any], ...], int]:
-    """The same of lines that were read already."""
+    records: Iterable[dict[str, Any]], rank_of: Callable[[int], int | None]
+) -> tuple[list[dict[str, Any]], int]:
+    """As they came, under the ranks that are shown, and how many were none."""
     stacks, bad = [], 0
     for record in records:
         stack = _checked(record)
         if stack is None:
             bad += 1
             continue
-        shown = ranks.get(stack["pid"])
+        shown = rank_of(stack["pid"])
         stacks.append(stack if shown is None else {**stack, "rank": shown})
-    return tuple(sorted(stacks, key=lambda stack: stack["wall_ns"])), bad
+    return stacks, bad
 
 
 def _checked(raw: dict[str, Any]) -> dict[str, Any] | None:

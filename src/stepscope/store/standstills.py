@@ -7,15 +7,14 @@ nodes the hub heard nothing of any more (``nodes.json``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from stepscope.hangs.joined import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
 from stepscope.hangs.kept import KeptEvidence
 from stepscope.records.hang import HangRecord
 from stepscope.records.series import RankError, RankSeries
-from stepscope.store.hangs import read_evidence, read_hangs
-from stepscope.store.nodes import NodeInfo, read_nodes
+from stepscope.store.hangs import read_evidence, read_records
+from stepscope.store.nodes import NodeInfo
 
 __all__ = ["elsewhere_of", "read_standstills", "seen_hangs"]
 
@@ -27,37 +26,34 @@ Attempts = Mapping[tuple[str, int], int]
 
 
 def read_standstills(
-    run_dir: Path, ranks: Sequence[RankSeries], errors: Sequence[RankError]
+    run_dir: Path,
+    ranks: Sequence[RankSeries],
+    errors: Sequence[RankError],
+    nodes: Sequence[NodeInfo],
 ) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
     """In order of time, and the names of files that could not be read."""
-    records, bad = read_hangs(run_dir)
-    evidence, worse = read_evidence(run_dir) if records else ((), ())
+    offsets = {node.spool: node.offset_ns for node in nodes if node.offset_ns}
+    records, bad = read_records(run_dir, offsets)
+    evidence, worse = read_evidence(run_dir, offsets) if records else ([], ())
     if not evidence:
-        return records, (*bad, *worse)
-    nodes = read_nodes(run_dir)
+        return tuple(record for _, record in records), (*bad, *worse)
     attempts = {(series.identity.host, series.identity.pid): series.identity.attempt for series in ranks}
-    seen = seen_hangs(records, evidence, attempts, nodes)
+    seen = seen_hangs(records, evidence, attempts)
     return tuple(join_hangs(seen, elsewhere_of(ranks, errors, nodes))), (*bad, *worse)
 
 
 def seen_hangs(
-    records: Iterable[HangRecord], evidence: Iterable[KeptEvidence], attempts: Attempts, nodes: Iterable[NodeInfo]
+    records: Iterable[tuple[str, HangRecord]], evidence: Iterable[tuple[str, KeptEvidence]], attempts: Attempts
 ) -> list[SeenHang]:
-    """Each record with its evidence, and evidence that made no record, on the hub's clock."""
-    ahead_ns = {node.host: node.offset_ns or 0 for node in nodes}
-    by_name = {(record.host, record.number): _shifted(record, ahead_ns.get(record.host, 0)) for record in records}
+    """Each record with its evidence, and evidence that made no record; both come with the spool they were in."""
+    by_name = {(spool, record.host, record.number): record for spool, record in records}
     found = []
-    for kept in evidence:
+    for spool, kept in evidence:
         host = kept.evidence.host
         of_it = [attempts[host, rank.pid] for rank in kept.evidence.ranks if (host, rank.pid) in attempts]
-        found.append(
-            SeenHang(
-                record=by_name.pop((host, kept.number), None),
-                kept=_kept_shifted(kept, ahead_ns.get(host, 0)),
-                attempt=max(of_it, default=0),
-            )
-        )
-    return [*found, *(SeenHang(record=record) for record in by_name.values())]
+        record = by_name.pop((spool, host, kept.number), None)
+        found.append(SeenHang(record=record, kept=kept, attempt=max(of_it, default=0), spool=spool))
+    return [*found, *(SeenHang(record=record, spool=spool) for (spool, _, _), record in by_name.items())]
 
 
 def elsewhere_of(ranks: Sequence[RankSeries], errors: Sequence[RankError], nodes: Iterable[NodeInfo]) -> Elsewhere:
@@ -90,23 +86,3 @@ def elsewhere_of(ranks: Sequence[RankSeries], errors: Sequence[RankError], nodes
         if host in heard and heard[host].bye is None
     ]
     return Elsewhere(gone=gone, silent=silent)
-
-
-def _shifted(record: HangRecord, ahead_ns: int) -> HangRecord:
-    if not ahead_ns:
-        return record
-    return replace(
-        record,
-        declared_wall_ns=record.declared_wall_ns - ahead_ns,
-        stopped_wall_ns=record.stopped_wall_ns - ahead_ns,
-        over_wall_ns=None if record.over_wall_ns is None else record.over_wall_ns - ahead_ns,
-    )
-
-
-def _kept_shifted(kept: KeptEvidence, ahead_ns: int) -> KeptEvidence:
-    return replace(
-        kept,
-        stopped_wall_ns=kept.stopped_wall_ns - ahead_ns,
-        gathered_wall_ns=kept.gathered_wall_ns - ahead_ns,
-        over_wall_ns=None if kept.over_wall_ns is None else kept.over_wall_ns - ahead_ns,
-    )

@@ -113,9 +113,9 @@ class _Load:
             room = asyncio.Semaphore(JOINS_AT_ONCE)
             await asyncio.gather(*(self._join(agent, room) for agent in self._agents))
             self._began = time.monotonic()
-            for number, agent in enumerate(self._agents):
-                # Spread over a round from the start, as agents that begin at different times are.
-                heapq.heappush(self._due, (agent.next_s * (number + 1) / len(self._agents), number))
+            # Spread over a round from the start, as agents that begin at different times are.
+            round_s = max(agent.next_s for agent in self._agents)
+            self._due = [(round_s * (number + 1) / len(self._agents), number) for number in range(len(self._agents))]
             await self._send_all()
         finally:
             for agent in self._agents:

@@ -119,7 +119,9 @@ class Registry:
         kind = _kind(identity)
         of["kind"][at] = self._number(("kind", *kind.values()), kind, self._kinds)
         of["facts"][at] = self._bulky("facts", about.facts, self._facts, about.facts)
-        of["groups"][at] = self._bulky("groups", groups_as_kept(about.groups), self._groups, about.groups)
+        of["groups"][at] = self._bulky(
+            "groups", groups_as_kept(about.groups) if about.groups else None, self._groups, about.groups
+        )
         self.attempt = max(self.attempt, int(of["attempt"][at]))
         self.world_size = max(self.world_size, int(of["world_size"][at]))
         return at

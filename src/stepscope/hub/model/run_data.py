@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from stepscope.hub.model.lines import parse_raw
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.records.collectives import ProcessGroup
+from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import OTHER, PHASE_SLOTS
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
 from stepscope.records.slot import DEVICE, SLOT_BYTES, STEP
 from stepscope.store.assemble import DEVICE_DTYPE, STEP_DTYPE
 from stepscope.store.exchanges import collective_rows, comm_rows
-from stepscope.store.hangs import read_hangs
-from stepscope.store.load import read_errors
+from stepscope.store.failures import Numbers, read_errors
+from stepscope.store.nodes import read_nodes
 from stepscope.store.stacks import checked_stacks
+from stepscope.store.standstills import read_standstills
 
 __all__ = ["Snapshot", "run_data_of", "snapshot"]
 
@@ -146,11 +148,15 @@ def run_data_of(copy: Snapshot) -> RunData:
                 collectives=None if slots is None else collective_rows(slots, own["step"]),
             )
         )
-    numbers: dict[int, int | None] = {rank.identity.pid: rank.rank for rank in copy.ranks}
+    numbers = Numbers(series, str(copy.meta.get("host")))
     errors: tuple[RankError, ...] = ()
+    hangs: tuple[HangRecord, ...] = ()
     if copy.run_dir is not None:
-        errors, _ = read_errors(copy.run_dir, numbers)
-    stacks = tuple(checked_stacks(parse_raw(copy.stacks), numbers)[0])
+        nodes = read_nodes(copy.run_dir)
+        offsets = {node.spool: node.offset_ns for node in nodes if node.offset_ns}
+        errors, _ = read_errors(copy.run_dir, numbers, offsets)
+        hangs, _ = read_standstills(copy.run_dir, series, errors, nodes)
+    stacks = tuple(checked_stacks(parse_raw(copy.stacks), numbers.of)[0])
     return RunData(
         name=copy.name,
         path="" if copy.run_dir is None else str(copy.run_dir),
@@ -160,7 +166,7 @@ def run_data_of(copy: Snapshot) -> RunData:
         events=copy.events,
         errors=errors,
         stacks=stacks,
-        hangs=read_hangs(copy.run_dir)[0] if copy.run_dir is not None else (),
+        hangs=hangs,
     )
 
 

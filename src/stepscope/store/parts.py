@@ -1,0 +1,234 @@
+"""Parts: journals of the hub rewritten in columns while the run goes on, one after the other, in bounded memory.
+
+    parts/steps-NNNNNN.K.parquet   the steps of journal N, sorted by ring and sequence number
+    parts/rest-NNNNNN.frames       all else of it that is not in its place already, as frames (``store/journal.py``)
+    positions.json                 how far the senders came; replaced last, and only then the part counts
+
+    python -m stepscope.store.parts RUN NUMBER       what the hub starts for a journal that is full
+
+Steps are kept as they came, so that a run reads the same from journals, from parts or from both.  Killed before the
+last step, the journal is still there and is done again; killed after it, the journal is removed the next time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.errors import FrameError, RunError, StepscopeError
+from stepscope.records.phases import PHASE_SLOTS
+from stepscope.records.slot import SLOT_BYTES, STEP
+from stepscope.store import atomic
+from stepscope.store.assemble import STEP_DTYPE
+from stepscope.store.columns import BUILTIN_COLUMNS, PLAIN
+from stepscope.store.journal import JournalWriter, Received, journal_path, read_journal
+from stepscope.store.paths import PARTS
+from stepscope.store.positions import Sealed, read_positions, write_positions
+from stepscope.store.spools import Spool, take_journalled
+from stepscope.store.taken import TakenRows, repack_block, unpack_block
+from stepscope.wire.frames import Frame, Part, pack_frame, part_of, read_frame
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["PHASE_COLUMNS", "main", "part_steps", "read_part_steps", "rest_path", "seal_journal"]
+
+CHUNK_ROWS = 1 << 18
+"""Steps that are sorted and written at a time: 64 MB of them."""
+MEMORY = "96MB"
+"""That the database may use beside."""
+PHASE_COLUMNS = (*BUILTIN_COLUMNS, *(f"slot_{slot}_ns" for slot in range(len(BUILTIN_COLUMNS), PHASE_SLOTS)))
+"""Of the sixteen slots; what a user's phase is called, its ring's sidecar says."""
+_FIELDS = ("seq", *PLAIN, "ddp_exposed_ns")
+_ALWAYS = ("ring", "seq", "step", "start_ns", "wall_ns")
+_KIND_AT = 4
+_COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+
+
+def seal_journal(run_dir: Path, number: int) -> None:
+    """Rewrite journal ``number``, which nobody writes any more, as a part.  In order: the one before comes first.
+
+    RunError when it is not its turn, OSError when there is no room; the journal is there as long as the part is not.
+    """
+    with _locked(run_dir):
+        sealed = read_positions(run_dir)
+        path = journal_path(run_dir, number)
+        if number > sealed.through + 1 or (number > sealed.through and not path.exists()):
+            raise RunError(f"{path} cannot be sealed: {journal_path(run_dir, sealed.through + 1).name} comes first")
+        if number > sealed.through:
+            for left in [rest_path(run_dir, number), *part_steps(run_dir, [number])]:
+                left.unlink(missing_ok=True)
+            steps = _write(run_dir, number, read_journal(path), sealed)
+            atomic.fsync_folder(run_dir / PARTS)
+            write_positions(run_dir, replace(sealed, through=number, steps=sealed.steps + steps))
+        path.unlink(missing_ok=True)
+
+
+def rest_path(run_dir: Path, number: int) -> Path:
+    return run_dir / PARTS / f"rest-{number:06d}.frames"
+
+
+def part_steps(run_dir: Path, numbers: Iterable[int]) -> list[Path]:
+    """The Parquet files of these parts."""
+    wanted = {f"{number:06d}" for number in numbers}
+    found = (run_dir / PARTS).glob("steps-*.parquet")
+    return sorted((path for path in found if path.name[6:].partition(".")[0] in wanted), key=_order)
+
+
+def read_part_steps(paths: Sequence[Path], rings: Sequence[int] | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Ring by ring, by number, the steps as slots in order; of all rings, or of these."""
+    import duckdb
+
+    if not paths:
+        return
+    files = ", ".join(_literal(path) for path in paths)
+    where = "" if rings is None else f"WHERE ring IN ({', '.join(str(int(ring)) for ring in rings) or 'NULL'})"
+    with duckdb.connect(config={"threads": 2}) as con:
+        con.execute("SET enable_progress_bar = false")
+        columns = con.execute(
+            f"SELECT * FROM read_parquet([{files}], union_by_name = true) {where} ORDER BY ring, seq"
+        ).fetchnumpy()
+    whose = np.ma.getdata(columns["ring"])
+    steps = np.zeros(len(whose), STEP_DTYPE)
+    steps["kind"] = STEP
+    for name in _FIELDS:
+        if name in columns:
+            steps[name] = np.ma.filled(columns[name], 0).astype(np.int64).astype(STEP_DTYPE[name])
+    for slot, name in enumerate(PHASE_COLUMNS):
+        if name in columns:
+            steps["phase_ns"][:, slot] = np.ma.filled(columns[name], 0).astype(np.int64).astype(np.uint64)
+    slots = steps.view(np.uint8).reshape(-1, SLOT_BYTES)
+    starts = np.flatnonzero(np.diff(whose, prepend=-1))
+    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(whose)], strict=True):
+        yield int(whose[start]), slots[start:end]
+
+
+def _write(run_dir: Path, number: int, frames: Iterable[Received], sealed: Sealed) -> int:
+    """The files of a part; ``sealed`` is moved on.  How many steps there were."""
+    numbers = 1 + max((ring.number for spool in sealed.spools.values() for ring in spool.rings.values()), default=-1)
+    chunk: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    rows = chunks = waiting = 0
+    rest = JournalWriter(rest_path(run_dir, number), 0)
+    try:
+        for received in frames:
+            try:
+                frame = read_frame(received.raw)
+                blocks = {id(part): unpack_block(part.data) for part in frame.parts if part.kind == "steps"}
+                spool = sealed.spools.setdefault(frame.head.spool, Spool(frame.head.spool))
+                take_journalled(spool, frame, {key: block.table for key, block in blocks.items()})
+            except FrameError:
+                rest.append(received.raw, wall_ns=received.wall_ns)
+                continue
+            for ring in spool.rings.values():
+                if ring.number < 0:
+                    ring.number, numbers = numbers, numbers + 1
+            chunk += [_steps_in(spool, block) for block in blocks.values()]
+            waiting += sum(len(block.slots) for block in blocks.values())
+            kept = _rest(frame, blocks)
+            if kept:
+                rest.append(kept, wall_ns=received.wall_ns)
+            if waiting >= CHUNK_ROWS:
+                rows += _write_chunk(run_dir / PARTS / f"steps-{number:06d}.{chunks}.parquet", chunk)
+                chunks, waiting, chunk = chunks + 1, 0, []
+        rows += _write_chunk(run_dir / PARTS / f"steps-{number:06d}.{chunks}.parquet", chunk)
+    finally:
+        rest.close()
+    atomic.fsync_file(rest.path)
+    return rows
+
+
+def _steps_in(spool: Spool, block: TakenRows) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ring by ring the numbers, and the steps."""
+    numbers = [spool.rings[ring.tobytes()].number if ring.tobytes() in spool.rings else -1 for ring in block.rings]
+    whose = np.repeat(np.array(numbers, np.int32), block.rows)
+    chosen = (_kinds(block.slots) == STEP) & (whose >= 0)
+    return whose[chosen], block.slots[chosen].view(STEP_DTYPE).reshape(-1)
+
+
+def _rest(frame: Frame, blocks: dict[int, TakenRows]) -> bytes:
+    """What of a frame is in no other file; nothing where all of it is."""
+    parts: list[Part] = []
+    for part in frame.parts:
+        if part.kind in ("rings", "lines"):
+            parts.append(part)
+        elif part.kind == "steps":
+            block = blocks[id(part)]
+            others = _kinds(block.slots) != STEP
+            if others.any() or block.table["lost"].any() or block.table["torn"].any():
+                whose = np.repeat(np.arange(len(block.table)), block.rows)
+                table = block.table.copy()
+                table["rows"] = np.bincount(whose[others], minlength=len(table))
+                parts.append(part_of("steps", repack_block(TakenRows(table=table, slots=block.slots[others]))))
+    return pack_frame(frame.head, parts) if parts or frame.head.bye is not None else b""
+
+
+def _write_chunk(path: Path, chunk: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> int:
+    import duckdb
+
+    rows = sum(len(steps) for _, steps in chunk)
+    if not rows:
+        return 0
+    whose = np.concatenate([numbers for numbers, _ in chunk])
+    steps = np.concatenate([own for _, own in chunk])
+    order = np.lexsort((steps["seq"], whose))
+    columns: dict[str, NDArray[Any]] = {"ring": whose[order]}
+    for name in _FIELDS:
+        columns[name] = steps[name].astype(np.int64)[order]
+    for slot, name in enumerate(PHASE_COLUMNS):
+        columns[name] = steps["phase_ns"][:, slot].astype(np.int64)[order]
+    kept = {name: values for name, values in columns.items() if name in _ALWAYS or values.any()}
+    try:
+        with duckdb.connect(config={"threads": 1, "memory_limit": MEMORY}) as con:
+            con.register("columns", kept)
+            con.execute(f"COPY (SELECT * FROM columns) TO {_literal(path)} {_COPY}")
+    except duckdb.Error as error:
+        raise OSError(str(error).strip().splitlines()[0]) from error
+    atomic.fsync_file(path)
+    return rows
+
+
+def _kinds(slots: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(slots[:, _KIND_AT : _KIND_AT + 2]).view("<u2").reshape(-1)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    (run_dir / PARTS).mkdir(exist_ok=True)
+    fd = os.open(run_dir / PARTS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    number, chunk = path.name[6:].split(".")[:2]
+    return int(number), int(chunk)
+
+
+def _literal(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def main(words: Sequence[str]) -> int:
+    """Seal one journal; 1 with a line on standard error when that did not work."""
+    run_dir, number = words
+    try:
+        seal_journal(Path(run_dir), int(number))
+    except (StepscopeError, OSError) as error:
+        print(f"stepscope: journal {number} was not sealed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Replace several files of a run at once: all of them, or none, whatever happens in between.
+
+New files are gathered in a folder.  Renaming that folder is the moment from which they count; whoever finds it under
+its new name, also after a kill, moves the files in (``finish``).  ``run.json`` comes last, so that a run that was open
+is read from its old files, which are still there, until it is sealed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepscope.store import atomic
+from stepscope.store.paths import META
+
+__all__ = ["STAGE", "commit", "finish", "is_committed", "locked", "new_stage"]
+
+STAGE = ".sealing"
+_COMMITTED = ".sealed"
+
+
+def new_stage(run_dir: Path) -> Path:
+    stage = run_dir / STAGE
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir()
+    return stage
+
+
+def commit(run_dir: Path) -> None:
+    """What was gathered counts from here on."""
+    for path in (run_dir / STAGE).iterdir():
+        atomic.fsync_file(path)
+    atomic.fsync_folder(run_dir / STAGE)
+    (run_dir / STAGE).rename(run_dir / _COMMITTED)
+    atomic.fsync_folder(run_dir)
+
+
+def is_committed(run_dir: Path) -> bool:
+    return (run_dir / _COMMITTED).is_dir()
+
+
+def finish(run_dir: Path) -> None:
+    """Move in what counts already, if anything; call it ``locked``."""
+    stage = run_dir / _COMMITTED
+    if not stage.is_dir():
+        return
+    for path in sorted(stage.iterdir(), key=lambda path: path.name == META):
+        path.replace(run_dir / path.name)
+    atomic.fsync_folder(run_dir)
+    stage.rmdir()
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Two that seal at the same time wait for one another."""
+    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
