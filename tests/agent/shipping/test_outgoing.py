@@ -338,7 +338,7 @@ class InboxHub:
 def write_something(spool: Any, what: str, number: int) -> None:
     if what in ("steps", "more steps"):
         spool.ring(number % 3, heard_wall_ns=number + 1)
-        spool.steps(number % 3, number if what == "steps" else 300 * number, lost=number % 2)
+        spool.steps(number % 3, number if what == "steps" else 100 * number, lost=number % 2)
     elif what == "lines":
         spool.lines("events.jsonl", {"n": number}, {"x": "y" * number})
     elif what == "log":
