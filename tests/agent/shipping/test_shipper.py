@@ -184,7 +184,7 @@ class Node:
 
 @pytest.fixture
 def secure_hub(new_hub: Any, certificates: Any) -> Any:
-    return new_hub(tls=certificates("hub"), key=hashlib.sha256(KEY_TEXT.encode()).digest())
+    return new_hub(tls=certificates(), key=hashlib.sha256(KEY_TEXT.encode()).digest())
 
 
 @pytest.fixture

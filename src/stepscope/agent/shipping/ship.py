@@ -94,7 +94,11 @@ class Shipper:
         self._bye = end
         self._wake.set()
         self._thread.join(deadline_s + GRACE_S)
-        return self._delivered or Delivered(whole=False, left_bytes=self._all_bytes(), why=OUT_OF_TIME)
+        if self._delivered is not None:
+            return self._delivered
+        # The thread waits for an answer, or died of a fault of ours; of its own account nothing can be asked.
+        why = OUT_OF_TIME if self._thread.is_alive() else "sending failed, which is a fault of Stepscope's"
+        return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
 
     def stop(self) -> None:
         """Without a last word: another agent may go on."""
@@ -124,7 +128,3 @@ class Shipper:
     def _left_s(self) -> float:
         patient_s = max(self._ending_s, self._sender.heard_s) + SILENCE_S
         return min(self._deadline_s, patient_s) - time.monotonic()
-
-    def _all_bytes(self) -> int:
-        """Of a thread that is stuck nothing can be asked."""
-        return Outgoing(self._run_dir).left_bytes()
