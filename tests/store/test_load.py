@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,11 +225,12 @@ def test_facts_outlive_the_ring_and_a_torn_header(paths: RunPaths, rings: Any, d
     assert query(paths.run_dir, "select facts from ranks").rows[0] == ('{"ddp": {"bucket_mb": 25.0}, "threads": 2}',)
 
 
-def test_two_that_claim_one_rank(paths: RunPaths, rings: Any) -> None:
+def test_two_that_claim_one_rank(paths: RunPaths, rings: Any, drain: Any) -> None:
     first, second, third = rings(0), rings(0), rings(1)
+    rings(0)  # a helper that inherited its rank's environment and takes no step
     for ring, count in ((first, 3), (second, 4), (third, 5)):
         write_steps(ring, count)
-    rings(0)  # a helper that inherited its rank's environment and takes no step
+        drain(ring, ended=time.time_ns() + 10 * 10**9)
     finish(paths)
     errors = paths.run_dir / "errors" / "x.json"
     errors.write_text(json.dumps({"schema": 1, "rank": 0, "pid": (1 << 30) + 1, "type": "E", "message": "m"}))
@@ -248,8 +250,8 @@ def test_a_helper_that_came_first_is_not_the_rank(paths: RunPaths, rings: Any) -
 
 
 def test_a_restart_is_a_series_of_its_own(paths: RunPaths, rings: Any) -> None:
-    write_steps(rings(0, attempt=1), 2)
-    write_steps(rings(0, attempt=0), 3)
+    write_steps(rings(0, attempt=0, pid=(1 << 30) + 9), 3)
+    write_steps(rings(0, attempt=1, pid=1 << 30), 2)
     finish(paths)
     data = open_run(paths.run_dir)
     assert [(s.identity.attempt, s.rank, len(s.steps)) for s in data.ranks] == [(0, 0, 3), (1, 0, 2)]

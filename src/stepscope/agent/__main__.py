@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.process import tend
+from stepscope.agent.shipping.sender import Destination
 from stepscope.errors import StepscopeError
 
 
@@ -18,10 +19,18 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=0.2, help="seconds between looks at the rings")
     parser.add_argument("--hang-after", type=float, default=HangPolicy.after_s, help="seconds without progress; 0: off")
     parser.add_argument("--on-hang", default=HangPolicy.action, help="report, abort or a command")
+    parser.add_argument(
+        "--hub", metavar="URL", help="send everything there; the key is STEPSCOPE_KEY or the user's own"
+    )
+    parser.add_argument("--node", type=int, default=0, help="number of this node, for the hub")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--run-name", default="", help="what the run is called at the hub")
     args = parser.parse_args()
     policy = HangPolicy(after_s=args.hang_after, action=args.on_hang)
+    name = args.run_name or args.run_dir.name
+    hub = Destination(url=args.hub, run=name, node=args.node, nnodes=args.nnodes) if args.hub else None
     try:
-        return tend(args.run_dir, args.session, interval_s=args.interval, on_hang=policy)
+        return tend(args.run_dir, args.session, interval_s=args.interval, on_hang=policy, hub=hub)
     except StepscopeError as error:
         print(f"stepscope: agent: {error}", file=sys.stderr)
         return error.exit_code

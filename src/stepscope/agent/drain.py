@@ -25,7 +25,7 @@ from stepscope.store.processes import process_alive
 from stepscope.store.segments import FRAME_SLOTS, SegmentWriter
 from stepscope.store.sidecar import read_sidecars, sidecar_of, write_sidecar
 
-__all__ = ["RingDrain", "Rings"]
+__all__ = ["RingDrain", "Rings", "drain_leftovers"]
 
 BATCH_WORDS = 4096
 """So many words of a ring make a frame worth writing at once …"""
@@ -159,6 +159,19 @@ class Rings:
             with suppress(OSError), os.scandir(folder) as found:
                 entries += [entry for entry in found if entry.name.endswith(RING_SUFFIX)]
         return entries
+
+
+def drain_leftovers(run_dir: Path, session: Path) -> None:
+    """Rings that no agent was left to drain, of processes that are gone; OSError when the disk refuses."""
+    for drain in Rings(run_dir, session).discover():
+        try:
+            if not drain.alive():
+                drain.ended_wall_ns = drain.ended_wall_ns or time.time_ns()
+                drain.drain_to_end()
+                drain.save_last_sidecar()
+                drain.remove()
+        finally:
+            drain.close()
 
 
 def _step_times(slots: Iterable[bytes]) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """Samples of this node and of the ranks' processes.  Rates are bytes per second since the sample before.
 
-By psutil, but for what the kernel says about waiting tasks (``pressure``) and the CPU of the job (``jobcpu``).
+By psutil, but for what the kernel says about waiting tasks (``pressure``), the network (``network``) and the CPU of the
+job (``jobcpu``).
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import psutil
 
 from stepscope.agent.jobcpu import JobCpu
 from stepscope.agent.mapped import mapped_bytes
+from stepscope.agent.network import NetworkSampler
 from stepscope.agent.pressure import Pressure
 
 __all__ = ["HostSampler"]
-
-LOOPBACK = ("lo", "lo0")
 
 
 class HostSampler:
@@ -30,6 +30,7 @@ class HostSampler:
         self._processes: dict[int, psutil.Process] = {}
         self._counters: dict[str, tuple[float, int]] = {}
         self._pressure = Pressure()
+        self._network = NetworkSampler()
         self._job = JobCpu(psutil.cpu_count() or 1)
         psutil.cpu_percent()
         self._counters_of_host()
@@ -70,22 +71,20 @@ class HostSampler:
             "mem_total": memory.total,
             "mem_available": memory.available,
             "swap_used": swap.used,
+            **self._network.sample(),
             **self._counters_of_host(),
             **self._pressure.sample(),
             **({} if own is None else {"own_cpu_percent": own}),
         }
 
     def _counters_of_host(self) -> dict[str, Any]:
-        nics = [counters for name, counters in psutil.net_io_counters(pernic=True).items() if name not in LOOPBACK]
         disks = psutil.disk_io_counters()
-        rates = {
-            "net_rx_bps": self._rate("net_rx", sum(nic.bytes_recv for nic in nics)),
-            "net_tx_bps": self._rate("net_tx", sum(nic.bytes_sent for nic in nics)),
+        if disks is None:
+            return {}
+        return {
+            "disk_read_bps": self._rate("disk_read", disks.read_bytes),
+            "disk_write_bps": self._rate("disk_write", disks.write_bytes),
         }
-        if disks is not None:
-            rates["disk_read_bps"] = self._rate("disk_read", disks.read_bytes)
-            rates["disk_write_bps"] = self._rate("disk_write", disks.write_bytes)
-        return rates
 
     def _process(self, process: psutil.Process) -> dict[str, Any]:
         mapped = mapped_bytes(process.pid)

@@ -1,11 +1,12 @@
 """The agent's main loop: wait for the launcher's word, a death or the next tick; drain, sample, write.
 
 One thread does all of it (GPU samples come from another, the watchdog's evidence from a third while the job stands
-still), so nothing here needs a lock.
+still, and a fourth sends what this one wrote to the hub, if there is one), so nothing here needs a lock.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import select
@@ -24,6 +25,8 @@ from stepscope.agent.journal import Journal
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
+from stepscope.agent.probes import Probes
+from stepscope.agent.shipping.ship import Delivered, Shipper
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
@@ -32,6 +35,7 @@ from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
+from stepscope.wire.joining import Peer
 
 __all__ = ["Agent", "Ending"]
 
@@ -48,6 +52,8 @@ LAST_GASP_S = 1.0
 """When the job is over, how long its ranks may take to be gone."""
 FULL_DISK_S = 60.0
 """Without a launcher, how long to wait for a disk that refuses; the rings stay for whoever opens the run."""
+SHIPPING_S = 20.0
+"""At the end, how long to go on sending to the hub what it does not have yet."""
 LAST_TRIES_S = 2.0
 """At the end, how long to try a disk that refuses."""
 
@@ -62,8 +68,11 @@ class Agent:
         interval_s: float = 0.2,
         stdin: int = 0,
         on_hang: HangPolicy | None = None,
+        probes: Probes | None = None,
+        shipper: Shipper | None = None,
+        launcher: int = 1,
     ) -> None:
-        """NotARun when ``run_dir`` is none."""
+        """NotARun when ``run_dir`` is none.  ``launcher`` is the descriptor on which the launcher hears us."""
         meta = read_meta(run_dir)
         self._session = session
         self._interval_s = interval_s
@@ -74,9 +83,15 @@ class Agent:
         self._host = HostSampler(self._node)
         self._gpu = GpuSampler(self._node)
         self._gpu_said = False
+        self._probes = probes
         self._owned = owner is not None
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
+        self._shipper = shipper
+        self._peers: tuple[Peer, ...] = ()
+        self._launcher = launcher
+        self.delivered: Delivered | None = None
+        """Whether the hub has everything, once the run is over and there is one."""
         self._oom = OomWatch()
         self._subjects = Subjects(meta)
         self._watchdog = Watchdog(
@@ -100,6 +115,8 @@ class Agent:
         pid = os.getpid()
         self._journal.event("agent_start", pid=pid, start_ticks=process_start_ticks(pid), host=self._node)
         self._journal.flush()
+        if self._shipper is not None:
+            self._shipper.start()
         ending: Ending | None = None
         while ending is None:
             self._wait()
@@ -135,6 +152,7 @@ class Agent:
         git = self._git.poll() if self._git else None
         if git:
             self._journal.event("context", git=git)
+        self._take_news()
         self._journal.flush()
 
     def _hear(self) -> None:
@@ -241,6 +259,13 @@ class Agent:
         gpus = self._gpu.collect()
         self._journal.samples(gpus)
         self._subjects.saw_gpus(gpus)
+        if self._probes is not None:
+            self._journal.samples(self._probes.samples())
+            if self._shipper is not None and self._shipper.peers is not self._peers:
+                self._peers = self._shipper.peers
+                self._probes.peers(self._peers, self._shipper.probe_key)
+            if (said := self._probes.notice()) is not None:
+                self._journal.event("probes", message=said)
         self._oom.sample()
         self._gpu.request()
         if self._gpu.silent() and not self._gpu_said:
@@ -254,6 +279,11 @@ class Agent:
         if self._git:
             self._git.close()
         self._journal.samples(self._gpu.collect())
+        if self._probes is not None:
+            self._journal.samples(self._probes.last_samples())
+            self._journal.event("probes", ignored=self._probes.ignored)
+            self._probes.close()
+        self._take_news()
         reason = {"reason": ending, **({"end": self._control.end} if self._control.end else {})}
         self._journal.event("agent_end", pid=os.getpid(), host=self._node, **reason)
         deadline = time.monotonic() + LAST_TRIES_S
@@ -262,6 +292,25 @@ class Agent:
         for drain in self._rings.known.values():
             drain.close()
         remove_session(self._session)
+        self._ship_rest(ending)
+
+    def _take_news(self) -> None:
+        for event, fields in self._shipper.news() if self._shipper is not None else ():
+            self._journal.event(event, **fields)
+
+    def _ship_rest(self, ending: Ending) -> None:
+        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all."""
+        if self._shipper is None:
+            return
+        if ending == "terminated":
+            self._shipper.stop()  # the job may go on, and another agent with it
+            return
+        end = self._control.end or {"exit_code": None, "status": "orphaned"}
+        self.delivered = self._shipper.finish(end, SHIPPING_S)
+        try:
+            os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
+        except OSError:
+            pass  # nobody is there to hear it
 
     def _let_ranks_end(self) -> None:
         deadline = time.monotonic() + LAST_GASP_S

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import sys
 from pathlib import Path
 
 from stepscope.agent.loop import Agent
 from stepscope.agent.on_hang import HangPolicy
+from stepscope.agent.probes import Probes
+from stepscope.agent.shipping.sender import Destination
+from stepscope.agent.shipping.ship import Shipper
 
 __all__ = ["tend"]
 
@@ -19,12 +24,24 @@ def tend(
     owner: int | None = None,
     interval_s: float = 0.2,
     on_hang: HangPolicy | None = None,
+    hub: Destination | None = None,
 ) -> int:
     """Until the run is over; the exit code.  NotARun when ``run_dir`` is none.
 
-    ``owner`` is a process that may still start ranks, where no launcher of ours says when the job is over.
+    ``owner`` is a process that may still start ranks, where no launcher of ours says when the job is over.  ``hub`` is
+    sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
     """
-    if Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang).run() == "orphaned":
+    shipper = probes = None
+    if hub is not None:
+        probes = Probes(platform.node(), hub.node)
+        shipper = Shipper(run_dir, hub, probe_port=probes.port)
+    agent = Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang, probes=probes, shipper=shipper)
+    if agent.run() != "orphaned":
+        return 0
+    if hub is not None and hub.node != 0:
+        if agent.delivered is not None and agent.delivered.whole and not agent.delivered.local:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    else:
         # In place of this process: what a summary needs is loaded only now, and the agent's own memory is given back.
         os.execv(sys.executable, [sys.executable, "-m", "stepscope", "report", "--quiet", str(run_dir)])
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from stepscope.records.phases import BACKWARD, COMM
 from stepscope.records.series import RankSeries
 from stepscope.records.slot import DEVICE, DEVICE_FIELDS, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
+from stepscope.store.attempts import Claim, settle_attempts
 from stepscope.store.collect import RingRecords
 from stepscope.store.exchanges import collective_rows, comm_rows
 
@@ -43,7 +44,8 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
     notices: list[str] = []
     notes: list[dict[str, Any]] = []
     series: list[RankSeries] = []
-    numbered = _number(rings, notices)
+    settled = _settle(rings)
+    numbered = _number(settled, notices)
     for ring, rank in numbered:
         about = ring.about
         steps = book_waiting(_by_step(ring.slots, STEP, STEP_DTYPE))
@@ -78,7 +80,7 @@ def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))
     pairs = {id(ring): (ring.about.identity.attempt, rank) for ring, rank in numbered}
-    return Assembled(series=series, notes=notes, notices=notices, shown=[pairs.get(id(ring)) for ring in rings])
+    return Assembled(series=series, notes=notes, notices=notices, shown=[pairs.get(id(ring)) for ring in settled])
 
 
 def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
@@ -145,6 +147,42 @@ def _rows(slots: NDArray[Any], kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _words(slots: NDArray[Any], at: int, dtype: str) -> NDArray[Any]:
     width = np.dtype(dtype).itemsize
     return np.ascontiguousarray(slots[:, at : at + width]).view(dtype).reshape(-1)
+
+
+def _settle(rings: Sequence[RingRecords]) -> list[RingRecords]:
+    """Each with the attempt that it belongs to instead of what its launcher counted."""
+    attempts = settle_attempts([_claim(ring) for ring in rings])
+    return [
+        replace(ring, about=replace(ring.about, identity=replace(ring.about.identity, attempt=attempt)))
+        for ring, attempt in zip(rings, attempts, strict=True)
+    ]
+
+
+def _claim(ring: RingRecords) -> Claim:
+    about = ring.about
+    return Claim(
+        rank=about.identity.rank,
+        world_size=about.identity.world_size,
+        host=about.identity.host,
+        restarts=about.identity.attempt,
+        began_ns=about.anchor_wall_ns,
+        until_ns=_until_ns(ring),
+        made_steps=_has_steps(ring),
+        in_order=about.state == "exited",
+    )
+
+
+def _until_ns(ring: RingRecords) -> int | None:
+    """When its process ended; else when it was last known to live, if it is not known to live now."""
+    about = ring.about
+    if about.ended_wall_ns is not None:
+        return about.ended_wall_ns
+    if about.state in ("starting", "running"):
+        return about.heard_wall_ns or None  # without, the ring itself was read: its process is here
+    steps = _rows(ring.slots, STEP, STEP_DTYPE)
+    last_ns = int(steps["start_ns"][-1]) + int(steps["wall_ns"][-1]) if len(steps) else 0
+    signs = (last_ns, about.live_since_ns)
+    return max(about.heard_wall_ns, *(sign - about.anchor_mono_ns + about.anchor_wall_ns for sign in signs))
 
 
 def _number(rings: Sequence[RingRecords], notices: list[str]) -> list[tuple[RingRecords, int]]:

@@ -15,7 +15,7 @@ from stepscope.store.processes import launcher_alive, processes_alive
 from stepscope.store.results import load_summary
 from stepscope.store.sidecar import read_sidecars
 
-__all__ = ["RunEntry", "list_runs", "newest_run"]
+__all__ = ["RunEntry", "list_runs", "newest_run", "run_entry"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def list_runs(root: Path) -> tuple[list[RunEntry], list[str]]:
         if not (path / META).exists():
             continue
         try:
-            entries.append(_entry(path))
+            entries.append(run_entry(path))
         except NotARun as error:
             problems.append(str(error))
     return sorted(entries, key=lambda entry: entry.created_wall_ns, reverse=True), problems
@@ -66,7 +66,7 @@ def newest_run(root: Path) -> Path | None:
     return max(begun)[2] if begun else None
 
 
-def _entry(path: Path) -> RunEntry:
+def run_entry(path: Path) -> RunEntry:
     meta = read_meta(path)
     summary = load_summary(path) or {}
     sidecars = read_sidecars(path)[0].values()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_jsonl", "read_jsonl", "write_all"]
+__all__ = ["append_jsonl", "lines_from", "read_jsonl", "write_all"]
 
 
 def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -62,3 +62,33 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
             elif line.strip():
                 bad += 1
     return records, bad
+
+
+def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:
+    """The whole lines from ``offset`` on, about ``most_bytes`` of them, and how many were too long.
+
+    One that is longer than ``longest``, or began before ``offset``, comes as blanks, in pieces of at most that length,
+    each with an end of its own: offsets stay those of the file.  A line that is still being written waits; a missing
+    file is an empty one.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b"", 0
+    try:
+        data = os.pread(fd, most_bytes, offset)
+        if b"\n" not in data and len(data) == most_bytes < longest:
+            data = os.pread(fd, longest, offset)
+            data = data[: data.find(b"\n") + 1] or data
+        torn = bool(data) and offset > 0 and os.pread(fd, 1, offset - 1) != b"\n"
+    finally:
+        os.close(fd)
+    first = data.find(b"\n") + 1
+    if not first:
+        return (_blank(len(data)), 0) if len(data) == longest else (b"", 0)
+    whole = data[: data.rfind(b"\n") + 1]
+    return (_blank(first) + whole[first:], 1) if torn else (whole, 0)
+
+
+def _blank(length: int) -> bytes:
+    return b" " * (length - 1) + b"\n"

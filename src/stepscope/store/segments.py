@@ -33,7 +33,7 @@ from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingBatch
 from stepscope.store.jsonl import write_all
 
-__all__ = ["FRAME_SLOTS", "SegmentSlots", "SegmentWriter", "read_segment"]
+__all__ = ["FRAME_SLOTS", "SegmentPart", "SegmentSlots", "SegmentWriter", "parts_from", "read_segment"]
 
 FILE_HEAD = struct.Struct("<8sII")
 FILE_MAGIC = b"STEPSEG\0"
@@ -49,6 +49,8 @@ _ZERO_BYTES = 4
 _BODY_BYTES = SLOT_BYTES - _ZERO_BYTES
 _CRC_END = 8
 _U32_MAX = (1 << 32) - 1
+_LARGEST_FRAME = FRAME_HEAD.size + FRAME_SLOTS * _BODY_BYTES + (1 << 12)
+"""What does not pack becomes a little larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,18 @@ class SegmentSlots:
     torn: int
     skipped_bytes: int
     """Bytes that belong to no whole frame: all of them when the file is no segment, or one of another version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentPart:
+    """What one frame holds."""
+
+    first_seq: int
+    last_seq: int
+    lost: int
+    torn: int
+    slots: bytes
+    """256 bytes per slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +145,86 @@ def read_segment(path: Path) -> SegmentSlots:
         body = _unpack(data[frame.payload_start : frame.end], frame.count)
         if body is None or frame.first_seq <= last_seq:
             continue
-        part = bytearray(frame.count * SLOT_BYTES)
-        for i in range(_BODY_BYTES):
-            part[_ZERO_BYTES + i :: SLOT_BYTES] = body[i * frame.count : (i + 1) * frame.count]
-        slots += part
+        slots += _upright(body, frame.count)
         last_seq = frame.last_seq
         lost += frame.lost
         torn += frame.torn
         skipped -= frame.end - frame.start
     return SegmentSlots(slots=bytes(slots), last_seq=last_seq, lost=lost, torn=torn, skipped_bytes=skipped)
+
+
+def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) -> tuple[list[SegmentPart], int]:
+    """The whole frames from ``offset`` on (0: from the beginning) that hold anything after ``after_seq``.
+
+    As many as it takes to have ``most_slots``; and the offset to go on from.  Only what is new is read: earlier frames
+    are passed by their heads alone.  A frame that is still being written waits; a missing file is an empty one.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return [], offset
+    try:
+        if offset < FILE_HEAD.size:
+            if not _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
+                return [], offset
+            offset = FILE_HEAD.size
+        return _read_on(fd, _pass_by(fd, offset, after_seq), after_seq, most_slots)
+    finally:
+        os.close(fd)
+
+
+def _pass_by(fd: int, offset: int, after_seq: int) -> int:
+    """The offset of the first frame, or of what may become one, that goes beyond ``after_seq``."""
+    size = os.fstat(fd).st_size
+    while offset + FRAME_HEAD.size <= size:
+        magic, _, _, length, first_seq, last_seq, _, _ = FRAME_HEAD.unpack(os.pread(fd, FRAME_HEAD.size, offset))
+        end = offset + FRAME_HEAD.size + length
+        if magic != FRAME_MAGIC or first_seq > last_seq + 1 or last_seq > after_seq or end > size:
+            break
+        offset = end
+    return offset
+
+
+def _read_on(fd: int, offset: int, after_seq: int, most_slots: int) -> tuple[list[SegmentPart], int]:
+    found: list[SegmentPart] = []
+    slots = 0
+    while slots < most_slots:
+        data = os.pread(fd, _LARGEST_FRAME, offset)
+        end = 0
+        for frame in _frames(data, 0):
+            body = _unpack(data[frame.payload_start : frame.end], frame.count)
+            end = frame.end
+            if body is None or frame.last_seq <= after_seq:
+                continue
+            found.append(
+                SegmentPart(
+                    first_seq=frame.first_seq,
+                    last_seq=frame.last_seq,
+                    lost=frame.lost,
+                    torn=frame.torn,
+                    slots=bytes(_upright(body, frame.count)),
+                )
+            )
+            after_seq = frame.last_seq
+            slots += frame.count
+            if slots >= most_slots:
+                break
+        if not end:
+            if len(data) < _LARGEST_FRAME:
+                break  # the end, or a frame whose rest is yet to come
+            # A whole frame would have fitted: this is damage.
+            after = data.find(FRAME_MAGIC, 1)
+            end = after if after > 0 else len(data) - len(FRAME_MAGIC) + 1
+        offset += end
+    return found, offset
+
+
+def _upright(body: bytes, count: int) -> bytearray:
+    """Slots again, from their transposed bodies."""
+    slots = bytearray(count * SLOT_BYTES)
+    for i in range(_BODY_BYTES):
+        slots[_ZERO_BYTES + i :: SLOT_BYTES] = body[i * count : (i + 1) * count]
+    return slots
 
 
 def _pack_frame(batch: RingBatch, *, first_seq: int) -> bytes:
@@ -165,12 +250,11 @@ def _is_segment(data: bytes) -> bool:
     return len(data) >= FILE_HEAD.size and FILE_HEAD.unpack_from(data)[:2] == (FILE_MAGIC, VERSION)
 
 
-def _frames(data: bytes) -> Iterator[_Frame]:
-    """Every whole frame; what lies between two of them is passed."""
-    if not _is_segment(data):
-        return
+def _frames(data: bytes, at: int | None = None) -> Iterator[_Frame]:
+    """Every whole frame of a segment, or of a piece of one from ``at`` on; what lies between two of them is passed."""
+    if at is None:
+        at = FILE_HEAD.size if _is_segment(data) else len(data)
     view = memoryview(data)
-    at = FILE_HEAD.size
     while 0 <= at <= len(data) - FRAME_HEAD.size:
         magic, crc, count, length, first_seq, last_seq, lost, torn = FRAME_HEAD.unpack_from(data, at)
         payload_start = at + FRAME_HEAD.size

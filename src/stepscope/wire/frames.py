@@ -42,6 +42,7 @@ __all__ = [
     "Part",
     "PartKind",
     "inflate_part",
+    "may_be_named",
     "pack_frame",
     "part_of",
     "read_frame",
@@ -103,6 +104,12 @@ def part_of(kind: PartKind, raw: bytes, *, name: str = "", offset: int = 0) -> P
     """Packed; a block is packed already."""
     data = raw if kind == "steps" else zlib.compress(raw, 1)
     return Part(kind=kind, data=data, size=len(raw), name=name, offset=offset)
+
+
+def may_be_named(kind: PartKind, name: str) -> bool:
+    """Whether a part of this kind may bring a file of this name; one of rings or steps has none."""
+    pattern = _NAMES.get(kind)
+    return pattern.fullmatch(name) is not None if pattern else name == ""
 
 
 def inflate_part(part: Part) -> bytes:
@@ -178,9 +185,7 @@ def _part(told: object, data: bytes, at: int) -> Part:
     kind: PartKind = told["kind"]
     length, size, offset = (_number(told, key) for key in ("bytes", "size", "offset"))
     name = told.get("name", "")
-    pattern = _NAMES.get(kind)
-    right = isinstance(name, str) and (pattern.fullmatch(name) is not None if pattern else name == "")
-    if not right:
+    if not isinstance(name, str) or not may_be_named(kind, name):
         raise FrameError(f"a part ({kind}) of a name that it may not have")
     if size > _MOST[kind] or at + length > len(data) or (kind == "steps" and size != length):
         raise FrameError(f"a part ({kind}) is larger than it may be")

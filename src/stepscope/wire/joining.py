@@ -67,7 +67,7 @@ class Positions:
     rings: Mapping[str, int] = field(default_factory=dict)
     """By ring key, the last sequence number."""
     files: Mapping[str, int] = field(default_factory=dict)
-    """By name, the bytes of lines and logs."""
+    """By name, the bytes of lines and logs, and the crc32 of a file that is sent as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,284 @@
+"""The hub, as an agent reaches it: HTTP over TCP or TLS, one connection kept open, and no call without an end.
+
+A hub's certificate is its own, signed by nobody.  It is believed because whoever answers proves, over that very
+certificate, to have the user's key (``wire/joining.py``); from then on only a connection with the same certificate is
+given the token.  Without TLS the proof is the same and the certificate empty: who listens on the way can read along.
+
+Everything that can go wrong is a HubError that says what, without saying any secret.  (Only the resolver of host names
+keeps its own time.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import json
+import re
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from stepscope.errors import FrameError, HubError, UsageError
+from stepscope.wire.joining import PROOF_HEADER, Join, Welcome, read_welcome, write_join
+
+__all__ = ["Answer", "HubClient"]
+
+WELCOME_BYTES = 64 << 20
+ANSWER_BYTES = 8 << 20
+_TOKEN = re.compile(r"[!-~]{1,1024}")
+_WHY_CHARS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """To a frame; the two instants are when we sent and when we had heard all of it."""
+
+    status: int
+    said: dict[str, Any]
+    sent_mono_ns: int
+    heard_mono_ns: int
+
+    @property
+    def why(self) -> str:
+        """What the hub said is wrong: text of a stranger, cut and cleaned."""
+        return _plain(self.said.get("why"))
+
+
+class HubClient:
+    """Not thread-safe.  ``close`` when done."""
+
+    def __init__(self, url: str, key: bytes) -> None:
+        """UsageError when that is no address of a hub."""
+        self._tls, self._host, self._port, self._prefix = _parsed(url)
+        self._key = key
+        self._connection: http.client.HTTPConnection | None = None
+        self._stream: _Stream | None = None
+        self._certificate = b""
+        self._pinned: bytes | None = None
+        self._token = ""
+
+    def join(self, join: Join, *, patience_s: float) -> Welcome:
+        """Say who we are and have the hub prove itself; HubError when it cannot be reached, refuses or is another."""
+        deadline_s = time.monotonic() + patience_s
+        try:
+            self.close()
+            self._open(deadline_s)
+            body, proof = write_join(join, self._key, self._certificate)
+            headers = {PROOF_HEADER: proof, "Content-Type": "application/json"}
+            status, proof, text, _ = self._ask(join.run, "join", body, headers, deadline_s, WELCOME_BYTES)
+            if status != 200:
+                why = _plain(_object(text).get("why")) or f"it answers {status}"
+                raise HubError(f"{self._where} does not take us: {why}")
+            welcome = read_welcome(text, proof, join.nonce, self._key, self._certificate)
+            if not _TOKEN.fullmatch(welcome.token):
+                raise HubError(f"{self._where} gives no token")
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._trouble(error) from None
+        except FrameError as error:
+            self.close()
+            raise HubError(f"{self._where}: {error}") from None
+        except HubError:
+            self.close()
+            raise
+        self._pinned, self._token = self._certificate, welcome.token
+        return welcome
+
+    def send(self, run: str, frame: bytes, *, patience_s: float) -> Answer:
+        """One frame, after a ``join``; HubError when the hub cannot be reached, and its fate is not known then.
+
+        A connection that the hub let go while it was idle is opened again, once, and the same bytes are sent again.
+        """
+        deadline_s = time.monotonic() + patience_s
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
+        try:
+            again = self._is_open()
+            while True:
+                try:
+                    if not self._is_open():
+                        self._open(deadline_s)
+                        self._check_certificate()
+                    status, _, text, sent_ns = self._ask(run, "frames", frame, headers, deadline_s, ANSWER_BYTES)
+                    break
+                except TimeoutError:
+                    raise
+                except OSError:
+                    self.close()
+                    if not again:
+                        raise
+                    again = False
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._trouble(error) from None
+        return Answer(status=status, said=_object(text), sent_mono_ns=sent_ns, heard_mono_ns=time.monotonic_ns())
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._stream is not None:
+            self._stream.shut()
+            self._stream = None
+
+    @property
+    def _where(self) -> str:
+        return f"the hub at {self._host}:{self._port}"
+
+    def _is_open(self) -> bool:
+        # An answer that says so ends the connection: http.client lets go of it by itself.
+        return self._connection is not None and self._connection.sock is not None
+
+    def _open(self, deadline_s: float) -> None:
+        self.close()
+        sock = _connected(self._host, self._port, deadline_s)
+        self._certificate = b""
+        if self._tls:
+            sock = _encrypted(sock, self._host, deadline_s)
+            self._certificate = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").digest()
+        self._stream = _Stream(sock)
+        self._connection = http.client.HTTPConnection(self._host, self._port)
+        self._connection.sock = self._stream  # it uses no more of a socket than this
+
+    def _check_certificate(self) -> None:
+        if self._certificate != self._pinned:
+            self.close()
+            raise HubError(f"{self._where} has another certificate than before")
+
+    def _ask(
+        self,
+        run: str,
+        what: str,
+        body: bytes,
+        headers: dict[str, str],
+        deadline_s: float,
+        most: int,
+    ) -> tuple[int, str, bytes, int]:
+        """Status, proof and body of the answer, and when the question was sent."""
+        connection, stream = self._connection, self._stream
+        if connection is None or stream is None:
+            raise ConnectionError("not connected")
+        stream.deadline_s = deadline_s
+        sent_ns = time.monotonic_ns()
+        path = f"{self._prefix}/api/v1/runs/{quote(run, safe='')}/{what}"
+        connection.request("POST", path, body, headers)
+        with connection.getresponse() as response:
+            text = response.read(most + 1)
+            if len(text) > most:
+                raise http.client.HTTPException("a longer answer than there can be")
+            return response.status, response.headers.get(PROOF_HEADER, ""), text, sent_ns
+
+    def _trouble(self, error: Exception) -> HubError:
+        if isinstance(error, TimeoutError):
+            return HubError(f"{self._where} does not answer")
+        if isinstance(error, OSError):
+            return HubError(f"{self._where} cannot be reached: {error.strerror or type(error).__name__}")
+        return HubError(f"{self._where} answers with something else than HTTP")
+
+
+class _Stream:
+    """A socket as ``http.client`` uses it, on which everything together is over at ``deadline_s``."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.deadline_s = 0.0
+
+    def sendall(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._sock.settimeout(_left(self.deadline_s))
+            view = view[self._sock.send(view) :]
+
+    def receive_into(self, buffer: Any) -> int:
+        self._sock.settimeout(_left(self.deadline_s))
+        return self._sock.recv_into(buffer)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reading(self))
+
+    def close(self) -> None:
+        """Nothing: ``http.client`` closes its socket when an answer is the last, before that answer was read."""
+
+    def shut(self) -> None:
+        self._sock.close()
+
+
+class _Reading(io.RawIOBase):
+    def __init__(self, stream: _Stream) -> None:
+        self._from = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._from.receive_into(buffer)
+
+
+def _parsed(url: str) -> tuple[bool, str, int, str]:
+    wrong = UsageError(f"{url!r} is no address of a hub; one looks like https://HOST:29555")
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        raise wrong from None
+    odd = parts.username or parts.password or parts.query or parts.fragment
+    if parts.scheme not in ("http", "https") or not parts.hostname or odd:
+        raise wrong
+    return parts.scheme == "https", parts.hostname, port, quote(parts.path.rstrip("/"), safe="/")
+
+
+def _connected(host: str, port: int, deadline_s: float) -> socket.socket:
+    """OSError of the last address that was tried."""
+    trouble: OSError = ConnectionError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(_left(deadline_s))
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            sock.close()
+            trouble = error
+        else:
+            return sock
+    raise trouble
+
+
+def _encrypted(sock: socket.socket, host: str, deadline_s: float) -> Any:
+    """OSError when there is no TLS.  No authority is asked: the handshake over the certificate decides."""
+    import ssl  # a few megabytes, only where it is used
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        sock.settimeout(_left(deadline_s))
+        return context.wrap_socket(sock, server_hostname=host)
+    except (OSError, ValueError) as error:
+        sock.close()
+        if isinstance(error, OSError):
+            raise
+        raise ConnectionError(f"no TLS with {host}") from error
+
+
+def _left(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("too late")
+    return left_s
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """Empty for what is none."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _plain(text: object) -> str:
+    return "".join(c for c in text[:_WHY_CHARS] if c.isprintable()) if isinstance(text, str) else ""

@@ -1,0 +1,283 @@
+"""What of a run directory the hub does not have yet, as parts of frames.
+
+The hub says how far it is (``Positions``); everything after that is found in the files themselves, by reading on from
+there.  Nothing counts as sent before ``acked``, so a batch that got lost is simply collected again.  Bounded: a batch
+takes a few megabytes, however much there is to send.
+
+    files    errors, hangs, dumps: as a whole, when they changed
+    rings    sidecars, ahead of the ring's first records; again when anything but its whereabouts changed
+    steps    whole frames of segments, and where each rank is now
+    lines    whole lines; one that is longer than a part may be is sent as blanks, so that offsets stay true
+    logs     whatever bytes there are
+
+In this order: what is rare and matters most goes first, what is only read by people last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from stepscope.agent.shipping.rings import Ring, RingClaim
+from stepscope.records.places import FLIGHT, HANGS
+from stepscope.store.jsonl import lines_from
+from stepscope.store.paths import SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
+from stepscope.wire.blocks import RingRows, pack_block
+from stepscope.wire.frames import LINE_FILES, Part, PartKind, may_be_named, part_of
+from stepscope.wire.joining import Positions
+from stepscope.wire.limits import BLOCK_RINGS, FILE_BYTES, FRAME_BYTES, HEAD_BYTES, LINES_BYTES, PARTS
+
+__all__ = ["Batch", "Outgoing"]
+
+ROWS = 8192
+"""Records in a batch, or little more: two megabytes, of which packing makes some copies."""
+TEXT_BYTES = 512 << 10
+"""Lines of one file in a batch …"""
+LOG_BYTES = 1 << 20
+"""… and of all logs."""
+SIDECARS_BYTES = 1 << 20
+SMALLEST = 1 / 64
+"""Of these, when the hub finds frames too large."""
+ROOM = FRAME_BYTES - HEAD_BYTES - 4096
+MOST_PARTS = PARTS // 2
+LOGS = "logs"
+WHOLE = ("errors", HANGS, FLIGHT)
+
+Thing = TypeVar("Thing")
+
+
+class Stamp(NamedTuple):
+    """A file is another when this is."""
+
+    mtime_ns: int
+    size: int
+    inode: int
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Parts of one frame, and what the hub has when it has them."""
+
+    parts: list[Part] = field(default_factory=list)
+    size: int = 0
+    """Of the parts as they travel, in bytes."""
+    more: bool = False
+    """There is more that did not fit."""
+    problem: str = ""
+    """Something could not be read."""
+    rings: dict[str, RingClaim] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    """By name, the offset after this batch."""
+    whole: dict[str, Stamp] = field(default_factory=dict)
+    long_lines: int = 0
+
+    def takes(self, part: Part) -> bool:
+        """Whether there was room for it."""
+        if self.size + len(part.data) > ROOM or len(self.parts) >= MOST_PARTS:
+            self.more = True
+            return False
+        self.parts.append(part)
+        self.size += len(part.data)
+        return True
+
+
+class Outgoing:
+    """Of one run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._rings: dict[str, Ring] = {}
+        self._at: dict[str, int] = {}
+        self._whole: dict[str, Stamp] = {}
+        self._turn = 0
+        self._scale = self._most_scale = 1.0
+        self.long_lines = 0
+        """Lines that were sent as blanks."""
+        self.unsent: set[str] = set()
+        """Names of files that cannot be sent: too large, or of another hand."""
+
+    def rewind(self, positions: Positions) -> None:
+        """To where the hub is; what has no position is sent once more."""
+        self._rings = {key: Ring(self._run_dir, key, seq) for key, seq in positions.rings.items()}
+        self._at = dict(positions.files)
+        self._whole = {}
+
+    def shrink(self, *, for_good: bool = False) -> None:
+        """Smaller batches: the hub finds them too large, or the way there takes too long."""
+        self._scale = max(self._scale / 2, SMALLEST)
+        if for_good:
+            self._most_scale = self._scale
+
+    def collect(self, *, final: bool = False) -> Batch:
+        """What is new.  ``final``: nothing is written any more, so what changes all the time is told as it stands."""
+        batch = Batch()
+        try:
+            self._add_files(batch)
+            self._look_for_rings()
+            self._tell_rings(batch, final=final)
+            self._add_steps(batch)
+            for name in LINE_FILES:
+                self._add_lines(batch, name)
+            self._add_logs(batch)
+        except OSError as error:
+            batch.problem = f"cannot read {self._run_dir}: {error.strerror}"
+        return batch
+
+    def acked(self, batch: Batch) -> None:
+        """The hub has it."""
+        for key, claim in batch.rings.items():
+            self._rings[key].take(claim)
+        self._at |= batch.files
+        self._whole |= batch.whole
+        self.long_lines += batch.long_lines
+        self._turn += 1
+        self._scale = min(self._scale * 2, self._most_scale)
+
+    def left_bytes(self) -> int:
+        """Of the files, what was not sent; about, for files are still written, and some may not be readable."""
+        try:
+            return self._count_left()
+        except OSError:
+            return 0
+
+    def _count_left(self) -> int:
+        self._look_for_rings()
+        left = sum(ring.behind_bytes() for ring in self._rings.values())
+        lines = [(name, _size(self._run_dir / name)) for name in LINE_FILES]
+        logs = [(name, stamp.size) for name, stamp in self._named("log", [LOGS])]
+        left += sum(max(0, size - self._at.get(name, 0)) for name, size in (*lines, *logs))
+        return left + sum(stamp.size for name, stamp in self._named("file", WHOLE) if self._whole.get(name) != stamp)
+
+    def _look_for_rings(self) -> None:
+        for name, _ in _entries(self._run_dir / STEPS):
+            key, dot, suffix = name.rpartition(".")
+            if dot + suffix in (SEGMENT_SUFFIX, SIDECAR_SUFFIX) and key not in self._rings:
+                self._rings[key] = Ring(self._run_dir, key, 0)
+
+    def _tell_rings(self, batch: Batch, *, final: bool) -> None:
+        told: dict[str, str] = {}
+        size = 0
+        for ring in self._rings.values():
+            ring.look(final=final)
+            if not ring.news(final=final):
+                continue
+            text = json.dumps(ring.about, separators=(",", ":"))
+            if told and size + len(text) > SIDECARS_BYTES * self._scale:
+                batch.more = True
+                break
+            told[ring.key] = text
+            size += len(text)
+        if told and batch.takes(part_of("rings", f"[{','.join(told.values())}]".encode())):
+            batch.rings |= {key: self._rings[key].told(final=final) for key in told}
+
+    def _add_steps(self, batch: Batch) -> None:
+        rings = self._in_turn([ring for ring in self._rings.values() if ring.known or ring.key in batch.rings])
+        share = max(int(ROWS * self._scale) // max(sum(bool(ring.behind_bytes()) for ring in rings), 1), 1)
+        block: list[RingRows] = []
+        claims: dict[str, RingClaim] = {}
+        rows, more = 0, False
+        for ring in rings:
+            if rows >= ROWS or len(block) >= BLOCK_RINGS:
+                more = more or ring.behind_bytes() > 0
+            elif (found := ring.rows(batch.rings.get(ring.key), most=share)) is not None:
+                part, claims[ring.key] = found
+                block.append(part)
+                rows += len(part.slots)
+                more = more or (part.last_seq > part.after_seq and ring.behind_bytes(claims[ring.key].offset) > 0)
+        if block and batch.takes(part_of("steps", pack_block(block))):
+            batch.rings |= claims
+            batch.more = batch.more or more
+
+    def _add_lines(self, batch: Batch, name: str) -> None:
+        at, size = self._at.get(name, 0), _size(self._run_dir / name)
+        if size <= at:
+            return
+        most = int(TEXT_BYTES * self._scale)
+        raw, too_long = lines_from(self._run_dir / name, at, most_bytes=most, longest=LINES_BYTES)
+        if raw and batch.takes(part_of("lines", raw, name=name, offset=at)):
+            batch.files[name] = at + len(raw)
+            batch.long_lines += too_long
+            batch.more = batch.more or batch.files[name] < size
+
+    def _add_files(self, batch: Batch) -> None:
+        for name, stamp in self._named("file", WHOLE):
+            if self._whole.get(name) == stamp or name in self.unsent:
+                continue
+            raw = _read(self._run_dir / name, 0, FILE_BYTES + 1)
+            if name not in self._whole and self._at.get(name) == zlib.crc32(raw):
+                self._whole[name] = stamp  # the hub has this very one
+                continue
+            part = part_of("file", raw, name=name)
+            if len(raw) > FILE_BYTES or len(part.data) > ROOM:
+                self.unsent.add(name)
+            elif batch.takes(part):
+                batch.whole[name] = stamp
+
+    def _add_logs(self, batch: Batch) -> None:
+        room = int(LOG_BYTES * self._scale)
+        for name, stamp in self._in_turn(list(self._named("log", [LOGS]))):
+            at = self._at.get(name, 0)
+            if stamp.size <= at:
+                continue
+            raw = _read(self._run_dir / name, at, room)
+            if raw and batch.takes(part_of("log", raw, name=name, offset=at)):
+                batch.files[name] = at + len(raw)
+                room -= len(raw)
+            batch.more = batch.more or at + len(raw) < stamp.size
+
+    def _in_turn(self, things: Sequence[Thing]) -> Sequence[Thing]:
+        """Each is the first some time: with much to send, none waits until all others are done."""
+        begin = self._turn % max(len(things), 1)
+        return [*things[begin:], *things[:begin]]
+
+    def _named(self, kind: PartKind, folders: Sequence[str]) -> Iterator[tuple[str, Stamp]]:
+        """Files of these folders that may be sent as such; others are kept account of."""
+        for folder in folders:
+            for file, stamp in _entries(self._run_dir / folder):
+                name = f"{folder}/{file}"
+                if may_be_named(kind, name):
+                    yield name, stamp
+                elif not file.endswith(".tmp"):
+                    self.unsent.add(name)
+
+
+def _entries(folder: Path) -> list[tuple[str, Stamp]]:
+    """Plain files in order of name; a missing folder has none."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    found.append((entry.name, Stamp(status.st_mtime_ns, status.st_size, status.st_ino)))
+    except FileNotFoundError:
+        return []
+    return sorted(found)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read(path: Path, offset: int, most: int) -> bytes:
+    """A file that is gone by now is empty."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(fd, most, offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,300 @@
+"""One turn of sending after the other: join, send what is new, heed what the hub answers.  No thread, no waiting.
+
+Whoever calls ``turn`` waits as long as it says and calls again.  The hub's word is heeded in every case:
+
+    200   taken: it says how long to collect before the next frame, and how its clock stands
+    401   it does not know our token, as after a restart: join again, and go on from where it says it is
+    409   it misses something before this: go on from where it says it is
+    413   smaller frames from now on
+    429   too many at once; 507: its disk is full: later
+    else  it does not want this, or is not itself: join again, later
+
+After a failure of which the frame's fate is not known the hub is asked where it is by joining again, so nothing is left
+out and nothing comes twice.  While it is away the pause doubles up to ten seconds, by chance a little less, so that not
+all nodes come back at once.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.agent.shipping.client import Answer, HubClient
+from stepscope.agent.shipping.clock import HubClock
+from stepscope.agent.shipping.outgoing import Batch, Outgoing
+from stepscope.errors import FrameError, HubError, UsageError
+from stepscope.store.meta import read_meta
+from stepscope.wire.frames import FrameHead, pack_frame
+from stepscope.wire.joining import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
+from stepscope.wire.limits import JOIN_BYTES
+
+__all__ = ["Counts", "Destination", "News", "Sender", "Turn"]
+
+PATIENCE_S = 10.0
+"""For one call, from the first byte to the last."""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+CATCH_UP_S = 0.25
+"""Between full frames: with much to catch up on, a core is not ours alone."""
+HEARTBEAT_S = 2.0
+"""So often the hub hears of us even if there is nothing to tell."""
+SHORTEST_HUB_S = 0.05
+LONGEST_HUB_S = 600.0
+"""Whatever the hub wants, we come back after so long."""
+LOST_AFTER_S = 5.0
+"""A hub that is away for longer is told of in the journal; a shorter time explains nothing."""
+MOST_NEWS = 100
+EXPLAINS = ("command", "cwd", "python", "executable", "platform", "user", "stepscope", "created_wall_ns", "environment")
+
+News = tuple[str, dict[str, Any]]
+"""An event for the journal, and its fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """A hub, and who we are to it; ``hub`` in the ``run.json`` of a spool."""
+
+    url: str
+    run: str
+    """The name that was asked for."""
+    node: int
+    nnodes: int
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
+        """None where it says nothing, or nothing of ours."""
+        said = meta.get("hub")
+        if not isinstance(said, dict):
+            return None
+        url, run, node, nnodes = (said.get(name) for name in ("url", "run", "node", "nnodes"))
+        if not (isinstance(url, str) and isinstance(run, str) and type(node) is int and type(nnodes) is int):
+            return None
+        return cls(url=url, run=run, node=node, nnodes=nnodes)
+
+
+@dataclass(kw_only=True)
+class Counts:
+    joins: int = 0
+    frames: int = 0
+    """Taken by the hub."""
+    sent_bytes: int = 0
+    """Of those frames."""
+    failed: int = 0
+    """Calls that came to nothing."""
+    refused: int = 0
+    """Frames that the hub did not take, for whatever reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    wait_s: float
+    """Until the next."""
+    delivered: bool = False
+    """The hub has everything, and our last word."""
+
+
+class Sender:
+    """Not thread-safe, but for ``news``, ``peers`` and ``probe_key``, which others may look at."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        to: Destination,
+        key: Callable[[], bytes],
+        *,
+        probe_port: int = 0,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> None:
+        """``key`` is asked for when it is needed (UsageError: not now).  NotARun when ``run_dir`` is none."""
+        meta = read_meta(run_dir)
+        self._to = to
+        self._key = key
+        self._spool = str(meta.get("spool", ""))
+        self._meta = {name: meta[name] for name in EXPLAINS if name in meta}
+        self._probe_port = probe_port
+        self._lost_after_s = lost_after_s
+        self._outgoing = Outgoing(run_dir)
+        self._clock = HubClock()
+        self._client: HubClient | None = None
+        self._welcome: Welcome | None = None
+        self._next_s = FIRST_PAUSE_S
+        self._tries = 0
+        """Calls since the hub last took something."""
+        self._sent_s = float("-inf")
+        self._away_s: float | None = None
+        """Since when the hub is away."""
+        self._lost = False
+        self.counts = Counts()
+        self.trouble = ""
+        """Why the last turn came to nothing; empty if it did not."""
+        self.news: deque[News] = deque(maxlen=MOST_NEWS)
+        self.peers: tuple[Peer, ...] = ()
+        self.probe_key = ""
+
+    def turn(self, *, bye: Mapping[str, Any] | None = None, patience_s: float = PATIENCE_S) -> Turn:
+        """One call of the hub.  With ``bye`` everything that is there goes out, and with the last of it the bye."""
+        try:
+            if self._welcome is None:
+                return self._join(patience_s, hurry=bye is not None)
+            return self._send(self._welcome, bye, patience_s)
+        except (HubError, UsageError) as error:
+            self._welcome = None
+            self._outgoing.shrink()
+            self.counts.failed += 1
+            self._away(str(error))
+            return Turn(wait_s=self._pause_s())
+
+    @property
+    def local(self) -> bool:
+        """The hub reads our run directory where it is."""
+        return self._welcome is not None and self._welcome.local
+
+    def left_bytes(self) -> int:
+        """What is yet to be sent, about."""
+        return self._outgoing.left_bytes()
+
+    def unsent(self) -> str:
+        """What no frame can take, in words; empty: nothing."""
+        names = sorted(self._outgoing.unsent)
+        return f"no frame takes {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else ""
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _join(self, patience_s: float, *, hurry: bool) -> Turn:
+        if self._client is None:
+            self._client = HubClient(self._to.url, self._key())
+        self._welcome = welcome = self._client.join(self._who(), patience_s=patience_s)
+        self.counts.joins += 1
+        self._outgoing.rewind(welcome.positions)
+        self.peers, self.probe_key = welcome.peers, welcome.probe_key
+        self._next_s = _seconds(welcome.next_s)
+        # By chance: the nodes of a job begin together, and should not all send together for ever after.
+        return Turn(wait_s=0.0 if hurry or self._tries else random.uniform(0, self._next_s))
+
+    def _who(self) -> Join:
+        join = Join(
+            run=self._to.run,
+            node=self._to.node,
+            nnodes=self._to.nnodes,
+            host=platform.node(),
+            spool=self._spool,
+            nonce=secrets.token_hex(16),
+            probe_port=self._probe_port,
+            stepscope=str(self._meta.get("stepscope", "")),
+            meta=self._meta,
+        )
+        for name in ("environment", "command"):
+            if len(write_join(join, b"", b"")[0]) > JOIN_BYTES:
+                join = replace(join, meta={key: value for key, value in join.meta.items() if key != name})
+        return join
+
+    def _send(self, welcome: Welcome, bye: Mapping[str, Any] | None, patience_s: float) -> Turn:
+        batch = Batch() if welcome.local else self._outgoing.collect(final=bye is not None)
+        last = bye is not None and not batch.more and not batch.problem
+        if not batch.parts and not last and time.monotonic() - self._sent_s < HEARTBEAT_S:
+            self.trouble = batch.problem
+            return Turn(wait_s=self._next_s)
+        assert self._client is not None
+        clock = self._clock.estimate()
+        head = FrameHead(
+            node=self._to.node,
+            spool=self._spool,
+            sent_wall_ns=time.time_ns(),
+            offset_ns=clock.offset_ns if clock else None,
+            rtt_ns=clock.rtt_ns if clock else None,
+            bye=bye if last else None,
+        )
+        frame = pack_frame(head, batch.parts)
+        answer = self._client.send(welcome.run, frame, patience_s=patience_s)
+        if answer.status != 200:
+            self.counts.refused += 1
+            return self._refused(answer)
+        self._taken(answer, batch, len(frame))
+        if bye is not None:
+            return Turn(wait_s=self._next_s if batch.problem else 0.0, delivered=last)
+        return Turn(wait_s=min(self._next_s, CATCH_UP_S) if batch.more else self._next_s)
+
+    def _taken(self, answer: Answer, batch: Batch, size: int) -> None:
+        """HubError when what came back is no answer of a hub: then it is not known whether the frame was taken."""
+        said = answer.said
+        try:
+            self._next_s = _seconds(said["next_s"])
+            self._clock.heard(
+                sent_mono_ns=answer.sent_mono_ns,
+                received_wall_ns=int(said["received_wall_ns"]),
+                answered_wall_ns=int(said["sent_wall_ns"]),
+                heard_mono_ns=answer.heard_mono_ns,
+            )
+            if said.get("peers") is not None:
+                self.peers = peers_of(said["peers"])
+        except (KeyError, TypeError, ValueError, OverflowError, FrameError):
+            raise HubError("what answers there is no hub") from None
+        self._outgoing.acked(batch)
+        self._sent_s = time.monotonic()
+        self._tries = 0
+        self.trouble = batch.problem
+        self.counts.frames += 1
+        self.counts.sent_bytes += size
+        if self._lost and self._away_s is not None:
+            self.news.append(("hub_found", {"away_s": round(time.monotonic() - self._away_s, 1)}))
+        self._away_s, self._lost = None, False
+
+    def _refused(self, answer: Answer) -> Turn:
+        if answer.status in (429, 507):
+            if answer.status == 507:
+                self._away("the hub takes nothing: its disk is full")
+            else:
+                self.trouble = "the hub takes nothing: it has too much to do"
+            return Turn(wait_s=_seconds(answer.said.get("retry_s")) * random.uniform(1.0, 1.25))
+        if answer.status == 401:
+            self._welcome = None
+            self.trouble = "the hub does not know us"
+        elif answer.status == 409:
+            self._outgoing.rewind(_positions(answer))
+            self.trouble = "the hub misses what came before"
+        elif answer.status == 413:
+            self._outgoing.shrink(for_good=True)
+            self.trouble = "the hub finds our frames too large"
+        else:
+            raise HubError(f"the hub refuses what we send: {answer.why or f'it answers {answer.status}'}")
+        # At once, the first time; a hub that goes on saying so is not to be asked without a pause.
+        first, pause_s = not self._tries, self._pause_s()
+        return Turn(wait_s=0.0 if first else pause_s)
+
+    def _away(self, why: str) -> None:
+        self.trouble = why
+        now_s = time.monotonic()
+        if self._away_s is None:
+            self._away_s = now_s
+        if not self._lost and now_s - self._away_s >= self._lost_after_s:
+            self._lost = True
+            self.news.append(("hub_lost", {"why": why, "away_s": round(now_s - self._away_s, 1)}))
+
+    def _pause_s(self) -> float:
+        self._tries += 1
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._tries - 1, 16), LONGEST_PAUSE_S)
+        return pause_s * random.uniform(0.5, 1.0)
+
+
+def _positions(answer: Answer) -> Positions:
+    try:
+        return positions_of(answer.said["positions"])
+    except (KeyError, TypeError, ValueError, FrameError):
+        raise HubError("the hub does not say where it is") from None
+
+
+def _seconds(said: object) -> float:
+    """That the hub wants us to wait, made sense of."""
+    if isinstance(said, bool) or not isinstance(said, int | float) or math.isnan(said):
+        return FIRST_PAUSE_S
+    return min(max(said, SHORTEST_HUB_S), LONGEST_HUB_S)

@@ -1,0 +1,122 @@
+"""The thread that sends a run directory to the hub while the agent goes on draining.
+
+It shares nothing with the agent's loop but files, which only the loop writes, and a list of news, which the loop takes
+and puts into its journal.  Whatever becomes of the hub, the loop never waits for this thread, except at the very end
+and then not longer than it says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.agent.shipping.outgoing import Outgoing
+from stepscope.agent.shipping.sender import PATIENCE_S, Counts, Destination, News, Sender
+from stepscope.wire.joining import Peer
+from stepscope.wire.keys import load_key
+
+__all__ = ["Delivered", "Shipper"]
+
+LAST_PAUSE_S = 1.0
+"""At the end there is no time for longer ones."""
+GRACE_S = 1.0
+OUT_OF_TIME = "there was no time for more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """Whether the hub has everything; if not, how much is left and why."""
+
+    whole: bool
+    left_bytes: int = 0
+    why: str = ""
+    local: bool = False
+    """The hub reads the run directory where it is."""
+
+    def word(self) -> dict[str, Any]:
+        """As the launcher is told."""
+        if self.whole:
+            return {"delivered": True}
+        return {"delivered": False, "left_bytes": self.left_bytes, "why": self.why}
+
+
+class Shipper:
+    """``start``, then ``finish`` or ``stop``; neither raises, whatever the hub does."""
+
+    def __init__(
+        self, run_dir: Path, to: Destination, *, key: Callable[[], bytes] = load_key, probe_port: int = 0
+    ) -> None:
+        """NotARun when ``run_dir`` is none."""
+        self.to = to
+        self._run_dir = run_dir
+        self._sender = Sender(run_dir, to, key, probe_port=probe_port)
+        self._wake = threading.Event()
+        self._bye: Mapping[str, Any] | None = None
+        self._deadline_s = float("inf")
+        self._delivered: Delivered | None = None
+        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def news(self) -> list[News]:
+        """Events for the journal, each once."""
+        taken: list[News] = []
+        while self._sender.news:
+            taken.append(self._sender.news.popleft())
+        return taken
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Agents that answer probes, as the hub last said."""
+        return self._sender.peers
+
+    @property
+    def probe_key(self) -> str:
+        """What probes are signed with; empty before the hub was reached."""
+        return self._sender.probe_key
+
+    @property
+    def counts(self) -> Counts:
+        return self._sender.counts
+
+    def finish(self, end: Mapping[str, Any], deadline_s: float) -> Delivered:
+        """Send everything and, last, how it ended; at most so long."""
+        self._deadline_s = time.monotonic() + deadline_s
+        self._bye = end
+        self._wake.set()
+        self._thread.join(deadline_s + GRACE_S)
+        return self._delivered or Delivered(whole=False, left_bytes=self._all_bytes(), why=OUT_OF_TIME)
+
+    def stop(self) -> None:
+        """Without a last word: another agent may go on."""
+        self._deadline_s = float("-inf")
+        self._wake.set()
+        self._thread.join(GRACE_S)
+
+    def _run(self) -> None:
+        whole = False
+        while not whole and (left_s := self._deadline_s - time.monotonic()) > 0:
+            bye = self._bye
+            turn = self._sender.turn(bye=bye, patience_s=min(PATIENCE_S, left_s))
+            whole = turn.delivered
+            if whole or (bye is None and self._bye is not None):
+                continue  # it is over, or the end came meanwhile
+            pause_s = turn.wait_s if bye is None else min(turn.wait_s, LAST_PAUSE_S)
+            self._wake.wait(min(pause_s, max(self._deadline_s - time.monotonic(), 0)))
+            self._wake.clear()
+        self._sender.close()
+        unsent = self._sender.unsent()
+        if whole and not unsent:
+            self._delivered = Delivered(whole=True, local=self._sender.local)
+        else:
+            why = self._sender.trouble or (unsent if whole else OUT_OF_TIME)
+            self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
+
+    def _all_bytes(self) -> int:
+        """Of a thread that is stuck nothing can be asked."""
+        return Outgoing(self._run_dir).left_bytes()

@@ -1,0 +1,284 @@
+"""Who may send: joins, the tokens handed out for them, and which sender speaks for which node.
+
+A join is signed with the user's key (``wire/joining.py``); the token that answers it is random, is kept as its SHA-256
+only, and lives as long as this process: after a restart of the hub everybody joins again.  A node number belongs to one
+spool at a time.  Another one gets it when the first has said bye or was silent for a while: that node was replaced.  A
+spool that was replaced may come back to hand in what it has, but does not get its number back as long as the other is
+there.  Used by the hub's event loop only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from stepscope.errors import FrameError
+from stepscope.hub.buckets import Buckets
+from stepscope.hub.entrance import is_local
+from stepscope.hub.refusals import Refused
+from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
+from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
+
+__all__ = ["Admission", "Admitted"]
+
+SILENT_S: Final = 15.0
+ROUNDS: Final = 3
+"""A node that is not heard of for so long, and for so many of its rounds, is lost."""
+ROUND_S: Final = 0.5
+FRAMES_PER_S: Final = 600
+"""Of all agents together; with more of them each comes less often."""
+NONCES: Final = 1 << 16
+ADDRESSES: Final = 4096
+LATE_SPOOLS: Final = 4096
+"""Spools that were replaced and are still known."""
+_BEARER: Final = b"bearer "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """A join that was taken, and its answer."""
+
+    sender: Sender
+    join: Join
+    how: Literal["joined", "again", "replaced", "late"]
+    """``again``: the same spool as before.  ``late``: one that was replaced hands in what it has."""
+    before: Sender | None
+    """Who was replaced."""
+    body: bytes
+    proof: str
+
+
+class Admission:
+    def __init__(
+        self,
+        *,
+        key: bytes,
+        certificate: bytes,
+        names: Sequence[str],
+        nnodes: int,
+        local_spool: str = "",
+        limits: SenderLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``names``: what the run may be called, its real name first.  ``certificate``: its fingerprint, or nothing."""
+        self.nnodes = nnodes
+        self.names = tuple(names)
+        self.senders: dict[str, Sender] = {}
+        """By spool, all that joined since the hub was started."""
+        self.next_s = ROUND_S
+        self.probe_key = secrets.token_hex(32)
+        self._key, self._certificate, self._local_spool = key, certificate, local_spool
+        self._limits = limits if limits is not None else SenderLimits()
+        self._clock = clock
+        self._nodes: dict[int, Sender] = {}
+        self._tokens: dict[bytes, Sender] = {}
+        self._nonces: dict[str, None] = {}
+        self._known: dict[str, None] = {}
+        self._arrivals: Buckets[str] = Buckets(rate=self._limits.joins_per_s, burst=self._limits.joins, most=ADDRESSES)
+        self._agents = 0
+        self._version = 0
+        """Of who is there, for peers."""
+
+    # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def may_join(self, address: str) -> None:
+        """Before anything of a join is read: Refused when too many come from there."""
+        if self._limits.spare_local and is_local(address):
+            return
+        wait_s = self._arrivals.take(address, self._clock())
+        if wait_s > 0:
+            raise Refused(429, "join_rate", "too many joins from this address", retry_s=wait_s)
+
+    def join(
+        self,
+        body: bytes,
+        proof: str,
+        *,
+        address: str,
+        hub_address: str = "",
+        positions: Callable[[str], Positions],
+    ) -> Admitted:
+        """Refused, with the reason; else the welcome, with a token that nobody else has."""
+        try:
+            join = read_join(body, proof, self._key, self._certificate)
+        except FrameError as error:
+            raise Refused(400, "join", str(error)) from error
+        if join is None:
+            raise Refused(403, "key", "not signed with the key of this run's hub")
+        self._check(join)
+        now_s = self._clock()
+        sender = self.senders.get(join.spool)
+        before = self._nodes.get(join.node)
+        other = before if before is not None and before.spool != join.spool else None
+        how: Literal["joined", "again", "replaced", "late"] = "joined" if sender is None else "again"
+        if other is not None:
+            how = self._beside(other, join, now_s)
+        if sender is None:
+            local = join.spool == self._local_spool
+            sender = sender_of_join(
+                join, self._limits, address=address, hub_address=hub_address, local=local, now_s=now_s
+            )
+        wait_s = sender.joins.take(1, now_s)
+        if wait_s > 0:
+            raise Refused(429, "join_rate", "this node joins again and again", retry_s=wait_s)
+        sender.host, sender.address, sender.hub_address = join.host, address, hub_address
+        sender.probe_port, sender.heard_s, sender.peers_version = join.probe_port, now_s, -1
+        sender.current = how != "late"
+        self._settle(sender, other if how == "replaced" else None)
+        token = self._mint(sender)
+        return self._welcome(sender, join, token, how, other if how == "replaced" else None, positions(join.spool))
+
+    def _check(self, join: Join) -> None:
+        if join.run not in self.names:
+            raise Refused(403, "join", f"this hub serves the run {self.names[0]}, not {join.run}")
+        if join.nnodes != self.nnodes or join.node >= self.nnodes:
+            said = f"node {join.node} of {join.nnodes}"
+            raise Refused(403, "join", f"{said} wants to join a run of {self.nnodes} nodes")
+        if join.nonce in self._nonces:
+            raise Refused(403, "join", "this join was used before")
+        self._nonces[join.nonce] = None
+        if len(self._nonces) > NONCES:
+            del self._nonces[next(iter(self._nonces))]
+
+    def _beside(self, other: Sender, join: Join, now_s: float) -> Literal["replaced", "late"]:
+        """What a spool is for whose node another one speaks."""
+        limit_s = self.silence_s
+        if other.bye or other.silent_s(now_s) > limit_s:
+            return "replaced"
+        if join.spool in self._known:
+            return "late"
+        why = f"{other.host} speaks for node {join.node}, and was heard of {other.silent_s(now_s):.0f} s ago"
+        raise Refused(403, "node_taken", why, retry_s=max(1.0, limit_s - other.silent_s(now_s)))
+
+    def _settle(self, sender: Sender, replaced: Sender | None) -> None:
+        if replaced is not None:
+            self._tokens.pop(replaced.token, None)
+            replaced.current = False
+            self.senders.pop(replaced.spool, None)
+        if sender.current:
+            self._nodes[sender.node] = sender
+        self._know(sender.spool)
+        if sender.spool not in self.senders or sender.bye:
+            self._agents += 1
+        sender.bye = sender.lost = False
+        self.senders[sender.spool] = sender
+        self._version += 1
+        self._pace()
+
+    def _know(self, spool: str) -> None:
+        self._known[spool] = None
+        if len(self._known) > self.nnodes + LATE_SPOOLS:
+            del self._known[next(iter(self._known))]
+
+    def recall(self, spools: Sequence[str]) -> None:
+        """Spools that joined before the hub was started again: they may hand in what they have."""
+        for spool in spools:
+            self._know(spool)
+
+    def _mint(self, sender: Sender) -> str:
+        token = secrets.token_urlsafe(32)
+        self._tokens.pop(sender.token, None)
+        sender.token = hashlib.sha256(token.encode()).digest()
+        self._tokens[sender.token] = sender
+        return token
+
+    def _welcome(
+        self,
+        sender: Sender,
+        join: Join,
+        token: str,
+        how: Literal["joined", "again", "replaced", "late"],
+        before: Sender | None,
+        positions: Positions,
+    ) -> Admitted:
+        self.peers_for(sender)
+        welcome = Welcome(
+            run=self.names[0],
+            token=token,
+            positions=positions,
+            probe_key=self.probe_key,
+            next_s=self.next_s,
+            peers=sender.peers,
+            local=sender.local,
+        )
+        body, proof = write_welcome(welcome, join.nonce, self._key, self._certificate)
+        return Admitted(sender=sender, join=join, how=how, before=before, body=body, proof=proof)
+
+    # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sender_of(self, authorization: bytes) -> Sender | None:
+        """Who has this token (``Bearer …``).  Found by its SHA-256: how long that takes says nothing about a token."""
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            return None
+        digest = hashlib.sha256(authorization[len(_BEARER) :]).digest()
+        sender = self._tokens.get(digest)
+        return sender if sender is not None and hmac.compare_digest(sender.token, digest) else None
+
+    def heard(self, sender: Sender, *, bye: bool) -> bool:
+        """It sent a frame; True if it was lost before."""
+        back, sender.lost = sender.lost, False
+        sender.heard_s = self._clock()
+        self._agents += back
+        if bye and not sender.bye:
+            sender.bye = True
+            self._agents -= 1
+            self._version += 1
+        return back
+
+    def is_live(self, spool: str) -> bool:
+        """Whether a spool still speaks for its ranks; the hub's own run directory always does."""
+        sender = self.senders.get(spool)
+        if sender is None:
+            return spool == self._local_spool
+        return sender.local or not (sender.bye or sender.silent_s(self._clock()) > self.silence_s)
+
+    def look(self) -> list[Sender]:
+        """Once a second or so: those who are lost since the last look."""
+        now_s = self._clock()
+        limit_s = self.silence_s
+        quiet = [one for one in self.senders.values() if not (one.bye or one.lost) and one.silent_s(now_s) > limit_s]
+        for sender in quiet:
+            sender.lost = True
+        self._agents = sum(not (one.bye or one.lost) for one in self.senders.values())
+        self._version += bool(quiet)
+        self._pace()
+        return quiet
+
+    def awaited(self) -> list[Sender]:
+        """Who is there and has not said bye; the hub's own run directory aside."""
+        return [one for one in self.senders.values() if not (one.bye or one.lost or one.local)]
+
+    @property
+    def agents(self) -> int:
+        return self._agents
+
+    @property
+    def silence_s(self) -> float:
+        return max(SILENT_S, ROUNDS * self.next_s + SILENT_S / ROUNDS)
+
+    def _pace(self) -> None:
+        self.next_s = max(ROUND_S, self._agents / FRAMES_PER_S)
+
+    def peers_for(self, sender: Sender) -> tuple[Peer, ...] | None:
+        """Whom it should probe; None when that is as it was told."""
+        if sender.peers_version == self._version:
+            return None
+        sender.peers_version = self._version
+        found = []
+        for node in neighbours(sender.node, self.nnodes):
+            other = self._nodes.get(node)
+            if other is None or not other.probe_port or other.bye or other.lost:
+                continue
+            # Node 0 reaches the hub over loopback; the others reach node 0 where they reach the hub.
+            address = sender.hub_address if is_local(other.address) and sender.hub_address else other.address
+            found.append(Peer(node=node, host=other.host, address=address, port=other.probe_port))
+        peers = tuple(found)
+        if peers == sender.peers:
+            return None
+        sender.peers = peers
+        return peers

@@ -1,0 +1,132 @@
+"""The hub's application: every resource of the API, and the layers that stand before all of them.
+
+    SafeHeaders ─ ingest (agents, with tokens of their own) ─ ReadersOnly ─ router
+
+Whatever is not declared open (``readers.OPEN_PATHS``) needs the reader's token, also a path that does not exist; an
+error of ours is one line of JSON and says nothing of our insides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from stepscope.hub.answers import Body, failure
+from stepscope.hub.api import files, findings, ranks, samples, steps
+from stepscope.hub.api import runs as run_resources
+from stepscope.hub.api.resource import Asked, Parameter, Resource, route_of
+from stepscope.hub.api.session import session_routes
+from stepscope.hub.exposition import CONTENT_TYPE
+from stepscope.hub.headers import SafeHeaders
+from stepscope.hub.ingest import IngestApp, in_front
+from stepscope.hub.metrics import metrics_text
+from stepscope.hub.openapi import openapi
+from stepscope.hub.readers import Readers, ReadersOnly
+from stepscope.hub.runs import Runs
+from stepscope.hub.stream import MEDIA_TYPE, Streams
+
+if TYPE_CHECKING:
+    from stepscope.hub.refusals import Refusals
+
+__all__ = ["make_app", "resources_of"]
+
+HOME = """\
+Stepscope hub.
+
+This is the hub of one or more training runs. Its HTTP API begins at /api/v1/runs; /api/v1/openapi.json lists it, and
+docs/api.md of Stepscope explains it. Everything but this page and /healthz needs the reader's token:
+
+    curl -H "Authorization: Bearer $(jq -r .token runs/NAME/hub.json)" URL/api/v1/runs
+"""
+
+
+def make_app(
+    runs: Runs,
+    readers: Readers,
+    ingest: IngestApp | None = None,
+    *,
+    streams: Streams | None = None,
+    refusals: Refusals | None = None,
+) -> ASGIApp:
+    """``refusals``: what the server turned away; those of ``ingest`` if it is not given."""
+    streams = Streams() if streams is None else streams
+    refusals = ingest.refusals if refusals is None and ingest is not None else refusals
+    text: Callable[[], str] = partial(metrics_text, runs, readers, streams, ingest, refusals)
+    resources = resources_of(streams, text, ingest=ingest is not None)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await runs.close()
+
+    app: ASGIApp = Starlette(
+        routes=[Route("/", _home), *(route_of(one, runs) for one in resources), *session_routes(readers)],
+        middleware=[Middleware(ReadersOnly, readers=readers)],
+        exception_handlers={HTTPException: _refused, Exception: _fault},
+        lifespan=lifespan,
+    )
+    return SafeHeaders(app if ingest is None else in_front(ingest, app))
+
+
+def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) -> tuple[Resource, ...]:
+    """All that is declared; the session and the home page are not."""
+
+    def stream(asked: Asked) -> Response:
+        said = asked.request.headers.get("last-event-id") or asked.values["after"]
+        return streams.open(asked.run, partial(asked.runs.open, asked.run.name), said)
+
+    def healthz(_asked: Asked) -> Mapping[str, Any]:
+        return {"status": "ok"}
+
+    def described(_asked: Asked) -> Mapping[str, Any]:
+        return openapi(resources, ingest=ingest)
+
+    resources = (
+        Resource(path="/healthz", about="Whether the hub is there.", answer=healthz, open=True),
+        Resource(
+            path="/metrics",
+            about="Figures of the open runs and of the hub, for Prometheus.",
+            answer=lambda _asked: Body(data=metrics().encode(), media_type=CONTENT_TYPE, headers={}),
+            media_types=("text/plain",),
+        ),
+        Resource(path="/api/v1/openapi.json", about="This description.", answer=described),
+        *run_resources.RESOURCES,
+        *steps.RESOURCES,
+        *ranks.RESOURCES,
+        *findings.RESOURCES,
+        *samples.RESOURCES,
+        *files.RESOURCES,
+        Resource(
+            path="/api/v1/runs/{run}/stream",
+            about="Server-sent events: reset, steps, events, findings, status, heartbeat. Last-Event-ID resumes.",
+            answer=stream,
+            parameters=(Parameter(name="after", about="as Last-Event-ID", kind="text", default=""),),
+            media_types=(MEDIA_TYPE,),
+        ),
+    )
+    return resources
+
+
+async def _home(_request: Request) -> Response:
+    return PlainTextResponse(HOME)
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    why = {404: "there is no such resource", 405: "not by this method"}.get(status, "that cannot be answered")
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    return failure(status, why, headers=headers)
+
+
+async def _fault(_request: Request, _error: Exception) -> Response:
+    return failure(500, "the hub made a mistake")

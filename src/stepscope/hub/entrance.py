@@ -1,0 +1,169 @@
+"""Who may come in: how many connections are open, from where, and which of them have to go for another.
+
+Used by one event loop.  A connection that waits (its handshake or its request is not complete, or it is between two
+requests) costs its owner nothing and us a file and some memory.  So when there are too many, the one that has waited
+longest goes, and not the newcomer: whoever really asks for something is served within milliseconds, however many
+sockets somebody else holds open.  Agents, who have shown a token, and requests that are being answered are never sent
+away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Final, Protocol
+
+from stepscope.hub.buckets import Buckets
+from stepscope.hub.refusals import Reason, Refusals
+from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
+
+__all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address"]
+
+_BODIES: Final = {b"/frames": FRAME_BYTES, b"/join": JOIN_BYTES}
+_RATED: Final = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """Of one server.  Tests make the times short."""
+
+    connections: int = 2048
+    """Open at one time.  An agent keeps one."""
+    per_address: int = 128
+    """Of those, from one address …"""
+    spare_local: bool = True
+    """… but from this machine half of all, and as fast as they come."""
+    arrivals_per_s: float = 50.0
+    """New connections from one address in the long run: a handshake is the most that a stranger can make us compute."""
+    arrivals: int = 256
+    """And at once."""
+    handshake_s: float = 10.0
+    head_bytes: int = 16 << 10
+    head_s: float = 10.0
+    """From the first byte (or the connection) to the end of the head."""
+    bodies: Mapping[bytes, int] = field(default_factory=lambda: dict(_BODIES))
+    """By how the path ends, the bytes of a body."""
+    body_bytes: int = 16 << 10
+    """Of all others."""
+    body_s: float = 20.0
+    body_bytes_per_s: int = 32 << 10
+    """What a large body may take longer: as long as the slowest line worth having needs."""
+    answer_s: float = 30.0
+    """How long somebody may leave an answer untaken."""
+    idle_s: float = 5.0
+    """Between two requests …"""
+    agent_idle_s: float = 75.0
+    """… of an agent, who has said how often it comes."""
+    linger_s: float = 10.0
+    """How long the rest of a request that is answered already is passed over, so that its sender sees the answer …"""
+    linger_bytes: int = 1 << 20
+    """… and how much, of one that was larger than it may be."""
+    grace_s: float = 2.0
+    """For answers under way when the server stops."""
+
+    def body_cap(self, path: bytes) -> int:
+        end = path.rfind(b"/")
+        return self.bodies.get(path[end:], self.body_bytes) if end >= 0 else self.body_bytes
+
+
+class Visitor(Protocol):
+    """A connection."""
+
+    address: str
+
+    def send_away(self) -> None: ...
+
+    def sweep(self, now_s: float) -> None: ...
+
+
+class _Address:
+    __slots__ = ("open", "waiting")
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.waiting: dict[Visitor, None] = {}
+
+
+class Entrance:
+    def __init__(self, limits: ServerLimits, refusals: Refusals) -> None:
+        self.limits = limits
+        self.refusals = refusals
+        self._inside: dict[Visitor, None] = {}
+        self._addresses: dict[str, _Address] = {}
+        self._waiting: dict[Visitor, None] = {}
+        """Longest first; likewise in each address."""
+        self._arrivals: Buckets[str] = Buckets(rate=limits.arrivals_per_s, burst=limits.arrivals, most=_RATED)
+
+    @property
+    def open(self) -> int:
+        return len(self._inside)
+
+    def inside(self) -> tuple[Visitor, ...]:
+        return tuple(self._inside)
+
+    def sweep(self, now_s: float) -> None:
+        """Send away all that are past a deadline of theirs."""
+        for visitor in self.inside():
+            visitor.sweep(now_s)
+
+    def turned_away(self, address: str, now_s: float) -> Reason | None:
+        """Whether a newcomer has to go, and why; makes room for it if that can be."""
+        local = self.limits.spare_local and is_local(address)
+        if not local and self._arrivals.take(address, now_s) > 0:
+            return "connection_rate"
+        own = self._addresses.get(address)
+        cap = self.limits.connections // 2 if local else self.limits.per_address
+        if own is not None and own.open >= cap and not self._make_room(own.waiting):
+            return "connections"
+        if self.open >= self.limits.connections and not self._make_room(self._waiting):
+            return "connections"
+        return None
+
+    def enter(self, visitor: Visitor) -> None:
+        self._inside[visitor] = None
+        self._addresses.setdefault(visitor.address, _Address()).open += 1
+        self.waits(visitor)
+
+    def leave(self, visitor: Visitor) -> None:
+        """Once or twice: a handshake that fails may or may not have made a connection that is then lost."""
+        if visitor not in self._inside:
+            return
+        del self._inside[visitor]
+        own = self._addresses[visitor.address]
+        own.open -= 1
+        own.waiting.pop(visitor, None)
+        self._waiting.pop(visitor, None)
+        if not own.open:
+            del self._addresses[visitor.address]
+
+    def waits(self, visitor: Visitor) -> None:
+        """It may be sent away for another, after those that wait already."""
+        self._waiting[visitor] = None
+        self._addresses[visitor.address].waiting[visitor] = None
+
+    def busy(self, visitor: Visitor) -> None:
+        """It may not."""
+        self._waiting.pop(visitor, None)
+        self._addresses[visitor.address].waiting.pop(visitor, None)
+
+    def _make_room(self, waiting: dict[Visitor, None]) -> bool:
+        oldest = next(iter(waiting), None)
+        if oldest is None:
+            return False
+        self.busy(oldest)
+        self.refusals.count("connections", oldest.address)
+        oldest.send_away()
+        return True
+
+
+def plain_address(host: str) -> str:
+    """An IPv4 address that came through an IPv6 socket, as IPv4."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def is_local(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,312 @@
+"""Where agents come in: ``POST …/join`` and ``POST …/frames``, as bare ASGI, since a large job asks 600 times a second.
+
+    token ── body, within limits ── read_frame ── its own spool and ranks? ── Inbox.accept ── LiveRun ── answer
+
+Everything here runs in the hub's event loop, one frame after the other.  A frame is taken whole or not at all: what is
+refused is counted (``refusals.py``) and changes nothing else.  ``in_front`` puts this before the rest of the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from stepscope.errors import FrameError
+from stepscope.hub.admission import Admission, Admitted
+from stepscope.hub.claims import RankClaims
+from stepscope.hub.entrance import plain_address
+from stepscope.hub.guard import AGENT
+from stepscope.hub.journal import HubJournal, LineSink
+from stepscope.hub.refusals import Refusals, Refused
+from stepscope.hub.senders import Sender
+from stepscope.store.inbox import Accepted, Gap, Inbox
+from stepscope.store.sidecar import RingSidecar
+from stepscope.store.spools import sidecars_of
+from stepscope.store.taken import TakenRows
+from stepscope.wire.frames import Frame, read_frame
+from stepscope.wire.joining import PROOF_HEADER
+from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
+
+__all__ = ["App", "IngestApp", "IngestFigures", "Live", "in_front"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_RUNS: Final = "/api/v1/runs/"
+_BODIES_BYTES: Final = 128 << 20
+"""Of all bodies that are being read at one time."""
+_DISK_RETRY_S: Final = 5.0
+_BUSY_RETRY_S: Final = 1.0
+_SKEW_NS: Final = 1_000_000_000
+_LARGEST: Final = (1 << 63) - 1
+_JSON: Final = (b"content-type", b"application/json")
+_NUMBERS: Final = ("pid", "start_ticks", "anchor_mono_ns", "anchor_wall_ns", "live_since_ns", "live_step")
+
+
+class Live(LineSink, Protocol):
+    """``LiveRun``, as far as it is fed."""
+
+    def ring(self, about: RingSidecar, *, node: str) -> None: ...
+
+    def rows(self, taken: TakenRows) -> None: ...
+
+
+@dataclass(slots=True)
+class IngestFigures:
+    """What came in since the hub was started, for ``/metrics``."""
+
+    frames: int = 0
+    bytes: int = 0
+    rows: int = 0
+    duplicates: int = 0
+    """Parts that were there already."""
+    gaps: int = 0
+    """Frames that began too late, whose senders were told where to go on."""
+    joins: int = 0
+
+
+class IngestApp:
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        inbox: Inbox,
+        live: Live,
+        journal: HubJournal,
+        refusals: Refusals,
+        wall: Callable[[], int] = time.time_ns,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.admission = admission
+        self.refusals = refusals
+        self.figures = IngestFigures()
+        self.claims = RankClaims()
+        self._inbox, self._live, self._journal = inbox, live, journal
+        self._wall, self._clock = wall, clock
+        self._reading = 0
+        self._paths = {f"{_RUNS}{name}/{what}": what for name in admission.names for what in ("join", "frames")}
+
+    def wants(self, path: str) -> bool:
+        """Whether a path is of an agent: also of another run, to be told so."""
+        return path in self._paths or (path.startswith(_RUNS) and path.endswith(("/join", "/frames")))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = plain_address(scope["client"][0]) if scope.get("client") else "local"
+        sender = None
+        try:
+            what = self._paths.get(scope["path"])
+            if what is None:
+                raise Refused(404, "join", "no such run here")
+            if scope["method"] != "POST":
+                raise Refused(405, "http", "agents POST")
+            if what == "join":
+                await self._join(scope, receive, send, address)
+                return
+            sender = self.admission.sender_of(_header(scope, b"authorization"))
+            if sender is None:
+                raise Refused(401, "token", "no token of this hub; join again")
+            scope.setdefault("state", {})[AGENT] = True
+            await self._frames(sender, scope, receive, send)
+        except Refused as refused:
+            source = address if sender is None else f"node {sender.node}"
+            if self.refusals.count(refused.reason, source):
+                self._journal.event("refused", reason=refused.reason, why=refused.why, source=source)
+            if sender is not None:
+                self._inbox.refuse(sender.spool)
+            await _answer(send, refused.status, _refusal(refused), close=refused.status in (401, 403))
+
+    # ── joins ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _join(self, scope: Scope, receive: Receive, send: Send, address: str) -> None:
+        self.admission.may_join(address)
+        body = await self._body(scope, receive, JOIN_BYTES)
+        if body is None:
+            return
+        proof = _header(scope, PROOF_HEADER.encode()).decode("latin-1")
+        hub_address = plain_address(scope["server"][0]) if scope.get("server") else ""
+        admitted = self.admission.join(
+            body, proof, address=address, hub_address=hub_address, positions=self._inbox.positions
+        )
+        scope.setdefault("state", {})[AGENT] = True
+        self.figures.joins += 1
+        self._tell_join(admitted)
+        proved = (PROOF_HEADER.encode(), admitted.proof.encode())
+        await _answer(send, 200, admitted.body, proved)
+
+    def _tell_join(self, admitted: Admitted) -> None:
+        sender, join = admitted.sender, admitted.join
+        who = {"node": sender.node, "host": sender.host, "address": sender.address}
+        if admitted.how != "late":
+            self._inbox.introduce(
+                sender.spool, node=sender.node, host=sender.host, address=sender.address, meta=join.meta
+            )
+        if admitted.how == "replaced" and admitted.before is not None:
+            self._journal.event("node_replaced", **who, before=admitted.before.host)
+        elif admitted.how != "again":
+            self._journal.event("node_joined", **who, late=admitted.how == "late")
+
+    # ── frames ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _frames(self, sender: Sender, scope: Scope, receive: Receive, send: Send) -> None:
+        received_wall_ns = self._wall()
+        now_s = self._clock()
+        wait_s = sender.frames.take(1, now_s)
+        if wait_s > 0:
+            raise Refused(429, "rate", "more frames than one node may send", retry_s=wait_s)
+        raw = await self._body(scope, receive, FRAME_BYTES)
+        if raw is None:
+            return
+        wait_s = sender.volume.take(len(raw), now_s)
+        if wait_s > 0:
+            raise Refused(429, "rate", "more bytes than one node may send", retry_s=wait_s)
+        try:
+            frame = read_frame(raw)
+            self._check(sender, frame)
+            accepted = self._inbox.accept(frame, raw)
+        except Gap as gap:
+            self.figures.gaps += 1
+            self._hear(sender, frame)
+            await _answer(send, 409, json.dumps({"positions": asdict(gap.positions)}).encode())
+            return
+        except FrameError as error:
+            raise Refused(400, "frame", str(error)) from error
+        except OSError as error:
+            self._journal.refused(error)
+            raise Refused(507, "disk", "the hub's disk takes nothing", retry_s=_DISK_RETRY_S) from error
+        self._take(sender, frame, accepted, len(raw))
+        await _answer(send, 200, self._acknowledged(sender, received_wall_ns))
+
+    def _check(self, sender: Sender, frame: Frame) -> None:
+        """That it speaks for itself: Refused.  That its rings make sense: FrameError."""
+        head = frame.head
+        if head.spool != sender.spool or head.node != sender.node:
+            raise Refused(403, "spool", f"node {sender.node} sent a frame in the name of node {head.node}")
+        if sender.local and frame.parts:
+            raise FrameError("the hub reads this spool by itself")
+        for part in frame.parts:
+            if part.kind != "rings":
+                continue
+            rings = sidecars_of(part)
+            for about in rings:
+                _check_ring(about)
+            contested = self.claims.contested(sender.spool, rings, self.admission.is_live)
+            if contested is not None:
+                about, owner = contested
+                other = self.admission.senders.get(owner)
+                whose = f"{other.host} (node {other.node})" if other is not None else "another node"
+                raise Refused(
+                    403, "rank", f"rank {about.identity.rank} of attempt {about.identity.attempt} is on {whose}"
+                )
+
+    def _take(self, sender: Sender, frame: Frame, accepted: Accepted, size: int) -> None:
+        """It is on disk; now the model may know."""
+        self._journal.accepted()
+        figures, node = self.figures, str(sender.node)
+        figures.frames += 1
+        figures.bytes += size
+        figures.duplicates += accepted.duplicate_parts
+        self.claims.take(sender.spool, accepted.new_rings)
+        for about in accepted.new_rings:
+            self._live.ring(about, node=node)
+        for block in accepted.blocks:
+            figures.rows += len(block.slots)
+            self._live.rows(block)
+        for file, lines in accepted.lines.items():
+            self._live.lines(file, lines, node=node, offset_ns=frame.head.offset_ns or 0)
+        self._hear(sender, frame)
+
+    def _hear(self, sender: Sender, frame: Frame) -> None:
+        head = frame.head
+        said_bye = sender.bye
+        silent_s = sender.silent_s(self._clock())
+        who = {"node": sender.node, "host": sender.host}
+        if self.admission.heard(sender, bye=head.bye is not None):
+            self._journal.event("node_back", **who, silent_s=round(silent_s, 1))
+        if sender.bye and not said_bye:
+            self._journal.event("node_bye", **who, end=dict(head.bye or {}))
+        if not sender.skewed and head.offset_ns is not None and head.rtt_ns is not None:
+            off_ns = abs(head.offset_ns) - abs(head.rtt_ns) // 2
+            if off_ns > _SKEW_NS:
+                sender.skewed = True
+                self._journal.event("clock_skew", **who, offset_ns=head.offset_ns, rtt_ns=head.rtt_ns)
+
+    def _acknowledged(self, sender: Sender, received_wall_ns: int) -> bytes:
+        peers = self.admission.peers_for(sender)
+        listed = b"null" if peers is None else json.dumps([asdict(peer) for peer in peers]).encode()
+        return b'{"next_s":%.3f,"received_wall_ns":%d,"sent_wall_ns":%d,"peers":%b}' % (
+            self.admission.next_s,
+            received_wall_ns,
+            self._wall(),
+            listed,
+        )
+
+    async def _body(self, scope: Scope, receive: Receive, most: int) -> bytes | None:
+        """All of it; None when the sender left.  Refused when it is too large, or too many are being read."""
+        said = _header(scope, b"content-length")
+        length = int(said) if said.isdigit() else most
+        if length > most:
+            raise Refused(413, "body_large", f"more than {most} bytes")
+        if self._reading + length > _BODIES_BYTES:
+            raise Refused(429, "busy", "the hub is busy", retry_s=_BUSY_RETRY_S)
+        self._reading += length
+        try:
+            pieces, size = [], 0
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                pieces.append(message["body"])
+                size += len(message["body"])
+                if size > most:
+                    raise Refused(413, "body_large", f"more than {most} bytes")
+                if not message.get("more_body", False):
+                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        finally:
+            self._reading -= length
+
+
+def in_front(ingest: IngestApp, app: App) -> App:
+    """Agents' requests go to ``ingest``, all others to ``app``."""
+
+    async def entry(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen: App = ingest if scope["type"] == "http" and ingest.wants(scope["path"]) else app
+        await chosen(scope, receive, send)
+
+    return entry
+
+
+def _check_ring(about: RingSidecar) -> None:
+    """What is kept of a ring has 63 bits; what a process says of itself may have more."""
+    numbers: Sequence[int] = [getattr(about, name) for name in _NUMBERS]
+    identity = about.identity
+    if max(*numbers, about.ended_wall_ns or 0) > _LARGEST or min(identity.rank, identity.attempt) < 0:
+        raise FrameError("a ring says what cannot be")
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    for known, value in scope["headers"]:
+        if known == name:
+            found: bytes = value
+            return found
+    return b""
+
+
+def _refusal(refused: Refused) -> bytes:
+    said: dict[str, Any] = {"why": refused.why}
+    if refused.retry_s is not None:
+        said["retry_s"] = round(refused.retry_s, 3)
+    return json.dumps(said).encode()
+
+
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes], close: bool = False) -> None:
+    """``close``: whoever has no business here comes in by the entrance again, which counts."""
+    sent = [_JSON, (b"content-length", b"%d" % len(body)), *headers]
+    if close:
+        sent.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,170 @@
+"""``/metrics``: the open runs and the hub itself, for Prometheus.
+
+How many series there are is bounded whatever the job: nothing is told per rank but the worst few, and of many nodes the
+first some hundred.  Ranks and nodes beyond are in the API.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from stepscope import __version__
+from stepscope.hub.exposition import Exposition
+from stepscope.hub.findings import findings_of, status_of
+from stepscope.hub.nodes import NodeNow, nodes_of
+from stepscope.hub.readers import Readers
+from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.stream import Streams
+
+if TYPE_CHECKING:
+    from stepscope.hub.ingest import IngestApp
+    from stepscope.hub.refusals import Refusals
+
+__all__ = ["metrics_text"]
+
+LAST_STEPS = 256
+WORST = 8
+MOST_NODES = 512
+MOST_PHASES = 24
+_STATS = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+_NODE_GAUGES = {
+    "stepscope_node_clock_offset_seconds": ("offset_ns", 1e9, "What a node's clock is ahead of the hub's."),
+    "stepscope_node_round_trip_seconds": ("rtt_ns", 1e9, "The round trip that told the offset of its clock."),
+    "stepscope_node_last_heard_timestamp_seconds": ("heard_wall_ns", 1e9, "When a node was last heard of."),
+    "stepscope_node_ranks_live": ("live_ranks", 1, "Ranks of a node that run."),
+}
+_NODE_COUNTERS = {
+    "stepscope_node_frames_total": ("frames", "Frames taken of a node."),
+    "stepscope_node_rows_total": ("rows", "Records taken of a node."),
+    "stepscope_node_received_bytes_total": ("bytes", "Bytes of frames taken of a node."),
+    "stepscope_node_duplicates_total": ("duplicates", "Parts that a node sent again."),
+    "stepscope_node_refused_total": ("refused", "Frames of a node that were not taken."),
+}
+_NODE_SAMPLES = {
+    "stepscope_node_network_receive_bytes_per_second": ("net_rx_bps", "What comes in, all interfaces but loopback."),
+    "stepscope_node_network_transmit_bytes_per_second": ("net_tx_bps", "What goes out."),
+    "stepscope_node_network_errors_per_second": ("net_errors_ps", "Errors of the interfaces."),
+    "stepscope_node_network_drops_per_second": ("net_drops_ps", "Packets dropped by the interfaces."),
+    "stepscope_node_tcp_retransmits_per_second": ("tcp_retrans_ps", "TCP segments sent again."),
+    "stepscope_node_cpu_percent": ("cpu_percent", "CPU in use, of all cores."),
+    "stepscope_node_memory_available_bytes": ("mem_available", "Memory that is free for use."),
+}
+
+
+def metrics_text(
+    runs: Runs, readers: Readers, streams: Streams, ingest: IngestApp | None, refusals: Refusals | None
+) -> str:
+    page = Exposition()
+    for run in runs.live():
+        _run(page, run)
+        _findings(page, run)
+        _nodes(page, run)
+    _hub(page, readers, streams)
+    if refusals is not None:
+        page.family("stepscope_hub_refusals_total", "counter", "What was refused, by reason.")
+        for reason, count in refusals.by_reason().items():
+            page.sample("stepscope_hub_refusals_total", count, reason=reason)
+    if ingest is not None:
+        for name, about in (
+            ("frames", "Frames taken since the hub was started."),
+            ("bytes", "Bytes of frames taken."),
+            ("rows", "Records taken."),
+            ("duplicates", "Parts that were there already."),
+            ("gaps", "Frames that began too late."),
+            ("joins", "Times an agent joined."),
+        ):
+            family = f"stepscope_hub_{name}_total"
+            page.family(family, "counter", about)
+            page.sample(family, getattr(ingest.figures, name))
+    return page.text()
+
+
+def _run(page: Exposition, run: OpenRun) -> None:
+    status = status_of(run)
+    name = run.name
+    _gauge(page, "stepscope_run_info", "A run that is open.", 1, run=name, status=status["status"])
+    _gauge(page, "stepscope_run_step", "The last step that all live ranks made.", max(0, status["step"]), run=name)
+    _gauge(page, "stepscope_run_attempt", "Restarts of an elastic job so far.", status["attempt"], run=name)
+    _gauge(page, "stepscope_ranks", "Ranks that made a step.", status["ranks"], run=name)
+    _gauge(page, "stepscope_ranks_live", "Ranks that are waited for.", status["live_ranks"], run=name)
+    _gauge(page, "stepscope_ranks_expected", "The size of the job's world.", status["world_size"], run=name)
+    steps = run.live.steps(max(0, status["step"] - LAST_STEPS + 1), max(0, status["step"]), bins=1)
+    if not steps["first"]:
+        return
+    places = {stat: steps["quantiles"].index(share) for stat, share in _STATS.items()}
+    for what, about in (("wall", "The length of a step"), ("work", "A step without the wait for peers")):
+        family = f"stepscope_step_{'duration' if what == 'wall' else 'work'}_seconds"
+        for stat, place in places.items():
+            value = steps["ns"][what][0][place] / 1e9
+            _gauge(page, family, f"{about}, over ranks, last {LAST_STEPS} steps.", value, run=name, stat=stat)
+    for phase in run.live.used_phases()[:MOST_PHASES]:
+        for stat, place in places.items():
+            value = steps["ns"][phase][0][place] / 1e9
+            about = f"Time of a phase per step, over ranks, last {LAST_STEPS} steps."
+            _gauge(page, "stepscope_phase_seconds", about, value, run=name, phase=phase, stat=stat)
+    ranks = run.live.ranks(limit=WORST, order="work")
+    for rank, work_ns in zip(ranks["rank"], ranks["mean_ns"]["work"], strict=True):
+        about = f"Mean work per step of the {WORST} ranks that work longest."
+        _gauge(page, "stepscope_worst_rank_work_seconds", about, work_ns / 1e9, run=name, rank=rank)
+
+
+def _findings(page: Exposition, run: OpenRun) -> None:
+    counts: dict[tuple[str, str], list[int]] = {}
+    for finding in findings_of(run)["findings"]:
+        ranks = finding.get("ranks")
+        key = str(finding.get("kind")), str(finding.get("severity"))
+        counts.setdefault(key, []).append(len(ranks) if isinstance(ranks, list) else 0)
+    for (kind, severity), ranks in counts.items():
+        labels = {"run": run.name, "kind": kind, "severity": severity}
+        _gauge(page, "stepscope_findings", "What is found now.", len(ranks), **labels)
+        _gauge(page, "stepscope_finding_ranks", "Ranks that a finding names.", sum(ranks), **labels)
+
+
+def _nodes(page: Exposition, run: OpenRun) -> None:
+    total, nodes = nodes_of(run, 0, MOST_NODES)
+    now_ns = time.time_ns()
+    heard = sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < 60e9)
+    _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.name)
+    _gauge(page, "stepscope_nodes_heard", "Nodes that sent something in the last minute.", heard, run=run.name)
+    for node in nodes:
+        labels = {"run": run.name, "node": node.node, "host": node.hosts[0] if node.hosts else ""}
+        _node(page, node, labels)
+
+
+def _node(page: Exposition, node: NodeNow, labels: Mapping[str, str]) -> None:
+    for family, (key, per, about) in _NODE_GAUGES.items():
+        value = getattr(node, key)
+        _gauge(page, family, about, None if value is None else value / per, **labels)
+    if node.number is not None:
+        for family, (key, about) in _NODE_COUNTERS.items():
+            page.family(family, "counter", about)
+            page.sample(family, getattr(node, key), **labels)
+    for family, (key, about) in _NODE_SAMPLES.items():
+        value = node.sample.get(key)
+        _gauge(page, family, about, value if isinstance(value, int | float) else None, **labels)
+
+
+def _hub(page: Exposition, readers: Readers, streams: Streams) -> None:
+    own = psutil.Process()
+    times = own.cpu_times()
+    _gauge(page, "stepscope_hub_info", "This hub.", 1, version=__version__)
+    page.family("process_cpu_seconds_total", "counter", "CPU that the hub used.")
+    page.sample("process_cpu_seconds_total", times.user + times.system)
+    _gauge(page, "process_resident_memory_bytes", "Memory of the hub.", own.memory_info().rss)
+    _gauge(page, "process_start_time_seconds", "When the hub was started.", own.create_time())
+    _gauge(page, "process_open_fds", "Files and connections that are open.", own.num_fds())
+    _gauge(page, "stepscope_hub_stream_clients", "Clients that follow a run.", streams.clients)
+    page.family("stepscope_hub_stream_dropped_total", "counter", "Clients that were turned away or given up.")
+    for reason in ("full", "slow"):
+        page.sample("stepscope_hub_stream_dropped_total", streams.dropped[reason], reason=reason)
+    page.family("stepscope_hub_wrong_tokens_total", "counter", "Readers that had a wrong token.")
+    page.sample("stepscope_hub_wrong_tokens_total", readers.refused)
+
+
+def _gauge(page: Exposition, name: str, about: str, value: float | None, **labels: Any) -> None:
+    page.family(name, "gauge", about)
+    page.sample(name, value, **labels)

@@ -1,0 +1,290 @@
+"""A run as its hub sees it while it lasts: what ingest and the tail put in, what the API and the rules take out.
+
+    live = LiveRun(name="night")
+    live.ring(sidecar, node="1")        # who a ring is, ahead of its first rows
+    live.rows(taken)                    # cheap: rows wait until a few thousand have come together
+    live.tick()                         # a few times a second: takes them in, digests the steps that are complete
+    live.steps(0, 1000, bins=100)       # and the other documents for the API
+
+``Intake`` has the first half.  One thread, the hub's event loop, calls everything here; rules work on a copy in a
+thread of their own (``looks.py``).  Everything handed out is plain JSON: columns as lists, times in nanoseconds on the
+hub's clock, ranks by the numbers they are shown as.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.hub.model.digest import MEMORY, QUANTILES
+from stepscope.hub.model.intake import Intake
+from stepscope.hub.model.planes import NONE
+from stepscope.hub.model.registry import ENDED, STATES
+from stepscope.records.finding import Finding
+
+__all__ = ["Judged", "LiveRun"]
+
+MOST_ROWS = 10_000
+"""Ranks, events or samples in one answer."""
+MOST_BINS = 4096
+WATCH_S = 0.1
+"""How often a waiting reader looks whether there is something new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What the last look found."""
+
+    findings: tuple[Finding, ...] = ()
+    """Those that are shown, the most severe first."""
+    step: int = NONE
+    ranks: int = 0
+    """How many were judged …"""
+    of_ranks: int = 0
+    """… of how many."""
+    looks: int = 0
+    took_s: float = 0.0
+    period_s: float = 0.0
+    """From one look to the next."""
+
+
+class LiveRun(Intake):
+    judged = Judged()
+
+    def judge(self, judged: Judged) -> None:
+        self.judged = judged
+        self.touch()
+
+    async def changed(self, version: int, timeout_s: float) -> int:
+        """Wait until the version is another one, or so long; the version."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + timeout_s
+        while self.version == version and clock() < until:
+            await asyncio.sleep(min(WATCH_S, max(0.0, until - clock())))
+        return self.version
+
+    def info(self) -> dict[str, Any]:
+        """How the run stands, in one page."""
+        self.settle()
+        n, of = self.registry.count, self.registry.of
+        own = of["attempt"][:n] == self.registry.attempt
+        states = Counter(STATES[state] for state in of["state"][:n][own & (of["shown"][:n] != NONE)].tolist())
+        return {
+            "name": self.name,
+            "attempt": self.registry.attempt,
+            "world_size": self.registry.world_size,
+            "ranks": self.planes.columns,
+            "live_ranks": int(self.live_columns().sum()) if self.planes.columns else 0,
+            "rings": n,
+            "states": dict(states),
+            "nodes": len(self.registry.nodes),
+            "hosts": len(self.registry.hosts),
+            "step": self.frontier,
+            "newest_step": self.planes.newest,
+            "window": {"steps": self.planes.width, "stride": self.planes.stride, "oldest_step": self.planes.oldest},
+            "phases": self.used_phases(),
+            "rows": self.rows_taken,
+            "rows_repeated": self.rows_repeated,
+            "rows_unknown": self.rows_unknown,
+            "lost": int(of["lost"][:n].sum()),
+            "torn": int(of["torn"][:n].sum()),
+            "events": self.said.events_seen,
+            "version": self.version,
+            "model_bytes": self.planes.nbytes + self.map.nbytes,
+            "judged": self._judged(),
+        }
+
+    def ranks(
+        self, *, first: int = 0, limit: int = 1000, order: str = "rank", chosen: Collection[int] | None = None
+    ) -> dict[str, Any]:
+        """The ranks of the last attempt as columns.
+
+        ``order``: ``rank``; or ``work``, ``wall`` or the name of a phase: the longest first, by the mean over the
+        window.  ``chosen``: only these ranks.
+        """
+        self.settle()
+        of, rings = self.registry.of, self.ring_of
+        shown = of["shown"][rings]
+        means = self.means(("wall", "work", *self.used_phases()))
+        place = np.argsort(shown) if order not in means else np.lexsort((shown, -means[order]))
+        if chosen is not None:
+            place = place[np.isin(shown[place], list(chosen))]
+        place = place[first : first + min(limit, MOST_ROWS)]
+        at = rings[place]
+        offsets = np.array([self.offsets_ns.get(node, 0) for node in self.registry.nodes], np.int64)
+        since = of["live_since_ns"][at] - of["anchor_mono_ns"][at] + of["anchor_wall_ns"][at]
+        names = [self.registry.phase_names(ring) for ring in at.tolist()]
+        live = zip(names, of["live_phase"][at].tolist(), strict=True)
+        plain = ("attempt", "local_rank", "pid", "last_step", "live_step", "rows", "lost", "torn", "hook_failures")
+        return {
+            "total": len(rings),
+            "rank": shown[place].tolist(),
+            **{name: of[name][at].tolist() for name in plain},
+            "node": [self.registry.nodes[node] for node in of["node"][at].tolist()],
+            "host": [self.registry.hosts[host] for host in of["host"][at].tolist()],
+            "state": [self.registry.state(ring) for ring in at.tolist()],
+            "live_phase": [given[slot] for given, slot in live],
+            "live_since_wall_ns": (since - offsets[of["node"][at]]).tolist() if len(at) else [],
+            "ended_wall_ns": [ended or None for ended in of["ended_wall_ns"][at].tolist()],
+            "mean_ns": {name: np.round(values[place]).astype(np.int64).tolist() for name, values in means.items()},
+        }
+
+    def steps(self, first: int = 0, last: int | None = None, *, bins: int = 512) -> dict[str, Any]:
+        """The digests of these steps, in at most so many bins, as columns."""
+        self.tick()
+        last = max(0, self.planes.newest) if last is None else last
+        found = self.digests.bins(first, last, min(max(1, bins), MOST_BINS))
+        n = found.count
+        metrics = {"wall": 0, "work": 1, **{name: 2 + self.planes.phases.index(name) for name in self.used_phases()}}
+        worst = [
+            [
+                {
+                    "rank": int(self.registry.of["shown"][self.ring_of[column]]),
+                    "step": int(found.worst_step[at, place]),
+                    **{name: round(float(found.values[at, place, metric])) for name, metric in metrics.items()},
+                }
+                for place, column in enumerate(found.worst[at].tolist())
+                if column != NONE
+            ]
+            for at in range(n)
+        ]
+        return {
+            "first": found.first[:n].tolist(),
+            "last": found.last[:n].tolist(),
+            "steps": found.steps[:n].tolist(),
+            "ranks": found.ranks[:n].tolist(),
+            "quantiles": list(QUANTILES),
+            "ns": {
+                name: np.round(found.quantiles[:n, metric]).astype(np.int64).tolist()
+                for name, metric in metrics.items()
+            },
+            "worst": worst,
+            "start_wall_ns": found.start_wall_ns[:n].tolist(),
+            "memory_bytes": {
+                name: [None if level != level else round(level) for level in found.memory[:n, at].tolist()]
+                for at, name in enumerate(MEMORY)
+            },
+        }
+
+    def heat(
+        self,
+        *,
+        what: str = "work",
+        first_step: int = 0,
+        last_step: int | None = None,
+        first_rank: int = 0,
+        last_rank: int | None = None,
+        rows: int = 256,
+    ) -> dict[str, Any]:
+        """Mean work (or ``wall``) by ranks and bins of steps; neighbouring ranks share a row where there are more.
+
+        Of each row the mean over its ranks, and that of its slowest rank in each bin; null where nothing is known.
+        """
+        self.settle()
+        shown = self.registry.of["shown"][self.ring_of]
+        order = np.argsort(shown, kind="stable")
+        order = order[(shown[order] >= first_rank) & (shown[order] <= (1 << 31 if last_rank is None else last_rank))]
+        heat, span = self.map, self.map.span
+        last_step = heat.newest if last_step is None else min(last_step, heat.newest)
+        bins = slice(max(0, first_step) // span, max(-1, last_step) // span + 1)
+        sums = (heat.wall_ns if what == "wall" else heat.work_ns)[order, bins]
+        count = heat.count[order, bins]
+        with np.errstate(invalid="ignore"):
+            means = sums / count
+        per_row = max(1, -(-len(order) // max(1, min(rows, MOST_BINS))))
+        starts = np.arange(0, len(order), per_row)
+        most, mean = _rows_of(means, starts)
+        return {
+            "what": what,
+            "span": span,
+            "first_steps": (np.arange(bins.start, bins.stop) * span).tolist(),
+            "first_ranks": shown[order[starts]].tolist(),
+            "last_ranks": shown[order[np.minimum(starts + per_row, len(order)) - 1]].tolist(),
+            "mean_ns": _nullable(mean),
+            "most_ns": _nullable(most),
+        }
+
+    def findings(self) -> dict[str, Any]:
+        return {**self._judged(), "findings": [finding.to_dict() for finding in self.judged.findings]}
+
+    def events(self, after: int = 0, *, limit: int = 1000) -> list[dict[str, Any]]:
+        """Those after number ``after``, the oldest first; each has its ``number`` and ``node``."""
+        return self.said.events(after, min(limit, MOST_ROWS))
+
+    def samples(
+        self,
+        *,
+        kinds: Collection[str] | None = None,
+        nodes: Collection[str] | None = None,
+        since_wall_ns: int = 0,
+        limit: int = 1000,
+    ) -> list[dict[str, Any]]:
+        found = self.said.parsed("samples.jsonl", nodes=nodes, since_wall_ns=since_wall_ns, limit=min(limit, MOST_ROWS))
+        return [line for line in found if kinds is None or line.get("kind") in kinds]
+
+    def stacks(self, *, nodes: Collection[str] | None = None, limit: int = 1000) -> list[dict[str, Any]]:
+        return self.said.parsed("stacks.jsonl", nodes=nodes, limit=min(limit, MOST_ROWS))
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def used_phases(self) -> list[str]:
+        """Those with any time in them."""
+        return [name for name in self.planes.phases if f"phase:{name}" in self.planes.held]
+
+    def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """By name, [column]: the mean over the window; 0 for a rank without a step in it."""
+        n, planes = self.planes.columns, self.planes
+        count = np.maximum(planes.have[:, :n].sum(axis=0), 1).astype(np.float32)
+
+        def mean(name: str) -> NDArray[np.float32]:
+            plane = planes.held.get(name)
+            if plane is None:
+                return np.zeros(n, np.float32)
+            return np.asarray(plane[:, :n].sum(axis=0) / count, np.float32)
+
+        found = {}
+        for name in names:
+            if name == "work":
+                found[name] = mean("wall_ns") - mean("phase:comm")
+            else:
+                found[name] = mean("wall_ns" if name == "wall" else f"phase:{name}")
+        return found
+
+    def _judged(self) -> dict[str, Any]:
+        judged = self.judged
+        return {
+            "step": judged.step,
+            "ranks": judged.ranks,
+            "of_ranks": judged.of_ranks,
+            "looks": judged.looks,
+            "took_s": round(judged.took_s, 4),
+            "period_s": round(judged.period_s, 2),
+        }
+
+    def ended(self) -> bool:
+        """Whether every rank of the last attempt is known to be gone."""
+        states = self.registry.of["state"][self.ring_of]
+        return bool(len(states)) and bool((states >= ENDED).all())
+
+
+def _rows_of(means: NDArray[np.float64], starts: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The most and the mean of each run of ranks, nan aside."""
+    if not len(starts) or not means.shape[1]:
+        empty = np.zeros((len(starts), means.shape[1]))
+        return empty, empty
+    known = ~np.isnan(means)
+    most = np.maximum.reduceat(np.where(known, means, -1.0), starts, axis=0)
+    count = np.add.reduceat(known, starts, axis=0, dtype=np.int64)
+    total = np.add.reduceat(np.where(known, means, 0.0), starts, axis=0)
+    with np.errstate(invalid="ignore"):
+        return np.where(most < 0, np.nan, most), total / count
+
+
+def _nullable(values: NDArray[np.float64]) -> list[list[int | None]]:
+    return [[None if value != value else round(value) for value in row] for row in values.tolist()]

@@ -1,0 +1,117 @@
+"""A run from its files, put into the model that a live one is kept in: one code path answers for both.
+
+Rows go in as they would have come: a stretch of steps of all ranks, then the next, so that each step is digested while
+all its rows are there.  Where the whole run fits into the memory that one may take, every step of every rank is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.window import last_attempt
+from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.model.planes import MOST_STEPS, Planes
+from stepscope.records.series import RankSeries, RunData
+from stepscope.records.slot import SLOT_BYTES
+from stepscope.ring.layout import RingState
+from stepscope.store.paths import EVENTS, SAMPLES, STACKS
+from stepscope.store.sidecar import RingSidecar
+from stepscope.store.taken import TABLE_DTYPE, TakenRows
+from stepscope.wire.blocks import ring_id
+
+__all__ = ["past_run"]
+
+PLANE_BYTES = 96 << 20
+"""Of the steps of one run that is over; what does not fit is kept in bins."""
+KEPT_STEPS = 1 << 14
+MOST_SAMPLES = 100_000
+_STATES = {"starting": RingState.STARTING, "running": RingState.RUNNING, "exception": RingState.EXCEPTION}
+
+
+def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
+    """``nodes``: by host, what its node was called while the run went on; else it is called as its host."""
+    nodes = {} if nodes is None else nodes
+    current = last_attempt(data.ranks)
+    newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
+    steps = max(MOST_STEPS, min(newest + 1, KEPT_STEPS))
+    live = LiveRun(name=data.name, meta=data.meta, planes=Planes(budget_bytes=PLANE_BYTES, most_steps=steps))
+    abouts = {id(series): _sidecar(series) for series in data.ranks}
+    for series in sorted(data.ranks, key=lambda one: one.identity.attempt):
+        live.ring(abouts[id(series)], node=nodes.get(series.identity.host, series.identity.host))
+    trained = [(ring_id(abouts[id(series)].key), series) for series in current if len(series.steps)]
+    first = min((int(series.steps["step"][0]) for _, series in trained), default=0)
+    while first <= newest and trained:
+        upto = first + max(1, min(live.planes.width, MOST_STEPS) * live.planes.stride // 2)
+        live.rows(_rows(trained, first, upto))
+        live.tick()
+        first = upto
+    for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
+        _say(live, file, records, nodes)
+    live.tick()
+    return live
+
+
+def _rows(trained: Sequence[tuple[bytes, RankSeries]], first: int, upto: int) -> TakenRows:
+    """The steps from ``first`` to before ``upto``, of all ranks."""
+    table = np.zeros(len(trained), TABLE_DTYPE)
+    slots: list[NDArray[np.uint8]] = []
+    for entry, (ident, series) in zip(table, trained, strict=True):
+        own = _between(series.steps, first, upto), _between(series.device_steps, first, upto)
+        slots += own
+        entry["ring"] = np.void(ident)
+        entry["rows"] = sum(map(len, own))
+        entry["state"] = _STATES.get(series.state, RingState.EXITED)
+        entry["live_phase"] = series.live_phase
+        if first <= int(series.steps["step"][0]):
+            entry["lost"], entry["torn"] = min(series.lost, 0xFFFFFFFF), min(series.torn, 0xFFFFFFFF)
+        entry["live_step"] = min(upto, int(series.steps["step"][-1]) + 1)
+    return TakenRows(table=table, slots=np.concatenate(slots))
+
+
+def _between(rows: NDArray[Any], first: int, upto: int) -> NDArray[np.uint8]:
+    low, high = np.searchsorted(rows["step"], (np.uint64(first), np.uint64(upto)))
+    chosen: NDArray[np.uint8] = np.ascontiguousarray(rows[low:high]).view(np.uint8).reshape(-1, SLOT_BYTES)
+    return chosen
+
+
+def _say(live: LiveRun, file: str, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> None:
+    """By node, as they would have been sent; of very many samples every n-th of each process and device."""
+    by_node: dict[str, list[bytes]] = {}
+    every = -(-len(records) // MOST_SAMPLES) if file == SAMPLES else 1
+    seen: Counter[str] = Counter()
+    for record in records:
+        if every > 1:
+            whose = repr([record.get(name) for name in ("node", "kind", "pid", "index", "peer")])
+            seen[whose] += 1
+            if seen[whose] % every:
+                continue
+        host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
+        by_node.setdefault(nodes.get(host, host), []).append(msgspec.json.encode(record))
+    for node, lines in by_node.items():
+        live.lines(file, lines, node=node, offset_ns=0)
+
+
+def _sidecar(series: RankSeries) -> RingSidecar:
+    identity = series.identity
+    return RingSidecar(
+        identity=identity,
+        pid=identity.pid,
+        start_ticks=0,
+        anchor_mono_ns=series.anchor_mono_ns,
+        anchor_wall_ns=series.anchor_wall_ns,
+        phase_names=series.phase_names,
+        state=series.state,
+        live_phase=series.live_phase,
+        live_since_ns=series.live_since_ns,
+        live_step=int(series.steps["step"][-1]) + 1 if len(series.steps) else 0,
+        hook_failures=series.hook_failures,
+        ended_wall_ns=series.ended_wall_ns,
+        facts=series.facts,
+        groups=series.groups,
+    )

@@ -1,0 +1,153 @@
+"""Who may read: everybody who has the reader's token, as a header or as a cookie that was given for it.
+
+    Authorization: Bearer TOKEN                     tools, Prometheus, the terminal view
+    Cookie: stepscope-XXXX=EXPIRES.SIGNATURE        a browser, after POST /api/v1/session: EventSource sends no headers
+
+The cookie is signed with the token and says until when it holds; the hub keeps nothing, so that one that was restarted
+with its old token knows its readers again.  The token itself is in no cookie, no URL and no log.  All comparisons take
+the same time whatever is wrong.  A wrong one is counted by address, and each next answer to that address comes later;
+those who have the token never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stepscope.hub.answers import failure
+
+__all__ = ["OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
+
+SESSION_PATH = "/api/v1/session"
+OPEN_PATHS = frozenset({"/", "/healthz", "/favicon.ico", SESSION_PATH})
+"""What needs no token: nothing of a run is there.  (POST to the session looks at the token by itself.)"""
+SESSION_S = 12 * 3600
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 2.0
+FORGET_AFTER_S = 60.0
+"""A wrong token counts for so long."""
+ADDRESSES = 1024
+"""That are remembered; the longest silent goes first."""
+WAITING = 64
+"""Answers that may be held back at once; beyond, the answer is 429 right away."""
+
+
+class Readers:
+    """The token, and who got it wrong.  Used from one event loop."""
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        secure: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        if not token:
+            raise ValueError("a hub without a token would be open to everybody")
+        self._token = hashlib.sha256(token.encode()).digest()
+        self._signing = hmac.new(token.encode(), b"session", hashlib.sha256).digest()
+        self._secure = secure
+        self._clock = clock
+        self._now = now
+        self._sleep = sleep
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._waiting = 0
+        self.refused = 0
+        """Since the start: wrong tokens and wrong cookies."""
+        self.cookie = f"{'__Host-' if secure else ''}stepscope-{hashlib.sha256(self._signing).hexdigest()[:8]}"
+        """One name per token: two hubs on one host do not take each other's cookie away."""
+
+    def right(self, token: str) -> bool:
+        """Whether that is the token."""
+        given = hashlib.sha256(token.encode(errors="replace")).digest()
+        return hmac.compare_digest(given, self._token)
+
+    def admits(self, headers: Headers) -> bool | None:
+        """None: nobody tried, there is neither a token nor a cookie of ours."""
+        given = headers.get("authorization")
+        if given is not None:
+            kind, _, token = given.partition(" ")
+            return kind.lower() == "bearer" and self.right(token.strip())
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        return None if cookie is None else self._holds(cookie)
+
+    def open_session(self, response: Response) -> None:
+        expires = int(self._now()) + SESSION_S
+        self._set(response, f"{expires}.{self._signature(expires)}", SESSION_S)
+
+    def end_session(self, response: Response) -> None:
+        self._set(response, "", 0)
+
+    async def refuse(self, address: str, *, tried: bool) -> Response:
+        """The answer to somebody who may not read; who tried a wrong token waits for it."""
+        if tried:
+            self.refused += 1
+            delay_s = self._delay(address)
+            if self._waiting >= WAITING:
+                return failure(429, "too many wrong tokens; try again later", headers={"Retry-After": "5"})
+            self._waiting += 1
+            try:
+                await self._sleep(delay_s)
+            finally:
+                self._waiting -= 1
+        why = "that is not this hub's token" if tried else "a token is needed: Authorization: Bearer TOKEN"
+        return failure(401, why, headers={"WWW-Authenticate": 'Bearer realm="stepscope"'})
+
+    def _delay(self, address: str) -> float:
+        now = self._clock()
+        count, heard = self._wrong.pop(address, (0, now))
+        count = 1 if now - heard > FORGET_AFTER_S else count + 1
+        self._wrong[address] = (count, now)
+        while len(self._wrong) > ADDRESSES:
+            self._wrong.popitem(last=False)
+        return float(min(FIRST_DELAY_S * 2 ** min(count - 1, 16), LONGEST_DELAY_S))
+
+    def _signature(self, expires: int) -> str:
+        return hmac.new(self._signing, str(expires).encode(), hashlib.sha256).hexdigest()
+
+    def _holds(self, cookie: str) -> bool:
+        until, _, signature = cookie.partition(".")
+        expires = int(until) if until.isascii() and until.isdecimal() and len(until) <= 12 else 0
+        right = hmac.compare_digest(self._signature(expires).encode(), signature.encode(errors="replace"))
+        return right and expires > self._now()
+
+    def _set(self, response: Response, value: str, seconds: int) -> None:
+        response.set_cookie(
+            self.cookie, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=self._secure
+        )
+
+
+class ReadersOnly:
+    """A pure ASGI layer: whatever is not open to all is for readers, also a path that is none."""
+
+    def __init__(self, app: ASGIApp, readers: Readers) -> None:
+        self._app = app
+        self._readers = readers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        admitted = self._readers.admits(Headers(scope=scope))
+        if admitted:
+            await self._app(scope, receive, send)
+            return
+        refusal = await self._readers.refuse(address_of(scope), tried=admitted is False)
+        await refusal(scope, receive, send)
+
+
+def address_of(scope: Scope) -> str:
+    """Whoever is at the other end; a proxy's word for it is not believed."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""

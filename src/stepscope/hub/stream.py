@@ -1,0 +1,190 @@
+"""Server-sent events of a run: new steps, events, findings and its status, as they come.
+
+Nothing is queued for a client.  Each has a cursor (attempt, step, event, findings), which is also the id of the last
+thing it was sent; when the model changed, it is sent what lies behind its cursor, in one go.  A client that is slow
+therefore gets fewer and larger messages; one that fell behind so far that they would be too large is told to ask anew
+(``reset``); one that takes nothing at all is closed by the server.  A client that comes back says the id that it saw
+last (``Last-Event-ID``) and goes on from there, also after the hub was restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stepscope.hub.answers import failure, json_body
+from stepscope.hub.findings import findings_of, status_of
+from stepscope.hub.runs import OpenRun
+
+__all__ = ["Cursor", "EventStream", "Streams"]
+
+MOST_CLIENTS = 128
+HEARTBEAT_S = 5.0
+PAUSE_S = 0.2
+"""Between two messages to one client, at least: what comes meanwhile is sent together."""
+SLOW_S = 5.0
+"""A client that leaves a message untaken for longer, and then is gone, counts as slow."""
+MOST_STEPS = 512
+"""Behind a cursor; beyond, the client is told to ask anew."""
+MOST_EVENTS = 256
+MEDIA_TYPE = "text/event-stream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """What a client has."""
+
+    attempt: int = -1
+    step: int = -1
+    event: int = 0
+    findings: int = 0
+    """A checksum; 0: none were sent."""
+    status: str = ""
+
+    def to_id(self) -> str:
+        return f"{self.attempt}.{self.step}.{self.event}.{self.findings}"
+
+    @classmethod
+    def from_id(cls, said: str) -> Cursor | None:
+        """None when it is none of ours."""
+        words = said.split(".")
+        if len(words) != 4 or not all(word.removeprefix("-").isdecimal() and len(word) < 19 for word in words):
+            return None
+        if not said.isascii():
+            return None
+        attempt, step, event, findings = map(int, words)
+        return cls(attempt=attempt, step=step, event=event, findings=findings)
+
+
+class Streams:
+    """How many clients there are, and what became of those that went."""
+
+    def __init__(self, *, most: int = MOST_CLIENTS, heartbeat_s: float = HEARTBEAT_S, pause_s: float = PAUSE_S) -> None:
+        self.most = most
+        self.heartbeat_s = heartbeat_s
+        self.pause_s = pause_s
+        self.clients = 0
+        self.dropped: Counter[str] = Counter()
+        """By reason."""
+
+    def open(self, run: OpenRun, find: Callable[[], Any], last_event_id: str) -> Response:
+        if self.clients >= self.most:
+            self.dropped["full"] += 1
+            return failure(503, "too many clients follow this hub", headers={"Retry-After": "10"})
+        return EventStream(self, run, find, Cursor.from_id(last_event_id) or Cursor())
+
+
+class EventStream(Response):
+    """``find``: how to get the run anew, since one that was closed and opened again is another object."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, streams: Streams, run: OpenRun, find: Callable[[], Any], cursor: Cursor) -> None:
+        super().__init__(headers={"X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._streams = streams
+        self._run = run
+        self._find = find
+        self._cursor = cursor
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._streams.clients += 1
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._follow(send, gone)
+        finally:
+            self._streams.clients -= 1
+            gone.cancel()
+
+    async def _follow(self, send: Send, gone: asyncio.Task[None]) -> None:
+        version, beat_s = -1, time.monotonic()
+        run: OpenRun | None = self._run
+        body = b"retry: 2000\n\n"
+        while run is not None:
+            messages, self._cursor = news(run, self._cursor)
+            body += b"".join(_message(event, said, cursor) for event, said, cursor in messages)
+            now_s = time.monotonic()
+            if not body and now_s - beat_s >= self._streams.heartbeat_s:
+                body = _message("heartbeat", {"wall_ns": time.time_ns()}, None)
+            if body:
+                beat_s = now_s
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b""
+                if gone.done() and time.monotonic() - now_s > SLOW_S:
+                    self._streams.dropped["slow"] += 1
+            if gone.done():
+                return
+            version = await self._wait(run, version, gone)
+            run = await self._find()
+        final = _message("gone", {"why": "the run is no longer there"}, None)
+        await send({"type": "http.response.body", "body": final, "more_body": False})
+
+    async def _wait(self, run: OpenRun, version: int, gone: asyncio.Task[None]) -> int:
+        """Until something changed, or a heartbeat is due, or the client went; a pause at least."""
+        changed = asyncio.create_task(run.live.changed(version, self._streams.heartbeat_s))
+        await asyncio.wait((changed, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not changed.done():
+            changed.cancel()
+            return version
+        if not gone.done():
+            await asyncio.wait((gone,), timeout=self._streams.pause_s)
+        return changed.result()
+
+
+def news(run: OpenRun, cursor: Cursor) -> tuple[list[tuple[str, Mapping[str, Any], Cursor]], Cursor]:
+    """What lies behind the cursor, each with the cursor after it."""
+    found: list[tuple[str, Mapping[str, Any], Cursor]] = []
+    for event, said, after in _news(run, cursor):
+        cursor = after
+        found.append((event, said, after))
+    return found, cursor
+
+
+def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any], Cursor]]:
+    live = run.live
+    attempt, newest = live.registry.attempt, live.frontier
+    if cursor.attempt != attempt or newest - cursor.step > MOST_STEPS or cursor.step > newest:
+        why = "first" if cursor.attempt < 0 else "attempt" if cursor.attempt != attempt else "behind"
+        cursor = replace(cursor, attempt=attempt, step=newest)
+        yield "reset", {"why": why, "attempt": attempt, "last_step": newest}, cursor
+    elif newest > cursor.step:
+        steps = live.steps(cursor.step + 1, newest, bins=MOST_STEPS)
+        cursor = replace(cursor, step=newest)
+        yield "steps", steps, cursor
+    seen = live.said.events_seen
+    if cursor.event > seen:
+        cursor = replace(cursor, event=0)
+    if seen > cursor.event:
+        events = {"events": live.events(max(cursor.event, seen - MOST_EVENTS))}
+        cursor = replace(cursor, event=seen)
+        yield "events", events, cursor
+    findings = findings_of(run)
+    tag = zlib.crc32(json_body(findings)) or 1
+    if tag != cursor.findings:
+        cursor = replace(cursor, findings=tag)
+        yield "findings", findings, cursor
+    status = status_of(run)
+    word = str(status["status"])
+    if word != cursor.status:
+        cursor = replace(cursor, status=word)
+        yield "status", status, cursor
+
+
+def _message(event: str, said: Mapping[str, Any], cursor: Cursor | None) -> bytes:
+    """JSON has no line ends of its own, so one ``data`` line holds it."""
+    head = f"event: {event}\n" + (f"id: {cursor.to_id()}\n" if cursor is not None else "")
+    return head.encode() + b"data: " + json_body(said) + b"\n\n"
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,65 @@
+"""Once a second: which nodes fell silent, what was refused, and ``nodes.json``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stepscope.hub.admission import Admission
+from stepscope.hub.journal import HubJournal
+from stepscope.hub.refusals import Refusals
+from stepscope.store.inbox import Inbox
+
+__all__ = ["NodeWatch"]
+
+_SAVE_S: Final = 3.0
+_COST: Final = 50
+"""What writing ``nodes.json`` takes may be one in so many of our seconds: with many nodes it is written less often."""
+
+
+class NodeWatch:
+    """``tick`` about once a second, ``close`` at the end; in the hub's event loop."""
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        inbox: Inbox,
+        journal: HubJournal,
+        refusals: Refusals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admission, self._inbox, self._journal, self._refusals = admission, inbox, journal, refusals
+        self._clock = clock
+        self._save_at_s = 0.0
+        self._told: set[str] = set()
+
+    def tick(self) -> None:
+        for sender in self._admission.look():
+            silent_s = round(sender.silent_s(self._clock()), 1)
+            self._journal.event("node_lost", node=sender.node, host=sender.host, silent_s=silent_s)
+        for reason, count in self._refusals.by_reason().items():
+            if count and reason not in self._told:
+                self._told.add(reason)
+                self._journal.event("refusals", reason=reason, count=count)
+        if self._clock() >= self._save_at_s:
+            self._save()
+        self._journal.flush()
+
+    def close(self) -> None:
+        """Everything that is known, a last time."""
+        if self._refusals.total:
+            counts = {reason: count for reason, count in self._refusals.by_reason().items() if count}
+            self._journal.event("refused_in_all", counts=counts)
+        self._save()
+        self._journal.flush()
+
+    def _save(self) -> None:
+        began_s = self._clock()
+        try:
+            self._inbox.save_nodes(refused=self._refusals.by_reason())
+        except OSError as error:
+            self._journal.refused(error)
+        took_s = self._clock() - began_s
+        self._save_at_s = began_s + max(_SAVE_S, took_s * _COST)

@@ -1,0 +1,233 @@
+"""The live model: who is waited for, attempts, documents, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from stepscope.hub.model.lines import Lines
+from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.model.planes import Planes
+from stepscope.records.series import RankSeries
+from stepscope.store.sidecar import RingSidecar
+from stepscope.testing.clock import FakeClock
+from stepscope.testing.cluster import Cluster
+from stepscope.testing.feed import FedRows, sidecar_of, taken_of
+
+
+def introduce(live: LiveRun, series: tuple[RankSeries, ...], node: str = "0") -> None:
+    for one in series:
+        live.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node=node)
+
+
+def test_a_step_is_complete_when_every_live_rank_has_made_it() -> None:
+    clock = FakeClock()
+    series = Cluster(ranks=3, steps=30).series()
+    live = LiveRun(clock=lambda: clock() / 1e9)
+    introduce(live, series)
+    live.rows(taken_of(series[:2], range(10)))
+    live.rows(taken_of(series[2:], range(4)))
+    live.tick()
+    assert live.frontier == 3
+    assert live.steps()["last"][-1] == 3
+    clock.advance(11 * 10**9)
+    live.rows(taken_of(series[:2], range(10, 12)))
+    live.tick()
+    assert live.frontier == 11
+    assert live.steps()["ranks"][4:] == [2] * 8
+    live.rows(taken_of(series[2:], range(4, 12)))  # heard again: what came late counts
+    live.tick()
+    assert live.steps()["ranks"] == [3] * 12
+
+
+def test_a_rank_that_ended_is_not_waited_for() -> None:
+    series = Cluster(ranks=3, steps=30).series()
+    live = LiveRun()
+    introduce(live, series)
+    live.rows(taken_of(series, range(5)))
+    live.ring(RingSidecar.from_dict(sidecar_of(series[1], state="vanished")), node="0")
+    live.rows(taken_of([series[0], series[2]], range(5, 9)))
+    live.tick()
+    assert live.frontier == 8
+    assert live.info()["states"] == {"running": 2, "vanished": 1}
+    assert live.ranks()["state"] == ["running", "vanished", "running"]
+
+
+def test_repeated_rows_count_once_and_strangers_not_at_all() -> None:
+    series = Cluster(ranks=2, steps=20).series()
+    live = LiveRun()
+    introduce(live, series[:1])
+    live.rows(taken_of(series, range(10)))
+    live.rows(taken_of(series[:1], range(5, 12)))
+    live.tick()
+    info = live.info()
+    assert (info["rows"], info["rows_repeated"], info["rows_unknown"]) == (12, 5, 10)
+    assert live.map.count[0].sum() == 12
+
+
+def test_numbers_that_nobody_can_have_made_are_passed_over() -> None:
+    series = Cluster(ranks=1, steps=4).series()
+    series[0].steps["step"][2] = (1 << 64) - 1
+    live = LiveRun()
+    introduce(live, series)
+    table = taken_of(series, range(4)).table
+    table["rows"] = 4
+    live.rows(FedRows(slots=np.ascontiguousarray(series[0].steps).view(np.uint8).reshape(4, 256), table=table))
+    live.tick()
+    assert live.steps()["first"] == [0, 1, 3]
+
+
+def test_another_attempt_begins_anew_and_the_first_stays_in_the_registry() -> None:
+    live = LiveRun()
+    first = Cluster(ranks=4, steps=20).series()
+    introduce(live, first)
+    live.rows(taken_of(first, range(20)))
+    live.tick()
+    second = Cluster(ranks=3, steps=20, attempt=1, seed=1).series()
+    introduce(live, second)
+    live.rows(taken_of(first, range(20)))  # comes too late to be of interest
+    live.rows(taken_of(second, range(7)))
+    live.tick()
+    info = live.info()
+    assert (info["attempt"], info["ranks"], info["rings"], info["step"]) == (1, 3, 7, 6)
+    assert live.steps()["first"] == list(range(7))
+    assert live.ranks()["rank"] == [0, 1, 2]
+
+
+def test_two_that_claim_a_rank_are_told_apart() -> None:
+    from dataclasses import replace
+
+    series = Cluster(ranks=2, steps=5).series()
+    double = replace(series[0], identity=replace(series[0].identity, pid=77))
+    helper = replace(series[0], identity=replace(series[0].identity, pid=78))
+    live = LiveRun()
+    introduce(live, (*series, double, helper))
+    live.rows(taken_of([*series, double], range(5)))
+    live.tick()
+    assert live.ranks()["rank"] == [0, 1, 2]
+    assert live.ranks()["pid"] == [1000, 1001, 77]
+    assert live.info()["step"] == 4
+
+
+def test_phases_of_users_are_one_by_name_whatever_their_slot() -> None:
+    from dataclasses import replace
+
+    series = list(Cluster(ranks=2, steps=4, phases_ms={"forward": 5.0, "loss": 2.0, "tokens": 1.0}).series())
+    names = list(series[1].phase_names)
+    names[9], names[10] = names[10], names[9]
+    series[1].steps["phase_ns"][:, [9, 10]] = series[1].steps["phase_ns"][:, [10, 9]]
+    series[1] = replace(series[1], phase_names=tuple(names))
+    live = LiveRun()
+    introduce(live, tuple(series))
+    live.rows(taken_of(series, range(4)))
+    means = live.ranks()["mean_ns"]
+    assert np.allclose(means["loss"], 2e6, rtol=0.1)
+    assert np.allclose(means["tokens"], 1e6, rtol=0.1)
+
+
+def test_ranks_are_ordered_and_paged() -> None:
+    series = Cluster(ranks=30, steps=5, noise=0.3).series()
+    live = LiveRun()
+    introduce(live, series)
+    live.rows(taken_of(series, range(5)))
+    work = live.ranks(order="work")["mean_ns"]["work"]
+    assert work == sorted(work, reverse=True)
+    assert live.ranks(first=10, limit=3)["rank"] == [10, 11, 12]
+    assert live.ranks(chosen=(4, 29))["rank"] == [4, 29]
+    assert live.ranks()["total"] == 30
+
+
+def test_the_map_joins_neighbours_and_shows_the_slowest_of_them() -> None:
+    series = Cluster(ranks=12, steps=6, noise=0.2).series()
+    live = LiveRun()
+    introduce(live, series)
+    live.rows(taken_of(series, range(6)))
+    said = live.heat(rows=3, what="wall")
+    assert said["first_ranks"] == [0, 4, 8]
+    assert said["last_ranks"] == [3, 7, 11]
+    walls = np.array([one.steps["wall_ns"] for one in series], float)
+    assert np.allclose(np.array(said["most_ns"], float), walls.reshape(3, 4, 6).max(axis=1), rtol=1e-6)
+    assert np.allclose(np.array(said["mean_ns"], float), walls.reshape(3, 4, 6).mean(axis=1), rtol=1e-6)
+    assert live.heat(first_step=2, last_step=3)["first_steps"] == [2, 3]
+
+
+def test_an_empty_run_has_documents_too() -> None:
+    live = LiveRun(name="empty")
+    live.tick()
+    for document in (live.info(), live.ranks(), live.steps(), live.heat(), live.findings()):
+        json.dumps(document)
+    assert live.steps()["first"] == []
+    assert live.events() == []
+
+
+def test_steps_far_apart_get_a_stride() -> None:
+    clock = FakeClock()
+    series = Cluster(ranks=100, steps=300).series()
+    live = LiveRun(clock=lambda: clock() / 1e9, planes=Planes(most_steps=32))
+    introduce(live, series)
+    for first in range(0, 240, 60):
+        live.rows(taken_of(series[:50], range(first, first + 60)))
+        live.tick()
+        live.rows(taken_of(series[50:], range(first, first + 60)))
+        clock.advance(6 * 10**9)
+        live.rows(taken_of(series[:50], range(first + 60, first + 61)))
+        live.tick()
+    live.rows(taken_of(series[:50], range(240, 300)))
+    clock.advance(6 * 10**9)
+    live.tick()
+    assert live.planes.stride == 4
+    live.rows(taken_of(series[50:], range(240, 300)))
+    live.tick()
+    said = live.steps(bins=1000)
+    assert said["last"][-1] == 296
+    assert said["ranks"][-7:] == [100] * 7
+
+
+def test_lines_are_bounded_shifted_and_parsed_when_asked_for() -> None:
+    lines = Lines(events=3, kept_bytes=1000)
+    said = [json.dumps({"event": "note", "wall_ns": 1000 + n}).encode() for n in range(5)]
+    lines.put("events.jsonl", [*said, b"no json", b"[1]"], node="1", offset_ns=100)
+    assert [(event["number"], event["wall_ns"]) for event in lines.events(0)] == [(3, 902), (4, 903), (5, 904)]
+    assert [event["number"] for event in lines.events(4)] == [5]
+    assert lines.bad == 2
+    for n in range(100):
+        line = json.dumps({"kind": "host", "wall_ns": n}).encode()
+        lines.put("samples.jsonl", [line], node=str(n % 2), offset_ns=0)
+    found = lines.parsed("samples.jsonl")
+    assert 5 < len(found) < 15
+    assert {line["wall_ns"] for line in found} == set(range(100 - len(found), 100))
+    assert [line["wall_ns"] for line in lines.parsed("samples.jsonl", nodes=["1"], limit=2)] == [97, 99]
+    assert lines.dropped == 100 - len(found)
+
+
+def test_readers_wait_for_a_change() -> None:
+    async def main() -> tuple[int, int]:
+        live = LiveRun()
+        same = await live.changed(live.version, 0.01)
+        asyncio.get_running_loop().call_later(0.01, live.touch)
+        return same, await live.changed(live.version, 60.0)
+
+    assert asyncio.run(main()) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_of_any_bytes_do_no_harm(seed: int) -> None:
+    """What an agent that has the key sends is believed to be slots, whatever is in them."""
+    random = np.random.default_rng(seed)
+    series = Cluster(ranks=4, steps=4).series()
+    live = LiveRun()
+    introduce(live, series)
+    with np.errstate(all="ignore"):
+        for _ in range(60):
+            taken = taken_of(series, range(4))
+            slots = taken.slots.copy()
+            slots[random.random(slots.shape) < 0.2] = random.integers(256)
+            slots[:, 4] = random.integers(0, 7, len(slots))
+            slots[:, 5] = 0
+            live.rows(FedRows(slots=slots, table=taken.table))
+            live.tick()
+        for document in (live.info(), live.ranks(), live.steps(), live.heat()):
+            json.dumps(document)

@@ -1,0 +1,154 @@
+"""One job on several hosts without a common disk: cut, killed, skewed and filled up, it is told whole and once.
+
+The hosts are network namespaces; their folders are their own.  Losses are those of a job without Stepscope, to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+pytestmark = [pytest.mark.ranks, pytest.mark.faults]
+
+AGENT = "stepscope.agent"
+HUB = "stepscope.hub"
+STEPS = 120
+MakeCluster = Callable[[int], Any]
+
+
+def steps_of(run_dir: Path) -> dict[int, list[int]]:
+    """By rank, the steps in the sealed run."""
+    rows = duckdb.sql(f"SELECT rank, list(step ORDER BY step) FROM '{run_dir}/steps.parquet' GROUP BY rank").fetchall()
+    return dict(rows)
+
+
+def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster) -> None:
+    two = cluster(2)
+    two.start("--steps", "30", "--pause-ms", "20", ranks=2)
+    assert two.wait() == [0, 0], two.said()
+    assert steps_of(two.run_dir) == {rank: list(range(30)) for rank in range(4)}
+    summary = two.summary()
+    assert (summary["world_size"], summary["status"]) == (4, "finished")
+    assert [(node["node"], node["host"], node["ranks"]) for node in summary["nodes"]] == [
+        (0, "host0", [0, 1]),
+        (1, "host1", [2, 3]),
+    ]
+    assert not two.nodes[1].run_dir.exists(), "what was delivered is not kept twice"
+    assert {path.name for path in (two.run_dir / "logs").glob("rank-*.log")} == {
+        f"rank-{rank}.log" for rank in range(4)
+    }
+    assert not (two.run_dir / "hub.json").exists()
+    assert not (two.run_dir / "inbox").exists()
+
+
+def test_cut_slowed_killed_and_skewed(cluster: MakeCluster, run_python: Callable[..., Any], job: Path) -> None:
+    three = cluster(3)
+    libraries = list(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    skew = {"LD_PRELOAD": str(libraries[0]), "FAKETIME": "+300s", "DONT_FAKE_MONOTONIC": "1"} if libraries else {}
+    three.start("--steps", str(STEPS), "--pause-ms", "50", environment={2: skew})
+    first, second, third = three.nodes
+    three.until(lambda: first.steps() > 15)
+    second.host.cut()
+    time.sleep(3)
+    second.host.heal()
+    three.until(lambda: first.steps() > 30)
+    first.kill(HUB)
+    three.until(lambda: first.steps() > 45)
+    second.kill(AGENT)
+    third.host.slow(delay_ms=20)
+    three.until(lambda: first.steps() > 60)
+    third.host.heal()
+    assert three.wait() == [0, 0, 0], three.said()
+    # Nothing lost, nothing twice.
+    assert steps_of(three.run_dir) == {rank: list(range(STEPS)) for rank in range(3)}
+    starts = [(event["rank"], event["host"]) for event in three.events("rank_start")]
+    assert sorted(starts) == [(0, "host0"), (1, "host1"), (2, "host2")]
+    # Training did not notice.
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    bare = run_python(*torchrun, str(job), "--steps", str(STEPS))
+    assert sorted(line for node in three.nodes for line in node.losses()) == sorted(
+        line for line in bare.stdout.splitlines() if line.startswith("rank ")
+    )
+    # What happened is told.
+    summary = three.summary()
+    assert summary["status"] == "finished"
+    agents = [event["host"] for event in three.events("agent_start")]
+    assert sorted(agents) == ["host0", "host1", "host1", "host2"]
+    assert len(three.events("hub_lost")) >= 2, "both other nodes missed the hub"
+    if skew:
+        (skewed,) = [node for node in summary["nodes"] if node["node"] == 2]
+        assert 299 < skewed["clock_offset_s"] < 301
+        assert any("host2" in notice and "clock" in notice for notice in summary["notices"])
+        spread = duckdb.sql(
+            f"SELECT max(wall_ns) - min(wall_ns) FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host'"
+        ).fetchone()
+        assert spread is not None and spread[0] < 120e9, "times of host2 are shown by host0's clock"
+
+
+def test_a_hub_whose_disk_is_full(cluster: MakeCluster) -> None:
+    two = cluster(2)
+    runs = two.nodes[0].folder / "runs"
+    runs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(runs)], check=True)
+    try:
+        two.start("--steps", "80", "--pause-ms", "50")
+        two.until(lambda: two.nodes[0].steps() > 15)
+        filler = runs / "filler"
+        with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(os.urandom(4096))
+        at = two.nodes[0].steps()
+        two.until(lambda: two.nodes[0].steps() > at + 25)
+        filler.unlink()
+        assert two.wait() == [0, 0], two.said()
+        assert steps_of(two.run_dir) == {rank: list(range(80)) for rank in range(2)}
+        kept = two.nodes[0].folder / "kept"
+        shutil.copytree(two.run_dir, kept)
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_path: Path) -> None:
+    """The network fails for good; the run is told without the node, and is whole after ``stepscope send``."""
+    two = cluster(2)
+    first, second = two.nodes
+    two.start("--steps", "40", "--pause-ms", "20", environment={1: {"STEPSCOPE_KEY": "another secret, by mistake"}})
+    assert two.wait() == [0, 0], two.said()
+    assert steps_of(two.run_dir) == {0: list(range(40))}
+    assert any("node 1" in notice for notice in two.summary()["notices"]), two.summary()["notices"]
+    assert second.run_dir.exists()
+    assert "stepscope send" in second.said()
+    assert "key" in second.said()
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+    environment.pop("STEPSCOPE_KEY", None)
+    stepscope = [sys.executable, "-m", "stepscope"]
+    serving = first.host.start(
+        [*stepscope, "serve", "runs", "--accept", "--host", first.host.address, "--port", "7070"],
+        cwd=first.folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serving.stdout is not None
+        assert "https://" in serving.stdout.readline()
+        send = [*stepscope, "send", str(second.run_dir), "--to", f"https://{first.host.address}:7070"]
+        sent = subprocess.run(second.host.command(send), env=environment, capture_output=True, text=True)
+        assert sent.returncode == 0, sent.stderr
+    finally:
+        serving.terminate()
+        serving.wait(30)
+        serving.stdout.close()
+    assert not second.run_dir.exists()
+    reported = subprocess.run([*stepscope, "report", str(two.run_dir)], capture_output=True, text=True)
+    assert reported.returncode == 0, reported.stderr
+    assert steps_of(two.run_dir) == {0: list(range(40)), 1: list(range(40))}
