@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import subprocess
 import time
@@ -61,9 +62,14 @@ class Nodes:
     def until(self, what: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE_S
         while not (found := what()):
-            assert time.monotonic() < deadline, "it never came to that"
+            assert time.monotonic() < deadline, f"it never came to that: {self.said()}"
             time.sleep(0.02)
         return found
+
+    def said(self) -> list[str]:
+        """By those that are over."""
+        over = [one for one in self.processes.values() if one.poll() is not None]
+        return [one.stderr.read() for one in over if one.stderr is not None]
 
     def pids(self, module: str, run: str) -> list[int]:
         """Of the processes of ours that run a module for that run."""
@@ -93,9 +99,20 @@ class Nodes:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    """Of those that the system gives to nobody by itself: one of these would be gone again by the time it is used."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+
+
+@pytest.fixture
+def port() -> Callable[[], int]:
+    """A free one, each time."""
+    return free_port
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ def steps_of(summary: dict[str, Any]) -> Steps:
 
 
 @pytest.mark.ranks
-def test_a_script_on_two_nodes(commands: Any, nodes: Any, job: Path, tmp_path: Path) -> None:
+def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int], job: Path, tmp_path: Path) -> None:
     """The same line on both, but for the number: torchrun is started on each, and gloo brings them together."""
+    master = str(port())
     for node in (1, 0):
         line = ("--nnodes", "2", "--node_rank", str(node), "--master_addr", "127.0.0.1", "--name", "two")
-        ports = ("--master_port", str(nodes.port - 1), "--hub-port", str(nodes.port), "--dir", str(node))
+        ports = ("--master_port", master, "--hub-port", str(nodes.port), "--dir", str(node))
         key = {"STEPSCOPE_KEY": "a key of the tests alone"}
         nodes.processes[node] = commands.start("run", *line, *ports, job, "--steps", "12", env=key)
     done = [nodes.finish(0), nodes.finish(1)]
