@@ -30,7 +30,7 @@ LIMITS: dict[str, Any] = {
     "body_s": 1.0,
     "answer_s": 1.0,
     "linger_s": 2.0,
-    "senders": {"spare_local": False, "joins": 30, "joins_per_s": 5.0},
+    "senders": {"spare_local": False, "joins": 30, "joins_per_s": 5.0, "contest_s": 0.0},
 }
 NODES = itertools.count(1)
 ADDRESSES = (f"127.0.1.{n}" for n in itertools.count(1))

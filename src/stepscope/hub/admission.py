@@ -19,9 +19,11 @@ from typing import Final, Literal
 
 from stepscope.errors import FrameError
 from stepscope.hub.buckets import Buckets
+from stepscope.hub.claims import RankClaims
 from stepscope.hub.entrance import is_local
 from stepscope.hub.refusals import Refused
 from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
+from stepscope.store.sidecar import RingSidecar
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
 
 __all__ = ["Admission", "Admitted"]
@@ -70,9 +72,11 @@ class Admission:
         self.names = tuple(names)
         self.senders: dict[str, Sender] = {}
         """By spool, all that joined since the hub was started."""
+        self.claims = RankClaims()
+        self.local_spool = local_spool
         self.next_s = ROUND_S
         self.probe_key = secrets.token_hex(32)
-        self._key, self._certificate, self._local_spool = key, certificate, local_spool
+        self._key, self._certificate = key, certificate
         self._limits = limits if limits is not None else SenderLimits()
         self._clock = clock
         self._nodes: dict[int, Sender] = {}
@@ -119,7 +123,7 @@ class Admission:
         if other is not None:
             how = self._beside(other, join, now_s)
         if sender is None:
-            local = join.spool == self._local_spool
+            local = join.spool == self.local_spool
             sender = sender_of_join(
                 join, self._limits, address=address, hub_address=hub_address, local=local, now_s=now_s
             )
@@ -234,8 +238,24 @@ class Admission:
         """Whether a spool still speaks for its ranks; the hub's own run directory always does."""
         sender = self.senders.get(spool)
         if sender is None:
-            return spool == self._local_spool
+            return spool == self.local_spool
         return sender.local or not (sender.bye or sender.silent_s(self._clock()) > self.silence_s)
+
+    def contest(self, sender: Sender, rings: Sequence[RingSidecar]) -> Refused | None:
+        """What to say to one that claims a rank, or a process, that another node has."""
+        contested = self.claims.contested(sender.spool, rings, self.is_live)
+        if contested is None:
+            sender.contested_s = None
+            return None
+        about, owner = contested
+        other = self.senders.get(owner)
+        whose = f"{other.host} (node {other.node})" if other is not None else "another node"
+        now_s = self._clock()
+        sender.contested_s = now_s if sender.contested_s is None else sender.contested_s
+        tell = not sender.contest_told and now_s - sender.contested_s >= self._limits.contest_s
+        sender.contest_told |= tell
+        identity = about.identity
+        return Refused(403, "rank", f"rank {identity.rank} of attempt {identity.attempt} is on {whose}", tell=tell)
 
     def look(self) -> list[Sender]:
         """Once a second or so: those who are lost since the last look."""

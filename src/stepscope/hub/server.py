@@ -16,7 +16,7 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -32,7 +32,7 @@ from stepscope.hub.tls import TlsFiles, server_context
 
 __all__ = ["App", "Server", "run_loop"]
 
-App = Callable[..., Coroutine[Any, Any, None]]
+App = Callable[..., Awaitable[None]]
 """ASGI 3."""
 Result = TypeVar("Result")
 

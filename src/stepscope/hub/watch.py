@@ -1,4 +1,4 @@
-"""Once a second: which nodes fell silent, what was refused, and ``nodes.json``."""
+"""Once a second: which nodes fell silent, what was refused, whose ranks are here, and ``nodes.json``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from stepscope.hub.admission import Admission
 from stepscope.hub.journal import HubJournal
 from stepscope.hub.refusals import Refusals
 from stepscope.store.inbox import Inbox
+from stepscope.store.sidecar import read_sidecars
 
 __all__ = ["NodeWatch"]
 
@@ -44,6 +45,7 @@ class NodeWatch:
                 self._told.add(reason)
                 self._journal.event("refusals", reason=reason, count=count)
         if self._clock() >= self._save_at_s:
+            self._claim_own_ranks()
             self._save()
         self._journal.flush()
 
@@ -54,6 +56,13 @@ class NodeWatch:
             self._journal.event("refused_in_all", counts=counts)
         self._save()
         self._journal.flush()
+
+    def _claim_own_ranks(self) -> None:
+        """Those of the hub's own node, which sends no frames."""
+        spool = self._admission.local_spool
+        if spool:
+            rings, _ = read_sidecars(self._journal.run_dir)
+            self._admission.claims.take(spool, rings.values())
 
     def _save(self) -> None:
         began_s = self._clock()
