@@ -1,4 +1,4 @@
-"""Agents on real hosts (network namespaces): the one whose network is bad is named by the rule, and healed it is not."""
+"""Agents on real hosts (network namespaces): one whose network is bad is named by the rule, once healed it is not."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def judged(rounds: list[list[dict[str, Any]]]) -> list[Finding]:
     """By a run of as many hosts, whose steps went on meanwhile."""
     cluster = Cluster(ranks=3, hosts=3, steps=100, phases_ms={"forward": 100.0, "backward": 200.0})
     wall_ns = [ANCHOR_WALL_NS + int((1 + index) * EVERY_S * 1e9) for index in range(len(rounds))]
-    lines = [
-        {**line, "wall_ns": at} for at, told in zip(wall_ns, rounds, strict=True) for line in told if line["sent"]
-    ]
+    lines = [{**line, "wall_ns": at} for at, told in zip(wall_ns, rounds, strict=True) for line in told if line["sent"]]
     return [one for one in diagnose(replace(cluster.run(), samples=tuple(lines))) if one.kind == "slow_network"]
 
 
