@@ -7,11 +7,10 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def why_not() -> str | None:
 class Slurm:
     """Two nodes of four slots each; both are this machine."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, ports: list[int]) -> None:
         self.folder = folder
         self._stack = stack
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
@@ -69,9 +68,6 @@ class Slurm:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        with ExitStack() as held:
-            servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            ports = [server.getsockname()[1] for server in servers]
         text = CONFIGURATION.format(host=platform.node(), folder=folder, ports=ports)
         (folder / "slurm.conf").write_text(text)
 
@@ -115,13 +111,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Slurm]:
+def slurm(tmp_path: Path, port: Callable[[], int]) -> Iterator[Slurm]:
     if (why := why_not()) is not None:
         pytest.skip(why)
     with ExitStack() as stack:
         folder = tmp_path / "slurm"
         folder.mkdir()
-        slurm = Slurm(folder, stack)
+        slurm = Slurm(folder, stack, [port() for _ in range(3)])
         slurm.begin()
         yield slurm
 
@@ -140,55 +136,60 @@ sys.exit(int(codes.get(os.environ["RANK"], 0)))
 """
 
 
+STEPSCOPE = (sys.executable, "-m", "stepscope", "run", "--quiet")
+
+
 @pytest.mark.ranks
-def test_a_job_of_slurms(slurm: Slurm, commands: Any, job: Path, tmp_path: Path) -> None:
+def test_tasks_of_slurms_are_ranks_of_one_run(slurm: Slurm, commands: Any, tmp_path: Path) -> None:
     """All in one test, since the daemons take a while to start."""
-    stepscope = [sys.executable, "-m", "stepscope", "run", "--quiet"]
-    environment = commands.environment()
-    where = {"cwd": tmp_path, "env": environment}
-
-    # One task per rank, which gloo brings together by the variables that we set.
-    done = slurm.run(["srun", "-N1", "-n2", *stepscope, str(job), "--steps", "8"], **where)
-    assert done.returncode == 0, done.stderr
-    summary = summary_of(tmp_path / "runs" / "job-slurm-1")
-    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 8), (1, 8)]
-    assert (summary["world_size"], summary["status"]) == (2, "finished")
-    meta = json.loads((tmp_path / "runs" / "job-slurm-1" / "run.json").read_text())
-    assert meta["slurm"] == {"job": 1, "step": 0, "restarts": 0}
-
-    # One task per node, and torchrun.
-    done = slurm.run(["srun", "-N1", "-n1", *stepscope, "--nproc-per-node", "2", str(job), "--steps", "8"], **where)
-    assert done.returncode == 0, done.stderr
-    summary = summary_of(tmp_path / "runs" / "job-slurm-2")
-    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 8), (1, 8)]
-
-    # Each task has its own exit code, and the run that of the one that failed.
     (tmp_path / "toy.py").write_text(TOY)
-    done = slurm.run(["srun", "-N1", "-n3", "-l", *stepscope, "toy.py", "5", "1=7"], **where)
+    environment = commands.environment()
+
+    # One task per rank.  Each has its own exit code, and the run that of the one that failed.
+    done = slurm.run(["srun", "-N1", "-n3", "-l", *STEPSCOPE, "toy.py", "5", "1=7"], cwd=tmp_path, env=environment)
     assert done.returncode == 7
     assert "task 1: Exited with exit code 7" in done.stderr
     assert "task 0" not in done.stderr
-    port = 10_000 + 3 * 17
+    port = 10_000 + 17
     assert sorted(done.stdout.splitlines()) == [f"{n}: {n} 3 {n} 3 127.0.0.1 {port} None" for n in range(3)]
-    summary = summary_of(tmp_path / "runs" / "toy-slurm-3")
+    summary = summary_of(tmp_path / "runs" / "toy-slurm-1")
     assert (summary["status"], summary["exit_code"]) == ("failed", 7)
-    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 5), (1, 5), (2, 5)]
+    assert steps_of(summary) == [(0, 5), (1, 5), (2, 5)]
+    meta = json.loads((tmp_path / "runs" / "toy-slurm-1" / "run.json").read_text())
+    assert meta["slurm"] == {"job": 1, "step": 0, "restarts": 0}
+
+    # One task per node, and torchrun.
+    line = ["srun", "-N1", "-n1", *STEPSCOPE, "--nproc-per-node", "2", "toy.py", "5"]
+    done = slurm.run(line, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(summary_of(tmp_path / "runs" / "toy-slurm-2")) == [(0, 5), (1, 5)]
 
     # Two nodes: the first has the hub.  Their names are known to Slurm alone, so the address is given.
     several = {"MASTER_ADDR": "127.0.0.1", "STEPSCOPE_KEY": "a key of the tests alone"}
-    line = ["srun", "-N2", "--ntasks-per-node=2", "-l", *stepscope, "--dir", "runs", "toy.py", "6"]
+    line = ["srun", "-N2", "--ntasks-per-node=2", "-l", *STEPSCOPE, "toy.py", "6"]
     done = slurm.run(line, cwd=tmp_path, env={**environment, **several})
     assert done.returncode == 0, done.stderr
-    shown = [f"{n}: {n} 4 {n % 2} 2 127.0.0.1 {10_000 + 4 * 17} None" for n in range(4)]
+    shown = [f"{n}: {n} 4 {n % 2} 2 127.0.0.1 {10_000 + 3 * 17} None" for n in range(4)]
     assert sorted(done.stdout.splitlines()) == shown
-    summary = summary_of(tmp_path / "runs" / "toy-slurm-4")
-    assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(rank, 6) for rank in range(4)]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
-        "job-slurm-1",
-        "job-slurm-2",
-        "toy-slurm-3",
-        "toy-slurm-4",
-    ]
+    assert steps_of(summary_of(tmp_path / "runs" / "toy-slurm-3")) == [(rank, 6) for rank in range(4)]
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["toy-slurm-1", "toy-slurm-2", "toy-slurm-3"]
+
+
+@pytest.mark.ranks
+@pytest.mark.soak
+def test_a_job_that_trains_together(slurm: Slurm, commands: Any, job: Path, tmp_path: Path) -> None:
+    """Ranks that gloo brings together by the variables that we set, and by torchrun's."""
+    for number, line in enumerate((["-n2", *STEPSCOPE], ["-n1", *STEPSCOPE, "--nproc-per-node", "2"]), 1):
+        words = ["srun", "-N1", *line, str(job), "--steps", "8"]
+        done = slurm.run(words, cwd=tmp_path, env=commands.environment())
+        assert done.returncode == 0, done.stderr
+        summary = summary_of(tmp_path / "runs" / f"job-slurm-{number}")
+        assert (steps_of(summary), summary["world_size"]) == ([(0, 8), (1, 8)], 2)
+
+
+def steps_of(summary: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(row["rank"], row["steps"]) for row in summary["ranks"]]
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:

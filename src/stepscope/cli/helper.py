@@ -29,13 +29,27 @@ Mask = set[int | signal.Signals]
 
 
 class Helper:
-    def __init__(self, what: str, command: Sequence[str], *, starts: int, without: str, passed: int = -1) -> None:
-        """``without`` says what it means that there is none; ``passed`` is handed over as ``PASSED_FD``."""
+    def __init__(
+        self,
+        what: str,
+        command: Sequence[str],
+        *,
+        starts: int,
+        without: str,
+        forgiven_s: float = float("inf"),
+        passed: int = -1,
+    ) -> None:
+        """``without`` says what it means that there is none; ``passed`` is handed over as ``PASSED_FD``.
+
+        It is started so many times in all, or without having lived for ``forgiven_s`` once.
+        """
         self._what = what
         self._command = [sys.executable, "-m", *command]
         self._starts = starts
         self._without = without
+        self._forgiven_s = forgiven_s
         self._passed = passed
+        self._started_s = 0.0
         self._mask: Mask = set()
         self._pid = 0
         self._told = self._heard = -1
@@ -54,6 +68,7 @@ class Helper:
         """``mask`` is the signal mask from before ``signals_held``."""
         self._mask = mask
         self.started += 1
+        self._started_s = time.monotonic()
         reading, self._told = os.pipe()
         self._heard, writing = os.pipe()
         os.set_blocking(self._heard, False)
@@ -80,6 +95,8 @@ class Helper:
 
     def restart(self) -> bool:
         """Start one that died again, unless it keeps dying; whether there is one now."""
+        if time.monotonic() - self._started_s >= self._forgiven_s:
+            self.started = 0
         if self.started >= self._starts:
             say(f"the {self._what} keeps dying; {self._without}")
             return False

@@ -27,6 +27,8 @@ __all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen",
 
 DEFAULT_PORT = 29_555
 HUB_STARTS = 5
+FORGIVEN_S = 600.0
+"""A hub that lived for so long is not one that keeps dying."""
 HUB_END_S = 75.0
 """How long a hub may wait for the last of other nodes, and then write what it has; it is bounded itself."""
 ALONE_END_S = 10.0
@@ -75,7 +77,7 @@ class HubChild:
         if tls is not None:
             words += ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
         without = "the other nodes keep what they record" if self._several else "the run is recorded all the same"
-        self._helper = Helper("hub", words, starts=HUB_STARTS, without=without, passed=self._fd)
+        self._helper = Helper("hub", words, starts=HUB_STARTS, without=without, forgiven_s=FORGIVEN_S, passed=self._fd)
         self.url = shown
 
     def start(self, mask: Mask) -> None:

@@ -28,6 +28,7 @@ __all__ = ["Leader", "Member"]
 
 WORD = "run.json"
 LOCK = "tasks.lock"
+LEADS = "leader.lock"
 ENDS = "end-*.json"
 PATIENCE_S = 60.0
 """How long the leader may take to say where the run is: its Python may come from a slow file system."""
@@ -48,7 +49,9 @@ class Leader:
         """RingNoSpace when there is no place to meet."""
         self._folder = _meeting(step, base)
         self._expected = step.tasks_here - 1
-        self._lock = _open_lock(self._folder)
+        self._lock = _open_lock(self._folder, LOCK)
+        self._leads = _open_lock(self._folder, LEADS)
+        _taken(self._leads)
         self._asked_s: float | None = None
         for left in [self._folder / WORD, *self._folder.glob(ENDS)]:
             left.unlink(missing_ok=True)  # by a leader that was killed
@@ -67,7 +70,7 @@ class Leader:
             self._asked_s = now_s
         if len(self.ends()) >= self._expected:
             return True
-        return now_s - self._asked_s >= LATE_S and _free(self._lock)
+        return now_s - self._asked_s >= LATE_S and _taken(self._lock)
 
     def ends(self) -> list[JobEnd]:
         found = [_end(_read(path)) for path in sorted(self._folder.glob(ENDS))]
@@ -76,6 +79,7 @@ class Leader:
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
+        os.close(self._leads)
 
     def _say(self, word: dict[str, Any]) -> None:
         try:
@@ -113,6 +117,20 @@ class Member:
         except OSError:
             pass  # the leader is gone, and its folder with it
         os.close(self._lock)
+        self._clear()
+
+    def _clear(self) -> None:
+        """The last one out, where the leader was killed, sees to the folder."""
+        locks: list[int] = []
+        try:
+            locks += [os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC) for name in (LEADS, LOCK)]
+            if all(_taken(lock) for lock in locks):
+                shutil.rmtree(self._folder, ignore_errors=True)
+        except FileNotFoundError:
+            pass  # the leader was faster
+        finally:
+            for lock in locks:
+                os.close(lock)
 
     def _said(self) -> Path:
         return self._folder / ENDS.replace("*", str(self._step.task_here))
@@ -128,19 +146,20 @@ class Member:
             self._lock = -1
         if self._lock < 0 and not self._said().exists():
             self._folder = _meeting(self._step, self._base)
-            self._lock = _open_lock(self._folder)
+            self._lock = _open_lock(self._folder, LOCK)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
         return self._lock >= 0
 
 
-def _open_lock(folder: Path) -> int:
+def _open_lock(folder: Path, name: str) -> int:
     try:
-        return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RingNoSpace(f"{folder} cannot be used ({error.strerror})") from error
 
 
-def _free(lock: int) -> bool:
+def _taken(lock: int) -> bool:
+    """Whether nobody else held it; it is ours now."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from stepscope.errors import FrameError
 from stepscope.hub.admission import SILENT_S, Admission
+from stepscope.hub.claims import RankClaims
 from stepscope.hub.ingest import IngestApp
 from stepscope.hub.journal import HubJournal
 from stepscope.hub.model.live_run import LiveRun
@@ -62,11 +63,11 @@ class Gathering:
         self._own_spool = own_spool
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
-        replay(run_dir, live)
         self._admission = Admission(
             key=load_key(os.environ), certificate=fingerprint, names=names, nnodes=nnodes, local_spool=own_spool
         )
         self._admission.recall([node.spool for node in self._inbox.nodes()])
+        replay(run_dir, live, self._admission.claims)
         journal = HubJournal(run_dir, live)
         self._watch = NodeWatch(admission=self._admission, inbox=self._inbox, journal=journal, refusals=refusals)
         self.ingest = IngestApp(
@@ -116,16 +117,16 @@ class Gathering:
             self._sealing = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
-def replay(run_dir: Path, live: LiveRun) -> None:
+def replay(run_dir: Path, live: LiveRun, claims: RankClaims) -> None:
     """Tell the model what other nodes sent before the hub was started: all rings, and the steps not yet sealed."""
     sealed = read_positions(run_dir)
     for number in sealed.parts:
         for frame in _frames(rest_path(run_dir, number)):
-            _tell(live, frame, steps=False)
+            _tell(live, claims, frame, steps=False)
     rows = 0
     for number in journals(run_dir, after=sealed.through):
         for frame in _frames(journal_path(run_dir, number)):
-            rows += _tell(live, frame, steps=True)
+            rows += _tell(live, claims, frame, steps=True)
             if rows >= _TICK_ROWS:
                 live.tick()
                 rows = 0
@@ -141,12 +142,14 @@ def _frames(path: Path) -> Iterator[Frame]:
         yield frame
 
 
-def _tell(live: LiveRun, frame: Frame, *, steps: bool) -> int:
+def _tell(live: LiveRun, claims: RankClaims, frame: Frame, *, steps: bool) -> int:
     """How many rows that were."""
     node, rows = str(frame.head.node), 0
     for part in frame.parts:
         if part.kind == "rings":
-            for about in sidecars_of(part):
+            rings = sidecars_of(part)
+            claims.take(frame.head.spool, rings)
+            for about in rings:
                 live.ring(about, node=node)
         elif part.kind == "steps" and steps:
             taken = unpack_block(part.data)

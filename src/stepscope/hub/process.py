@@ -24,6 +24,7 @@ from typing import Any
 from stepscope.agent.control import Control
 from stepscope.errors import HubError
 from stepscope.hub.app import make_app
+from stepscope.hub.entrance import ServerLimits
 from stepscope.hub.gathering import Gathering
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.looks import keep_up
@@ -137,7 +138,8 @@ class _Hub:
         runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         ingest = self._gathering.ingest if self._gathering is not None else None
         app = make_app(runs, readers, ingest, refusals=self._refusals)
-        return Server(app, self._listening, tls=tls, refusals=self._refusals)
+        limits = ServerLimits.for_nodes(settings.nnodes)
+        return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals)
 
     # ── until the end ───────────────────────────────────────────────────────────────────────────────────────────────
 

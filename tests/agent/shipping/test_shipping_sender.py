@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.shipping.sender import LONGEST_PAUSE_S, Destination, Sender
+from stepscope.agent.shipping.destination import Destination
+from stepscope.agent.shipping.sender import LONGEST_PAUSE_S, Sender
 
 KEY = b"k" * 32
 BYE = {"exit_code": 0, "status": "finished"}

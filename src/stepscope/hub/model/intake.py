@@ -40,6 +40,8 @@ LATE_AT_ONCE = 2
 LARGE = 4096
 """Ranks of a large job."""
 LARGEST_WALL_NS = (1 << 63) - 1
+ATTEMPTS_COST = 20
+"""Telling attempts apart may take one in so many of our seconds."""
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
 MOST_EXPECTED = 1 << 17
@@ -83,18 +85,13 @@ class Intake:
         self._pending: list[tuple[NDArray[np.intp], Taken]] = []
         self._pending_rows = 0
         self._late: set[int] = set()
-        self._stride_s = clock()
+        self._stride_s = self._attempts_s = clock()
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def ring(self, about: RingSidecar, *, node: str) -> None:
         """Register a ring, or bring what is known of it up to date."""
-        before = self.registry.attempt
-        if about.identity.attempt > before:
-            self.settle()
         self.registry.put(about, node=node, now_s=self._clock())
-        if self.registry.attempt != before:
-            self._begin_attempt()
         self.touch()
 
     def rows(self, taken: Taken) -> None:
@@ -123,6 +120,8 @@ class Intake:
 
     def settle(self) -> None:
         """Take in what waits; whoever reads calls it first."""
+        if self.registry.doubtful and self._clock() >= self._attempts_s:
+            self._settle_attempts()
         if not self._pending:
             return
         pending, self._pending, self._pending_rows = self._pending, [], 0
@@ -141,6 +140,15 @@ class Intake:
         self.version += 1
 
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _settle_attempts(self) -> None:
+        """Before rows are taken in: those of an attempt that is over have no place here."""
+        began_s = self._clock()
+        offsets = [self.offsets_ns.get(node, 0) for node in self.registry.nodes]
+        if self.registry.settle_attempts(np.array(offsets, np.int64)):
+            self._begin_attempt()
+        now_s = self._clock()
+        self._attempts_s = now_s + ATTEMPTS_COST * (now_s - began_s)
 
     def _begin_attempt(self) -> None:
         self.planes.clear()
