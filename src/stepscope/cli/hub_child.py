@@ -23,7 +23,7 @@ from stepscope.errors import HubError, UsageError
 from stepscope.hub.tls import TlsFiles, make_certificate, remove_certificate, user_certificate
 from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
 
-__all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "listen", "open_hub", "url_of"]
+__all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "open_hub", "url_of"]
 
 DEFAULT_PORT = 29_555
 HUB_STARTS = 5
@@ -160,7 +160,7 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
         port = listening.getsockname()[1]
         outside = host not in _LOOPBACK
         if options.tls and (outside or options.certificate is not None):
-            tls = _certificate(options, [name for name in (address, host, socket.gethostname()) if name])
+            tls = certificate_of(options, [name for name in (address, host, socket.gethostname()) if name])
         local = url_of(_LOOPBACK[0] if host in _ANYWHERE else host, port, tls=tls is not None)
         shown = url_of(address or socket.gethostname(), port, tls=tls is not None) if outside else local
         fingerprint = tls.fingerprint.hex() if tls is not None else ""
@@ -199,7 +199,8 @@ def url_of(host: str, port: int, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _certificate(options: HubOptions, names: list[str]) -> TlsFiles:
+def certificate_of(options: HubOptions, names: list[str]) -> TlsFiles:
+    """The user's own, or one made for these names."""
     if options.certificate is not None and options.key is not None:
         return user_certificate(options.certificate, options.key)
     return make_certificate(names)

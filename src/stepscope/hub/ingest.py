@@ -29,7 +29,7 @@ from stepscope.wire.frames import Frame, read_frame
 from stepscope.wire.joining import PROOF_HEADER
 from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
 
-__all__ = ["App", "IngestApp", "IngestFigures", "Live", "in_front"]
+__all__ = ["Agents", "App", "IngestApp", "IngestFigures", "Live", "in_front"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -105,9 +105,14 @@ class IngestApp:
             if what == "join":
                 await self._join(scope, receive, send, address)
                 return
-            sender = self.admission.sender_of(_header(scope, b"authorization"))
+            token = _header(scope, b"authorization")
+            sender = self.admission.sender_of(token)
             if sender is None:
-                raise Refused(401, "token", "no token of this hub; join again")
+                refused = Refused(401, "token", "no token of this hub; join again")
+                if not self.admission.was_ours(token):
+                    raise refused
+                await _answer(send, refused.status, _refusal(refused))
+                return
             scope.setdefault("state", {})[AGENT] = True
             await self._frames(sender, scope, receive, send)
         except Refused as refused:
@@ -264,11 +269,22 @@ class IngestApp:
             self._reading -= length
 
 
-def in_front(ingest: IngestApp, app: App) -> App:
+class Agents(Protocol):
+    """Whoever takes what agents send: ``IngestApp`` for one run, ``Accepting`` for a folder of them."""
+
+    @property
+    def figures(self) -> IngestFigures: ...
+
+    def wants(self, path: str) -> bool: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+def in_front(ingest: Agents, app: App) -> App:
     """Agents' requests go to ``ingest``, all others to ``app``."""
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
-        chosen: App = ingest if scope["type"] == "http" and ingest.wants(scope["path"]) else app
+        chosen: App | Agents = ingest if scope["type"] == "http" and ingest.wants(scope["path"]) else app
         await chosen(scope, receive, send)
 
     return entry

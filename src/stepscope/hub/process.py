@@ -137,7 +137,7 @@ class _Hub:
         readers = Readers(about.token, secure=tls is not None)
         runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         ingest = self._gathering.ingest if self._gathering is not None else None
-        app = make_app(runs, readers, ingest)
+        app = make_app(runs, readers, ingest, refusals=self._refusals)
         limits = ServerLimits.for_nodes(settings.nnodes)
         return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals)
 

@@ -13,14 +13,14 @@ from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.store import staging
 from stepscope.store.failures import Numbers, read_errors
 from stepscope.store.flights import read_flights
-from stepscope.store.hangs import read_hangs
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.node_notices import node_notices
-from stepscope.store.nodes import NodeInfo, read_nodes, read_refused
+from stepscope.store.nodes import NodeInfo, clock_offsets, read_nodes, read_refused
 from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
 from stepscope.store.processes import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.stacks import read_stacks
+from stepscope.store.standstills import read_standstills
 
 if TYPE_CHECKING:
     from stepscope.store.late import Shown
@@ -96,12 +96,12 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
     sealed = meta.get("sealed") is True
     found = _find_sealed(path, alone=alone) if sealed else _find_open(path, meta, alone=alone)
     remote, notices = found.remote, found.notices
-    offsets = {node.spool: node.offset_ns for node in remote.nodes if node.offset_ns}
+    offsets = clock_offsets(remote.nodes)
     numbers = Numbers(found.series, str(meta.get("host")))
     errors, bad_errors = read_errors(path, numbers, offsets)
     stacks, bad_stacks = read_stacks(path, numbers.of)
     sent_stacks, bad_sent = remote.stacks(numbers)
-    hangs, bad_hangs = read_hangs(path, offsets)
+    hangs, bad_hangs = read_standstills(path, found.series, errors, remote.nodes)
     flight, large = ({}, []) if found.live else _read_flight(path, found.series, errors)
     if not sealed:
         if bad_stacks and not found.live:
@@ -138,7 +138,7 @@ def _find_sealed(path: Path, *, alone: bool) -> _Found:
     positions = read_positions(path)
     known = sealed_sidecars(series, positions.spools, read_nodes(path))
     remote = read_remote(path, positions, lost=_lost(live=False), known=known, nothing=alone)
-    late = assemble_ranks(remote.rings)
+    late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
     return _Found(
         series=series,
