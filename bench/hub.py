@@ -3,7 +3,7 @@
     python bench/hub.py --ranks 1000,10000,100000 --seconds 180
     python bench/hub.py --ranks 100000 --speed 0.5      # the load generator needs a core of its own, or more time
 
-A real hub process, told the end as a launcher does; the load generator of ``testing/`` in this one.  Figures are taken
+A real hub process; the load generator of ``testing/`` in this one.  Figures are taken
 between the first quarter and the end of simulated time: ``cpu`` is the hub's CPU time per simulated second (that of
 sealing journals to Parquet beside it), ``lag`` how many steps the newest complete one is behind what ranks have made.
 """
@@ -135,7 +135,6 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
         seconds=args.seconds,
         speed=args.speed,
         first_node=1,
-        bye=True,
         sources=SOURCES,
     )
     try:
@@ -151,9 +150,7 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
         time.sleep(SETTLE_S)
         last = watch.get("")
         found = watch.get("/findings")
-        if hub.stdin is not None:
-            hub.stdin.write(json.dumps({"end": {"exit_code": 0}}).encode() + b"\n")
-            hub.stdin.close()
+        hub.terminate()
         hub.wait(END_S)
         return _row(job, watch, report, peak_mb, last, found, paths.run_dir)
     finally:
