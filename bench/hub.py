@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ RANKS_PER_AGENT = 8
 SOURCES = tuple(f"127.0.0.{n}" for n in range(2, 34))
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 END_S = 120.0
+LOOK_S = 5.0
 
 
 @dataclass
@@ -52,7 +54,18 @@ class Watch:
     lags: list[float] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, Any] = field(default_factory=dict)
-    joined: bool = False
+    now: tuple[float, LoadReport] | None = None
+    """Where the load is."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def note(self, now_s: float, report: LoadReport) -> None:
+        self.now = (now_s, report)
+
+    def run(self) -> None:
+        """In a thread: the load must not wait for an answer of the hub."""
+        while not self.over.wait(LOOK_S):
+            if self.now is not None:
+                self.look(*self.now)
 
     def look(self, now_s: float, report: LoadReport) -> None:
         self.marks.append((now_s, *cpu_s(self.pid)))
@@ -73,7 +86,7 @@ class Watch:
         return (ended[0] - began[0]) / span_s, (ended[1] - began[1]) / span_s
 
     def _get(self, path: str) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=END_S)
         try:
             connection.request("GET", f"/api/v1/runs/load{path}", headers={"Authorization": f"Bearer {self.token}"})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -121,7 +134,13 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
         sources=SOURCES,
     )
     try:
-        report = asyncio.run(run_load(plan, watch.look))
+        looking = threading.Thread(target=watch.run)
+        looking.start()
+        try:
+            report = asyncio.run(run_load(plan, watch.note))
+        finally:
+            watch.over.set()
+            looking.join()
         peak_mb = rss_mb(hub.pid)[1]
         watch.look(args.seconds, report)
         time.sleep(3.0)

@@ -7,6 +7,7 @@ import errno
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from stepscope.errors import FrameError
 from stepscope.hub.senders import SenderLimits
 from stepscope.store.nodes import read_nodes, read_refused
+from stepscope.store.sidecar import write_sidecar
 from stepscope.wire.frames import FrameHead, pack_frame, part_of
 from stepscope.wire.joining import Join
 from stepscope.wire.limits import FRAME_BYTES
@@ -154,8 +156,28 @@ def test_the_run_directory_itself_sends_nothing(parts: Parts) -> None:
 
 
 def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
-    parts.ingest.claims.take("ab" * 16, [ring_of(0, 5)])
-    assert node.send(rings_part(ring_of(1, 5)))[0] == 403
+    (parts.run_dir / "steps").mkdir()
+    write_sidecar(parts.run_dir, ring_of(0, 5))
+    parts.watch.tick()
+    assert node.send(rings_part(ring_of(1, 6)))[0] == 200
+    status, said = node.send(rings_part(ring_of(1, 5)))
+    assert (status, said["why"]) == (403, "rank 5 of attempt 0 is on another node")
+
+
+def test_a_rank_that_moves_is_no_forgery(parts: Parts, node: Node, clock: Clock) -> None:
+    """In an elastic job the new node is heard of before the old one has said that its process is gone."""
+    other = Node(parts, join_of(2))
+    old, new = ring_of(2, 5), ring_of(1, 5)
+    assert other.send(rings_part(old))[0] == 200
+    assert node.send(rings_part(new))[0] == 403
+    assert other.send(rings_part(replace(old, state="exited", ended_wall_ns=5)))[0] == 200
+    clock.now_s += 1
+    assert node.send(rings_part(new))[0] == 200
+    assert names(parts) == []
+    for told in ([], ["refused"], ["refused"]):
+        assert other.send(rings_part(replace(old, anchor_wall_ns=7)))[0] == 403
+        assert names(parts) == told
+        clock.now_s += 3
 
 
 @pytest.mark.parametrize("what", [{"pid": 1 << 63}, {"live_step": 1 << 63}, {"ended_wall_ns": 1 << 63}])

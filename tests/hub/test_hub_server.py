@@ -158,6 +158,10 @@ def test_as_many_connections_as_there_can_be_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_there_is_room_for_all_agents() -> None:
+    assert [ServerLimits.for_nodes(nnodes).connections for nnodes in (1, 768, 12_500)] == [2048, 2048, 25_512]
+
+
 def test_addresses() -> None:
     assert [plain_address(host) for host in ("::ffff:10.0.0.1", "10.0.0.1", "fe80::1%eth0")] == [
         "10.0.0.1",

@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from stepscope.hub.admission import Admission
 from stepscope.hub.ingest import IngestApp
@@ -64,9 +63,8 @@ def test_every_row_arrives_once(tmp_path: Path) -> None:
     assert live.ranks(order="backward", limit=1)["rank"] == [17]
 
 
-@pytest.mark.parametrize("seed", [3, 4])
-def test_faults_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    job = LoadJob(agents=5, ranks_per_agent=2, seed=seed)
+def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:
+    job = LoadJob(agents=5, ranks_per_agent=2, seed=3)
     live, report = asyncio.run(loaded(tmp_path, job, drop=0.2, duplicate=0.2))
     info = live.info()
     assert report.failed == []

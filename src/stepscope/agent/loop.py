@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.agent.context import GitContext
 from stepscope.agent.control import Control
@@ -26,7 +26,6 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.probes import Probes
-from stepscope.agent.shipping.ship import Delivered, Shipper
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
@@ -35,7 +34,10 @@ from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
-from stepscope.wire.joining import Peer
+
+if TYPE_CHECKING:
+    from stepscope.agent.shipping.ship import Delivered, Shipper
+    from stepscope.wire.joining import Peer
 
 __all__ = ["Agent", "Ending"]
 

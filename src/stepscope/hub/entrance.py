@@ -33,7 +33,7 @@ class ServerLimits:
     per_address: int = 128
     """Of those, from one address …"""
     spare_local: bool = True
-    """… but from this machine half of all, and as fast as they come."""
+    """… but from this machine three in four of all, and as fast as they come."""
     arrivals_per_s: float = 50.0
     """New connections from one address in the long run: a handshake is the most that a stranger can make us compute."""
     arrivals: int = 256
@@ -61,6 +61,11 @@ class ServerLimits:
     """… and how much, of one that was larger than it may be."""
     grace_s: float = 2.0
     """For answers under way when the server stops."""
+
+    @classmethod
+    def for_nodes(cls, nnodes: int) -> ServerLimits:
+        """Room for every agent twice, as when all of a large job come again before their old connections are gone."""
+        return cls(connections=max(cls.connections, 2 * nnodes + 512))
 
     def body_cap(self, path: bytes) -> int:
         end = path.rfind(b"/")
@@ -113,7 +118,7 @@ class Entrance:
         if not local and self._arrivals.take(address, now_s) > 0:
             return "connection_rate"
         own = self._addresses.get(address)
-        cap = self.limits.connections // 2 if local else self.limits.per_address
+        cap = self.limits.connections * 3 // 4 if local else self.limits.per_address
         if own is not None and own.open >= cap and not self._make_room(own.waiting):
             return "connections"
         if self.open >= self.limits.connections and not self._make_room(self._waiting):

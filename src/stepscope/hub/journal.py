@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from stepscope.store.jsonl import append_jsonl
-from stepscope.store.paths import EVENTS, INBOX
+from stepscope.store.paths import EVENTS, HUB_EVENTS
 
-__all__ = ["HUB_EVENTS", "HubJournal", "LineSink"]
+__all__ = ["HubJournal", "LineSink"]
 
-HUB_EVENTS: Final = "hub-events.jsonl"
-"""In the inbox."""
 _WAITING: Final = 2000
 _NODE: Final = "0"
 
@@ -33,7 +31,8 @@ class LineSink(Protocol):
 
 class HubJournal:
     def __init__(self, run_dir: Path, live: LineSink, *, wall: Callable[[], int] = time.time_ns) -> None:
-        self._path = run_dir / INBOX / HUB_EVENTS
+        self.run_dir = run_dir
+        self._path = run_dir / HUB_EVENTS
         self._live = live
         self._wall = wall
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_WAITING)

@@ -212,6 +212,11 @@ class Runs:
                 self._opened.move_to_end(name)
         return opened
 
+    def path_of(self, name: str) -> Path | None:
+        """Of a run that is there."""
+        path = self.root / name
+        return path if self._may_be(name) and (path / META).is_file() else None
+
     async def close(self) -> None:
         """End what runs in the background."""
         tasks = [*self._opening.values(), *self._following]

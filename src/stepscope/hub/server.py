@@ -16,7 +16,7 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -32,7 +32,7 @@ from stepscope.hub.tls import TlsFiles, server_context
 
 __all__ = ["App", "Server", "run_loop"]
 
-App = Callable[..., Coroutine[Any, Any, None]]
+App = Callable[..., Awaitable[None]]
 """ASGI 3."""
 Result = TypeVar("Result")
 
@@ -164,9 +164,10 @@ class Server:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s
             )
-        except (OSError, asyncio.TimeoutError):
+        except (OSError, asyncio.TimeoutError) as error:
+            if not isinstance(error, ConnectionResetError):  # that one only left, or was sent away
+                self.refusals.count("tls", protocol.address)
             self._entrance.leave(protocol)
-            self.refusals.count("tls", protocol.address)
             sock.close()
 
     async def _close(self) -> None:

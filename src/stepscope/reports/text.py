@@ -35,6 +35,8 @@ OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 FILES_SHOWN = 6
 MANY_HOSTS = 3
+WORTH_TELLING = 0.001
+"""Of packets that are lost or sent again."""
 
 
 def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved: bool | None = None) -> str:
@@ -264,6 +266,12 @@ def _node_parts(node: Mapping[str, Any]) -> list[str]:
     for key, words in (("net_rx_bps", "net in"), ("net_tx_bps", "net out"), ("disk_read_bps", "disk read")):
         if node[key] and node[key]["median"] >= 1_000_000:
             parts.append(f"{words} {rate_text(node[key]['median'])}")
+    if node["rtt_us"]:
+        lost = node["probe_loss_share"] or 0.0
+        some = f", {lost:.1%} lost" if lost >= WORTH_TELLING else ""
+        parts.append(f"round trips {ms_text(node['rtt_us']['median'] / 1e3)}{some}")
+    if (node["retransmit_share"] or 0.0) >= WORTH_TELLING and node["net_tx_bps"]["median"] >= 1_000_000:
+        parts.append(f"TCP sends {node['retransmit_share']:.1%} again")
     return parts
 
 

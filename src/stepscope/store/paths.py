@@ -13,6 +13,7 @@ __all__ = [
     "EVENTS",
     "FINDINGS",
     "HUB",
+    "HUB_EVENTS",
     "INBOX",
     "META",
     "NODES",
@@ -53,6 +54,8 @@ HUB = "hub.json"
 """Where the run's hub listens and the token to ask it with; readable by its owner only."""
 INBOX = "inbox"
 """What other nodes sent."""
+HUB_EVENTS = "inbox/hub-events.jsonl"
+"""What the hub itself saw of them: ``events.jsonl`` is the agent's."""
 NODES = "nodes.json"
 """Who sent it, and how far ahead their clocks are."""
 PARTS = "parts"

@@ -152,7 +152,7 @@ class _Load:
             now_s = self._now_s()
             if self._progress is not None and now_s >= shown_s:
                 self._progress(now_s, self._report)
-                shown_s = now_s + 5.0
+                shown_s = now_s + 0.5
             sent = 0
             while self._due and self._due[0][0] <= now_s:
                 due_s, number = heapq.heappop(self._due)

@@ -98,6 +98,11 @@ def record(
 
 
 @pytest.fixture
+def record_run() -> Callable[..., Path]:
+    return record
+
+
+@pytest.fixture
 def begun(tmp_path: Path) -> Callable[[Cluster], tuple[Path, Any]]:
     """``begun(cluster)``: a run without a step yet, and what appends some: ``append(run_dir, series, first, last)``."""
 

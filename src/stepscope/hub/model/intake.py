@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
+from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest_block import digest_block
 from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
@@ -39,6 +40,8 @@ LATE_AT_ONCE = 2
 LARGE = 4096
 """Ranks of a large job."""
 LARGEST_WALL_NS = (1 << 63) - 1
+ATTEMPTS_COST = 20
+"""Telling attempts apart may take one in so many of our seconds."""
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
 MOST_EXPECTED = 1 << 17
@@ -82,18 +85,13 @@ class Intake:
         self._pending: list[tuple[NDArray[np.intp], Taken]] = []
         self._pending_rows = 0
         self._late: set[int] = set()
-        self._stride_s = clock()
+        self._stride_s = self._attempts_s = clock()
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def ring(self, about: RingSidecar, *, node: str) -> None:
         """Register a ring, or bring what is known of it up to date."""
-        before = self.registry.attempt
-        if about.identity.attempt > before:
-            self.settle()
         self.registry.put(about, node=node, now_s=self._clock())
-        if self.registry.attempt != before:
-            self._begin_attempt()
         self.touch()
 
     def rows(self, taken: Taken) -> None:
@@ -122,6 +120,8 @@ class Intake:
 
     def settle(self) -> None:
         """Take in what waits; whoever reads calls it first."""
+        if self.registry.doubtful and self._clock() >= self._attempts_s:
+            self._settle_attempts()
         if not self._pending:
             return
         pending, self._pending, self._pending_rows = self._pending, [], 0
@@ -140,6 +140,15 @@ class Intake:
         self.version += 1
 
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _settle_attempts(self) -> None:
+        """Before rows are taken in: those of an attempt that is over have no place here."""
+        began_s = self._clock()
+        offsets = [self.offsets_ns.get(node, 0) for node in self.registry.nodes]
+        if self.registry.settle_attempts(np.array(offsets, np.int64)):
+            self._begin_attempt()
+        now_s = self._clock()
+        self._attempts_s = now_s + ATTEMPTS_COST * (now_s - began_s)
 
     def _begin_attempt(self) -> None:
         self.planes.clear()
@@ -265,8 +274,7 @@ class Intake:
         frontier = int(last[awaited].min()) if awaited.any() else self.planes.newest
         kept = self.planes.complete()
         due = kept[(kept > self.frontier) & (kept <= frontier)]
-        for step in due.tolist():
-            self._write(step)
+        self._write_all(due)
         self.frontier = max(self.frontier, frontier)
         late = sorted(self._late)
         for step in late[:LATE_AT_ONCE] if self.planes.columns > LARGE else late:
@@ -274,16 +282,30 @@ class Intake:
         if len(due) or late:
             self.touch()
 
+    def _write_all(self, steps: NDArray[np.int64]) -> None:
+        """Many at once where that can be, else one by one."""
+        while len(steps) > 1 and (not self.digests.count or self.digests.last[self.digests.count - 1] < steps[0]):
+            block = digest_block(self.planes, steps)
+            if block is None:
+                break
+            starts = block.start_wall_ns[: block.count]
+            starts[:] = [self._wall_ns(0, start_ns) for start_ns in starts.tolist()]
+            self.digests.extend(block)
+            self._late.difference_update(steps[: block.count].tolist())
+            steps = steps[block.count :]
+        for step in steps.tolist():
+            self._write(step)
+
     def _write(self, step: int) -> None:
         for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest, self._wall_ns(digest))
+            self.digests.put(digest, self._wall_ns(digest.column, digest.start_ns))
         self._late.discard(step)
 
-    def _wall_ns(self, digest: Digest) -> int:
+    def _wall_ns(self, column: int, start_ns: int) -> int:
         """When a step began, on the hub's clock, by the word of one rank."""
-        of, ring = self.registry.of, self.ring_of[digest.column]
+        of, ring = self.registry.of, self.ring_of[column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
-        wall_ns = digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        wall_ns = start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
         return max(0, min(wall_ns, LARGEST_WALL_NS))
 
     def _fit_stride(self) -> None:

@@ -1,0 +1,312 @@
+"""Runs with what other nodes sent: clocks, lost nodes, equal pids, late data, huge runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import RunError
+from stepscope.records.places import helper_environment
+from stepscope.store import parts
+from stepscope.store.create import RunPaths
+from stepscope.store.inbox import Inbox
+from stepscope.store.journal import journal_path
+from stepscope.store.load import open_run
+from stepscope.store.meta import end_run, read_meta, write_meta
+from stepscope.store.nodes import read_nodes
+from stepscope.store.positions import read_positions
+from stepscope.store.processes import processes_alive
+from stepscope.store.seal import needs_seal, seal
+from stepscope.store.sql import query
+from stepscope.testing.rings import write_steps
+from stepscope.wire.frames import part_of
+
+AHEAD = 300_200_000_000
+
+
+def received(run_dir: Path, send: Any, *senders: Any, nnodes: int | None = None) -> None:
+    """A run to which each of these sent everything, and which is over."""
+    inbox = Inbox(run_dir)
+    for node in senders:
+        inbox.introduce(node.spool, node=node.node, host=node.host, address="10.0.0.1")
+        send(inbox, node.everything())
+    inbox.save_nodes()
+    inbox.close()
+    if nnodes is not None:
+        write_meta(run_dir, {**read_meta(run_dir), "nnodes": nnodes})
+    end_run(run_dir, exit_code=0, status="finished", wall_ns=9)
+
+
+def told(run_dir: Path) -> list[str]:
+    """The notices, but for those of a run without agent."""
+    return [notice for notice in open_run(run_dir).notices if not notice.startswith("No agent wrote")]
+
+
+def test_every_clock_is_the_hubs(paths: RunPaths, sender: Any, send: Any) -> None:
+    straight, ahead = sender(1, offset_ns=0), sender(2, offset_ns=AHEAD)
+    hang = {
+        "schema": 1, "number": 1, "host": "host2", "kind": "hang_host", "title": "T.", "threshold_s": 1.0,
+        "declared_wall_ns": 90 + AHEAD, "stopped_wall_ns": 80 + AHEAD, "over": "recovered", "over_wall_ns": 99 + AHEAD,
+    }  # fmt: skip
+    inbox = Inbox(paths.run_dir)
+    send(inbox, straight.everything(), ahead.everything())
+    send(inbox, ahead.frame([part_of("file", json.dumps(hang).encode(), name="hangs/host2-1.json")]))
+    inbox.close()
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    data = open_run(paths.run_dir)
+    assert [(one.rank, one.anchor_wall_ns, one.ended_wall_ns) for one in data.ranks] == [
+        (10, 10_000, 10_900),
+        (11, 10_000, 10_900),
+        (20, 10_000, 10_900),
+        (21, 10_000, 10_900),
+    ]
+    assert [event["wall_ns"] for event in data.events if event["event"] == "warning"] == [
+        10_001, 10_002, 10_011, 10_012, 10_021, 10_022, 10_031, 10_032,
+    ]  # fmt: skip
+    assert [(one["wall_ns"], one["node"]) for one in data.samples[:3]] == [
+        (10_001, "host1"),
+        (10_002, "host2"),
+        (10_011, "host1"),
+    ]
+    assert [(one["wall_ns"], one["rank"]) for one in data.stacks] == [
+        (10_001, 10),
+        (10_002, 20),
+        (10_011, 10),
+        (10_012, 20),
+    ]
+    assert [(error.wall_ns, error.rank) for error in data.errors] == [(10_500, 10), (10_500, 20)]
+    assert [(h.stopped_wall_ns, h.declared_wall_ns, h.over_wall_ns) for h in data.hangs] == [(80, 90, 99)]
+    notes = [event for event in data.events if event["event"] == "note"]
+    assert {note["wall_ns"] for note in notes} == {10_000 + 100 + sum((7 + slot * 3) % 11 for slot in range(9))}
+    assert "Node 2 (host host2): its clock is 300.2 s ahead; times are shown by this host's." in data.notices
+
+
+def test_equal_pids_on_two_nodes(paths: RunPaths, rings: Any, sender: Any, send: Any) -> None:
+    """And on this one: each error finds its own rank."""
+    write_steps(rings(0, pid=70), 3)
+    (paths.run_dir / "errors" / "70.json").write_text(json.dumps({"pid": 70, "rank": 5, "type": "Own", "wall_ns": 1}))
+    received(paths.run_dir, send, sender(1), sender(2))
+    data = open_run(paths.run_dir)
+    assert [(error.type, error.rank) for error in data.errors] == [("Own", 0), ("E", 10), ("E", 20)]
+    assert sorted(one.rank for one in data.ranks) == [0, 10, 11, 20, 21]
+
+
+def test_a_node_that_said_goodbye_is_as_it_said(paths: RunPaths, sender: Any, send: Any) -> None:
+    received(paths.run_dir, send, sender(1), nnodes=2)
+    data = open_run(paths.run_dir)
+    assert [one.state for one in data.ranks] == ["exited", "exited"]
+    assert told(paths.run_dir) == []
+    assert [(node["node"], node["host"], node["bye"]["status"]) for node in data.nodes] == [(1, "host1", "finished")]
+
+
+def test_lost_absent_and_refused_are_told(
+    paths: RunPaths, sender: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    node = sender(1)
+    node.offset_ns = -2_500_000_000
+    inbox = Inbox(paths.run_dir, clock=lambda: 1_700_000_000 * 10**9)
+    inbox.introduce(node.spool, node=1, host="b")
+    send(inbox, node.frame([node.sidecars(), node.block([0, 0], [3, 4])]))
+    inbox.refuse(node.spool)
+    inbox.save_nodes(refused={"wrong token": 3, "garbage": 1})
+    inbox.close()
+    write_meta(paths.run_dir, {**read_meta(paths.run_dir), "nnodes": 5})
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    assert [one.state for one in open_run(paths.run_dir).ranks] == ["vanished", "vanished"]
+    expected = [
+        "Nodes 2, 3, 4 never joined; there is nothing of them here.",
+        "Node 1 (host b) was lost: it was last heard of at 2023-11-14 22:13:20 and never said how it ended.",
+        "Node 1 (host b): its clock is 2.5 s behind; times are shown by this host's.",
+        "Node 1 (host b): 1 frame refused.",
+        "Strangers were turned away 4 times: wrong token 3, garbage 1.",
+    ]
+    assert told(paths.run_dir) == expected
+    seal(paths.run_dir)
+    assert told(paths.run_dir) == expected
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_node_that_sends_keeps_the_run_alive(paths: RunPaths, sender: Any, send: Any) -> None:
+    node = sender(1)
+    write_meta(paths.run_dir, {**read_meta(paths.run_dir), "launcher": None})
+    inbox = Inbox(paths.run_dir)
+    send(inbox, node.frame([node.sidecars(), node.block([0, 0], [3, 4])]))
+    inbox.save_nodes()
+    assert processes_alive(paths.run_dir)
+    assert [one.state for one in open_run(paths.run_dir).ranks] == ["running", "running"]
+    with pytest.raises(RunError, match="its hub still receives"):
+        seal(paths.run_dir)
+    inbox.close()
+    with pytest.raises(RunError, match="its processes still run"):
+        seal(paths.run_dir)
+    end_run(paths.run_dir, exit_code=0, status="finished")
+    assert not processes_alive(paths.run_dir)
+
+
+def test_sealed_it_reads_the_same(paths: RunPaths, rings: Any, drain: Any, sender: Any, send: Any, plain: Any) -> None:
+    own = rings(0)
+    write_steps(own, 5)
+    drain(own, ended=7)
+    received(paths.run_dir, send, sender(1, offset_ns=AHEAD), sender(2))
+    before = open_run(paths.run_dir)
+    seal(paths.run_dir)
+    assert plain(open_run(paths.run_dir)) == plain(before)
+    assert {path.name for path in paths.run_dir.iterdir()} == {
+        *("errors", "events.jsonl", "logs", "rings", "run.json", "ranks.json", "samples.parquet", "steps.parquet"),
+        *("stacks.jsonl", "nodes.json", "positions.json"),
+    }
+    assert not needs_seal(paths.run_dir)
+    assert query(paths.run_dir, "select count(*) from steps").rows == ((5 + 4 * 6,),)
+
+
+def test_late_data_are_loaded_and_sealed_with_the_rest(paths: RunPaths, sender: Any, send: Any, plain: Any) -> None:
+    """A node is lost, the run is sealed, the node comes back; what it sent before is recognised."""
+    node, other = sender(1, offset_ns=AHEAD), sender(2)
+    inbox = Inbox(paths.run_dir)
+    send(inbox, node.frame([node.sidecars(), node.block([0, 0], [4, 2]), node.stretch("samples.jsonl", 0, 3)]))
+    inbox.save_nodes()
+    inbox.close()
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    seal(paths.run_dir)
+    assert [(one.state, len(one.steps)) for one in open_run(paths.run_dir).ranks] == [("vanished", 4), ("vanished", 2)]
+    late = Inbox(paths.run_dir)
+    assert late.positions(node.spool).rings == {node.rings[0].about.key: 64, node.rings[1].about.key: 32}
+    send(late, node.frame([node.block([2, 2], [6, 5])]))
+    late.close()
+    assert needs_seal(paths.run_dir)
+    assert [(one.state, len(one.steps)) for one in open_run(paths.run_dir).ranks] == [("vanished", 6), ("vanished", 5)]
+    late = Inbox(paths.run_dir)
+    send(late, node.everything(), other.everything())
+    late.save_nodes()
+    late.close()
+    data = open_run(paths.run_dir)
+    assert [(one.rank, one.state, one.steps["step"].tolist()) for one in data.ranks] == [
+        (rank, "exited", [0, 1, 2, 3, 4, 5]) for rank in (10, 11, 20, 21)
+    ]
+    assert [one.anchor_wall_ns for one in data.ranks] == [10_000] * 4
+    assert len(data.samples) == 10
+    assert len([event for event in data.events if event["event"] == "note"]) == 4
+    seal(paths.run_dir)
+    assert plain(open_run(paths.run_dir)) == plain(data)
+    assert not needs_seal(paths.run_dir)
+    again = Inbox(paths.run_dir)
+    parts_sent = send(again, node.everything())
+    assert (parts_sent.rows, parts_sent.duplicate_parts) == (0, 8)
+    again.close()
+    assert not needs_seal(paths.run_dir)
+
+
+class Killed(BaseException):
+    """What a SIGKILL is to the code."""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("times", range(1, 6))
+def test_a_second_seal_killed_at_any_point(
+    paths: RunPaths, sender: Any, send: Any, plain: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    node = sender(1)
+    inbox = Inbox(paths.run_dir)
+    send(inbox, node.frame([node.sidecars(), node.block([0, 0], [4, 2])]))
+    inbox.close()
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    seal(paths.run_dir)
+    late = Inbox(paths.run_dir)
+    send(late, node.everything())
+    late.close()
+    expected = plain(open_run(paths.run_dir))
+    real, calls = Path.replace, []
+
+    def dies(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if self.parent.name == ".sealed" and [one for one in calls if one] and _moves(calls) == times:
+            raise Killed
+        return real(self, target)
+
+    def _moves(seen: list[Path]) -> int:
+        return sum(one.parent == paths.run_dir for one in seen)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "replace", dies)
+        seal(paths.run_dir)
+    assert plain(open_run(paths.run_dir)) == expected
+    seal(paths.run_dir)
+    assert plain(open_run(paths.run_dir)) == expected
+
+
+@pytest.fixture
+def filled(paths: RunPaths, sender: Any, send: Any) -> Path:
+    """Two full journals and one that is being written."""
+    inbox = Inbox(paths.run_dir, journal_bytes=1)
+    for node in (sender(1), sender(2), sender(3)):
+        send(inbox, node.everything())
+    assert inbox.journal == 3
+    inbox.save_nodes()
+    inbox.close()
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    return paths.run_dir
+
+
+def test_a_part_reads_as_the_journal_did(filled: Path, plain: Any) -> None:
+    expected = plain(open_run(filled))
+    command = [sys.executable, "-m", "stepscope.store.parts", str(filled), "1"]
+    subprocess.run(command, check=True, env=helper_environment(os.environ))
+    assert not journal_path(filled, 1).exists()
+    assert sorted(path.name for path in (filled / "parts").iterdir()) == [
+        "rest-000001.frames",
+        "steps-000001.0.parquet",
+    ]
+    assert plain(open_run(filled)) == expected
+    parts.seal_journal(filled, 1)
+    with pytest.raises(RunError, match=r"000002\.frames comes first"):
+        parts.seal_journal(filled, 3)
+    parts.seal_journal(filled, 2)
+    assert plain(open_run(filled)) == expected
+    assert read_positions(filled).steps == 2 * 2 * 6
+    Inbox(filled).close()
+    seal(filled)
+    assert plain(open_run(filled)) == expected
+
+
+def test_a_part_that_cannot_be_made_is_one_line(filled: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert parts.main([str(filled), "2"]) == 1
+    assert "journal 2 was not sealed" in capfd.readouterr().err
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["_write_chunk", "write_positions"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_part_killed_half_way_is_made_again(
+    filled: Path, plain: Any, monkeypatch: pytest.MonkeyPatch, name: str, before: bool
+) -> None:
+    expected = plain(open_run(filled))
+    real = getattr(parts, name)
+
+    def dies(*args: Any) -> Any:
+        if not before:
+            real(*args)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(parts, name, dies)
+        parts.seal_journal(filled, 1)
+    assert plain(open_run(filled)) == expected
+    Inbox(filled).close()
+    parts.seal_journal(filled, 1)
+    assert plain(open_run(filled)) == expected
+    assert not journal_path(filled, 1).exists()
+
+
+def test_nodes_outlive_the_journal(filled: Path) -> None:
+    seal(filled)
+    assert [(node.node, node.frames) for node in read_nodes(filled)] == [(1, 1), (2, 1), (3, 1)]
