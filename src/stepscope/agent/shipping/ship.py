@@ -130,7 +130,7 @@ class Shipper:
         if whole and not unsent:
             self._delivered = Delivered(whole=True, local=self._sender.local)
         else:
-            why = self._sender.trouble or (unsent if whole else OUT_OF_TIME)
+            why = self._sender.refusal or self._sender.trouble or (unsent if whole else OUT_OF_TIME)
             self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
 
     def _left_s(self) -> float:
