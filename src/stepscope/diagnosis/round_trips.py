@@ -304,6 +304,8 @@ def _loss(
 ) -> tuple[slice, float, float] | None:
     """When, how much of it, and how much on the other ways at that time (nan: there are none); None: nothing much."""
     at = _highest(lost - thresholds.PROBE_LOSS / 2 * sent)
+    # Again, by what was found: a stray loss long before or after does not belong to it.
+    at = _highest(lost - max(float(lost[at].sum()) / max(float(sent[at].sum()), 1.0), thresholds.PROBE_LOSS) / 2 * sent)
     count, of = float(lost[at].sum()), float(sent[at].sum())
     share = count / of if of else 0.0
     if share < thresholds.PROBE_LOSS or (lost[at] > 0).sum() < thresholds.PROBE_SLICES:

@@ -158,7 +158,7 @@ class Sender:
         self.heard_s = time.monotonic()
         self.counts.joins += 1
         self._outgoing.rewind(welcome.positions)
-        self.peers, self.probe_key = welcome.peers, welcome.probe_key
+        self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop looks at the peers, then takes the key
         self._next_s = _seconds(welcome.next_s)
         # By chance: the nodes of a job begin together, and should not all send together for ever after.
         return Turn(wait_s=0.0 if hurry or self._tries else random.uniform(0, self._next_s))
