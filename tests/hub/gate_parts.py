@@ -214,6 +214,7 @@ class HubProcess:
 
     def connect(self, source: str = "127.0.0.1", *, plain: bool = False) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (source, 0))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls is None or plain:
             return sock
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

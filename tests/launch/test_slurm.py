@@ -7,11 +7,10 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def why_not() -> str | None:
 class Slurm:
     """Two nodes of four slots each; both are this machine."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, ports: list[int]) -> None:
         self.folder = folder
         self._stack = stack
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
@@ -69,9 +68,6 @@ class Slurm:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        with ExitStack() as held:
-            servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            ports = [server.getsockname()[1] for server in servers]
         text = CONFIGURATION.format(host=platform.node(), folder=folder, ports=ports)
         (folder / "slurm.conf").write_text(text)
 
@@ -115,13 +111,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[Slurm]:
+def slurm(tmp_path: Path, port: Callable[[], int]) -> Iterator[Slurm]:
     if (why := why_not()) is not None:
         pytest.skip(why)
     with ExitStack() as stack:
         folder = tmp_path / "slurm"
         folder.mkdir()
-        slurm = Slurm(folder, stack)
+        slurm = Slurm(folder, stack, [port() for _ in range(3)])
         slurm.begin()
         yield slurm
 

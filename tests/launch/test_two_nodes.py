@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ def steps_of(summary: dict[str, Any]) -> Steps:
 
 
 @pytest.mark.ranks
-def test_a_script_on_two_nodes(commands: Any, nodes: Any, job: Path, tmp_path: Path) -> None:
+def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int], job: Path, tmp_path: Path) -> None:
     """The same line on both, but for the number: torchrun is started on each, and gloo brings them together."""
+    master = str(port())
     for node in (1, 0):
         line = ("--nnodes", "2", "--node_rank", str(node), "--master_addr", "127.0.0.1", "--name", "two")
-        ports = ("--master_port", str(nodes.port - 1), "--hub-port", str(nodes.port), "--dir", str(node))
+        ports = ("--master_port", master, "--hub-port", str(nodes.port), "--dir", str(node))
         key = {"STEPSCOPE_KEY": "a key of the tests alone"}
         nodes.processes[node] = commands.start("run", *line, *ports, job, "--steps", "12", env=key)
     done = [nodes.finish(0), nodes.finish(1)]
@@ -48,36 +50,41 @@ def test_a_script_on_two_nodes(commands: Any, nodes: Any, job: Path, tmp_path: P
 @pytest.mark.faults
 def test_the_hub_is_killed_and_then_the_agent_of_the_other_node(nodes: Any, tmp_path: Path) -> None:
     for node in (0, 1):
-        nodes.start(node, "120", "0.05")
+        nodes.start(node)
     nodes.until(lambda: nodes.heard_of(1))
     (hub,) = nodes.pids("stepscope.hub", "two")
     os.kill(hub, signal.SIGKILL)
     nodes.until(lambda: nodes.pids("stepscope.hub", "two") not in ([], [hub]))
     (agent,) = nodes.pids("stepscope.agent", "two.node1")
     os.kill(agent, signal.SIGKILL)
+    nodes.until(lambda: nodes.pids("stepscope.agent", "two.node1") not in ([], [agent]))
+    nodes.over()
     done = [nodes.finish(0), nodes.finish(1)]
     assert [one.code for one in done] == [0, 0], [one.stderr for one in done]
     assert done[0].stderr.count("stepscope: the hub died (signal 9); it is started again\n") == 1
-    assert steps_of(nodes.summary()) == [(0, 120), (1, 120)]
+    assert steps_of(nodes.summary()) == [(node, nodes.printed(node, done[node])) for node in (0, 1)]
     assert [row["lost"] for row in nodes.summary()["ranks"]] == [0, 0]
     assert list((tmp_path / "1").iterdir()) == []
 
 
 @pytest.mark.faults
 def test_ctrl_c_on_one_node_is_told_by_the_other(nodes: Any, tmp_path: Path) -> None:
-    nodes.start(0, "200", "0.05")
-    nodes.start(1, "10000", "0.05")
+    nodes.start(0)
+    nodes.start(1)
     nodes.wait_for(1, "step 20\n")
+    nodes.until(lambda: nodes.heard_of(1))
     os.kill(nodes.processes[1].pid, signal.SIGINT)
     one = nodes.finish(1)
     assert one.code == 130, one.stderr
     assert "all of node 1 was sent" in one.stderr
     assert list((tmp_path / "1").iterdir()) == []
+    nodes.over()
     zero = nodes.finish(0)
     assert zero.code == 0, zero.stderr
-    (first, second) = steps_of(nodes.summary())
-    assert first == (0, 200)
-    assert second[0] == 1 and 20 <= second[1] < 200
+    first, second = steps_of(nodes.summary())
+    assert first == (0, nodes.printed(0, zero))
+    assert second[0] == 1
+    assert second[1] - nodes.printed(1, one) in (0, 1)  # one may be complete and not yet printed
     (bye,) = [node["bye"] for node in json.loads((tmp_path / "0/two/nodes.json").read_text())["nodes"] if node["node"]]
     assert bye == {"exit_code": 130, "status": "interrupted"}
 
@@ -86,13 +93,14 @@ def test_ctrl_c_on_one_node_is_told_by_the_other(nodes: Any, tmp_path: Path) -> 
 def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
     """Somebody else has its port: node 0 is recorded by itself, node 1 keeps its part and says how to send it."""
     with socket.create_server(("127.0.0.1", nodes.port)):
-        nodes.start(0, "5", "0.01", options=("--hub-host", "127.0.0.1"))
-        nodes.start(1, "5", "0.01")
+        nodes.over()
+        nodes.start(0, options=("--hub-host", "127.0.0.1"))
+        nodes.start(1)
         zero = nodes.finish(0)
         assert zero.code == 0
         why = f"the hub cannot listen on port {nodes.port} of 127.0.0.1: Address already in use"
         assert f"stepscope: {why}; this node is recorded by itself" in zero.stderr
-        assert steps_of(nodes.summary()) == [(0, 5)]
+        assert steps_of(nodes.summary()) == [(0, 1)]
         stderr = nodes.processes[1].stderr
         assert stderr is not None
         assert "recording to" in stderr.readline()

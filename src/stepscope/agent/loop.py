@@ -54,8 +54,10 @@ LAST_GASP_S = 1.0
 """When the job is over, how long its ranks may take to be gone."""
 FULL_DISK_S = 60.0
 """Without a launcher, how long to wait for a disk that refuses; the rings stay for whoever opens the run."""
-SHIPPING_S = 20.0
-"""At the end, how long to go on sending to the hub what it does not have yet."""
+SHIPPING_S = 60.0
+"""At the end, how long to go on sending to the hub what it does not have yet …"""
+GREETING_S = 10.0
+"""… and how long to take leave of one that reads the run directory itself."""
 LAST_TRIES_S = 2.0
 """At the end, how long to try a disk that refuses."""
 
@@ -301,14 +303,18 @@ class Agent:
             self._journal.event(event, **fields)
 
     def _ship_rest(self, ending: Ending) -> None:
-        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all."""
+        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all.
+
+        SIGTERM: nobody wants to wait for that.
+        """
         if self._shipper is None:
             return
         if ending == "terminated":
             self._shipper.stop()  # the job may go on, and another agent with it
             return
         end = self._control.end or {"exit_code": None, "status": "orphaned"}
-        self.delivered = self._shipper.finish(end, SHIPPING_S)
+        patience_s = SHIPPING_S if self._shipper.to.node else GREETING_S
+        self.delivered = self._shipper.finish(end, patience_s, given_up=lambda: self._terminated)
         try:
             os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
         except OSError:

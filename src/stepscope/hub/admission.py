@@ -1,10 +1,10 @@
 """Who may send: joins, the tokens handed out for them, and which sender speaks for which node.
 
 A join is signed with the user's key (``wire/joining.py``); the token that answers it is random, is kept as its SHA-256
-only, and lives as long as this process: after a restart of the hub everybody joins again.  A node number belongs to one
-spool at a time.  Another one gets it when the first has said bye or was silent for a while: that node was replaced.  A
-spool that was replaced may come back to hand in what it has, but does not get its number back as long as the other is
-there.  Used by the hub's event loop only.
+only, and lives as long as this process: after a restart of the hub everybody joins again (a mark in the token tells
+these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the first has said bye
+or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand in what it has, but
+does not get its number back as long as the other is there.  Used by the hub's event loop only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stepscope.hub.refusals import Refused
 from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
 from stepscope.store.sidecar import RingSidecar
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
+from stepscope.wire.keys import sign, signed
 
 __all__ = ["Admission", "Admitted"]
 
@@ -39,6 +40,7 @@ ADDRESSES: Final = 4096
 LATE_SPOOLS: Final = 4096
 """Spools that were replaced and are still known."""
 _BEARER: Final = b"bearer "
+_PURPOSE: Final = "token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +188,7 @@ class Admission:
 
     def _mint(self, sender: Sender) -> str:
         token = secrets.token_urlsafe(32)
+        token = f"{token}.{sign(self._key, _PURPOSE, token.encode())}"
         self._tokens.pop(sender.token, None)
         sender.token = hashlib.sha256(token.encode()).digest()
         self._tokens[sender.token] = sender
@@ -222,6 +225,11 @@ class Admission:
         digest = hashlib.sha256(authorization[len(_BEARER) :]).digest()
         sender = self._tokens.get(digest)
         return sender if sender is not None and hmac.compare_digest(sender.token, digest) else None
+
+    def was_ours(self, authorization: bytes) -> bool:
+        """Whether a token that is not known was given out by a hub with our key, as by this one before a restart."""
+        token, _, proof = authorization[len(_BEARER) :].partition(b".")
+        return signed(self._key, proof.decode("latin-1"), _PURPOSE, token)
 
     def heard(self, sender: Sender, *, bye: bool) -> bool:
         """It sent a frame; True if it was lost before."""

@@ -69,6 +69,7 @@ class Gathering:
         self._admission.recall([node.spool for node in self._inbox.nodes()])
         replay(run_dir, live, self._admission.claims)
         journal = HubJournal(run_dir, live)
+        journal.event("hub_start", pid=os.getpid())
         self._watch = NodeWatch(admission=self._admission, inbox=self._inbox, journal=journal, refusals=refusals)
         self.ingest = IngestApp(
             admission=self._admission, inbox=self._inbox, live=live, journal=journal, refusals=refusals

@@ -105,9 +105,14 @@ class IngestApp:
             if what == "join":
                 await self._join(scope, receive, send, address)
                 return
-            sender = self.admission.sender_of(_header(scope, b"authorization"))
+            token = _header(scope, b"authorization")
+            sender = self.admission.sender_of(token)
             if sender is None:
-                raise Refused(401, "token", "no token of this hub; join again")
+                refused = Refused(401, "token", "no token of this hub; join again")
+                if not self.admission.was_ours(token):
+                    raise refused
+                await _answer(send, refused.status, _refusal(refused))
+                return
             scope.setdefault("state", {})[AGENT] = True
             await self._frames(sender, scope, receive, send)
         except Refused as refused:

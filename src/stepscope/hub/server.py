@@ -164,9 +164,10 @@ class Server:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s
             )
-        except (OSError, asyncio.TimeoutError):
+        except (OSError, asyncio.TimeoutError) as error:
+            if not isinstance(error, ConnectionResetError):  # that one only left, or was sent away
+                self.refusals.count("tls", protocol.address)
             self._entrance.leave(protocol)
-            self.refusals.count("tls", protocol.address)
             sock.close()
 
     async def _close(self) -> None:

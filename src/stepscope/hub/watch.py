@@ -40,8 +40,8 @@ class NodeWatch:
         for sender in self._admission.look():
             silent_s = round(sender.silent_s(self._clock()), 1)
             self._journal.event("node_lost", node=sender.node, host=sender.host, silent_s=silent_s)
-        for reason, count in self._refusals.by_reason().items():
-            if count and reason not in self._told:
+        for reason, count in self._counts().items():
+            if reason not in self._told:
                 self._told.add(reason)
                 self._journal.event("refusals", reason=reason, count=count)
         if self._clock() >= self._save_at_s:
@@ -52,8 +52,7 @@ class NodeWatch:
     def close(self) -> None:
         """Everything that is known, a last time."""
         if self._refusals.total:
-            counts = {reason: count for reason, count in self._refusals.by_reason().items() if count}
-            self._journal.event("refused_in_all", counts=counts)
+            self._journal.event("refused_in_all", counts=self._counts())
         self._save()
         self._journal.flush()
 
@@ -67,8 +66,11 @@ class NodeWatch:
     def _save(self) -> None:
         began_s = self._clock()
         try:
-            self._inbox.save_nodes(refused=self._refusals.by_reason())
+            self._inbox.save_nodes(refused=self._counts())
         except OSError as error:
             self._journal.refused(error)
         took_s = self._clock() - began_s
         self._save_at_s = began_s + max(_SAVE_S, took_s * _COST)
+
+    def _counts(self) -> dict[str, int]:
+        return {reason: count for reason, count in self._refusals.by_reason().items() if count}

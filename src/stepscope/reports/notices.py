@@ -33,6 +33,9 @@ def notices_of(run: RunData, window: Window) -> list[str]:
         )
     notices += _missing(current, window)
     notices += _gaps(run)
+    died = sum(event.get("event") == "hub_start" for event in run.events) - 1
+    if died > 0:
+        notices.append(f"The hub died {count_text(died, 'time')} and was started again; nothing is lost by that.")
     failures = sum(series.hook_failures for series in current)
     if failures:
         notices.append(

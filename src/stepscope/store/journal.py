@@ -39,6 +39,7 @@ RECORD_MAGIC = b"RCVD"
 JOURNAL_BYTES = 64 << 20
 """From this size on the next journal is begun: what rewriting one takes in memory is bounded by it."""
 _NAME = re.compile(r"(\d{6,9})\.frames")
+_BUFFER = 1 << 20
 _SAID = struct.Struct("<4sIQ")
 _SUMS = struct.Struct("<II")
 
@@ -97,19 +98,25 @@ def journals(run_dir: Path, *, after: int) -> list[int]:
 
 
 def read_journal(path: Path) -> Iterator[Received]:
-    """Every whole record; what lies between two of them is passed."""
-    data = path.read_bytes()
-    if len(data) < FILE_HEAD.size or FILE_HEAD.unpack_from(data)[:2] != (FILE_MAGIC, VERSION):
-        return
-    view = memoryview(data)
-    at = FILE_HEAD.size
-    while 0 <= at <= len(data) - RECORD_HEAD.size:
-        magic, length, wall_ns, head_crc, crc = RECORD_HEAD.unpack_from(data, at)
-        start = at + RECORD_HEAD.size
-        end = start + length
-        sound = magic == RECORD_MAGIC and end <= len(data) and zlib.crc32(view[at : at + _SAID.size]) == head_crc
-        if sound and zlib.crc32(view[start:end]) == crc:
-            yield Received(wall_ns=wall_ns, raw=data[start:end], end=end)
-            at = end
-        else:
-            at = data.find(RECORD_MAGIC, at + 1)
+    """Every whole record, one at a time; what lies between two of them is passed."""
+    with path.open("rb", buffering=_BUFFER) as file:
+        head = file.read(FILE_HEAD.size)
+        if len(head) < FILE_HEAD.size or FILE_HEAD.unpack(head)[:2] != (FILE_MAGIC, VERSION):
+            return
+        at = FILE_HEAD.size
+        size = os.fstat(file.fileno()).st_size
+        while at <= size - RECORD_HEAD.size:
+            file.seek(at)
+            head = file.read(RECORD_HEAD.size)
+            magic, length, wall_ns, head_crc, crc = RECORD_HEAD.unpack(head)
+            raw = b""
+            if magic == RECORD_MAGIC and zlib.crc32(head[: _SAID.size]) == head_crc:
+                raw = file.read(length)
+            end = at + RECORD_HEAD.size + length
+            if raw and len(raw) == length and zlib.crc32(raw) == crc:
+                yield Received(wall_ns=wall_ns, raw=raw, end=end)
+                at = end
+                continue
+            file.seek(at + 1)
+            after = file.read().find(RECORD_MAGIC)
+            at = size if after < 0 else at + 1 + after

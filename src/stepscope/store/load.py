@@ -16,7 +16,7 @@ from stepscope.store.flights import read_flights
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.node_notices import node_notices
-from stepscope.store.nodes import NodeInfo, read_nodes, read_refused
+from stepscope.store.nodes import NodeInfo, clock_offsets, read_nodes, read_refused
 from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
 from stepscope.store.processes import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.stacks import read_stacks
@@ -96,7 +96,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
     sealed = meta.get("sealed") is True
     found = _find_sealed(path, alone=alone) if sealed else _find_open(path, meta, alone=alone)
     remote, notices = found.remote, found.notices
-    offsets = {node.spool: node.offset_ns for node in remote.nodes if node.offset_ns}
+    offsets = clock_offsets(remote.nodes)
     numbers = Numbers(found.series, str(meta.get("host")))
     errors, bad_errors = read_errors(path, numbers, offsets)
     stacks, bad_stacks = read_stacks(path, numbers.of)

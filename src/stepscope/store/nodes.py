@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.store import atomic
 from stepscope.store.paths import NODES
 
-__all__ = ["NodeInfo", "read_nodes", "read_refused", "write_nodes"]
+__all__ = ["NodeInfo", "clock_offsets", "read_nodes", "read_refused", "write_nodes"]
 
 SCHEMA = 1
 _LARGEST = (1 << 63) - 1
@@ -71,7 +71,8 @@ class NodeInfo:
 def write_nodes(run_dir: Path, nodes: Iterable[NodeInfo], *, refused: Mapping[str, int] | None = None) -> None:
     """``refused``: by reason, what came from nobody we know.  OSError when there is no room."""
     ordered = sorted(nodes, key=lambda one: (one.node, one.joined_wall_ns, one.spool))
-    value = {"schema": SCHEMA, "nodes": [asdict(node) for node in ordered], "refused": dict(refused or {})}
+    counts = {why: count for why, count in (refused or {}).items() if count}
+    value = {"schema": SCHEMA, "nodes": [asdict(node) for node in ordered], "refused": counts}
     atomic.write_bytes(run_dir / NODES, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 
@@ -91,6 +92,11 @@ def read_refused(run_dir: Path) -> dict[str, int]:
     """By reason, how often somebody unknown was turned away."""
     said = _read(run_dir).get("refused")
     return {str(why): n for why, n in said.items() if _fits("int", n)} if isinstance(said, dict) else {}
+
+
+def clock_offsets(nodes: Iterable[NodeInfo]) -> dict[str, int]:
+    """What the clocks of other nodes are ahead, by spool; those that are not known to be are left out."""
+    return {node.spool: node.offset_ns for node in nodes if node.offset_ns}
 
 
 def _read(run_dir: Path) -> dict[str, Any]:

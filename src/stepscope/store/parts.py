@@ -32,7 +32,7 @@ from stepscope.store.columns import BUILTIN_COLUMNS, PLAIN
 from stepscope.store.journal import JournalWriter, Received, journal_path, read_journal
 from stepscope.store.paths import PARTS
 from stepscope.store.positions import Sealed, read_positions, write_positions
-from stepscope.store.spools import Spool, take_journalled
+from stepscope.store.spools import Spool, live_of, take_journalled
 from stepscope.store.taken import TakenRows, repack_block, unpack_block
 from stepscope.wire.frames import Frame, Part, pack_frame, part_of, read_frame
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PHASE_COLUMNS", "main", "part_steps", "read_part_steps", "rest_path", "seal_journal"]
 
-CHUNK_ROWS = 1 << 18
-"""Steps that are sorted and written at a time: 64 MB of them."""
+CHUNK_ROWS = 1 << 17
+"""Steps that are sorted and written at a time: 32 MB of them."""
 MEMORY = "96MB"
 """That the database may use beside."""
 PHASE_COLUMNS = (*BUILTIN_COLUMNS, *(f"slot_{slot}_ns" for slot in range(len(BUILTIN_COLUMNS), PHASE_SLOTS)))
@@ -50,7 +50,7 @@ PHASE_COLUMNS = (*BUILTIN_COLUMNS, *(f"slot_{slot}_ns" for slot in range(len(BUI
 _FIELDS = ("seq", *PLAIN, "ddp_exposed_ns")
 _ALWAYS = ("ring", "seq", "step", "start_ns", "wall_ns")
 _KIND_AT = 4
-_COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+_COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 1, DICTIONARY_SIZE_LIMIT 100)"
 
 
 def seal_journal(run_dir: Path, number: int) -> None:
@@ -146,11 +146,12 @@ def _write(run_dir: Path, number: int, frames: Iterable[Received], sealed: Seale
 
 
 def _steps_in(spool: Spool, block: TakenRows) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Ring by ring the numbers, and the steps."""
-    numbers = [spool.rings[ring.tobytes()].number if ring.tobytes() in spool.rings else -1 for ring in block.rings]
-    whose = np.repeat(np.array(numbers, np.int32), block.rows)
+    """Of each step the number of its ring, and its slot."""
+    rings = [spool.rings.get(ident) for ident, _ in live_of(block.table)]
+    numbers = np.array([-1 if ring is None else ring.number for ring in rings], np.int32)
+    whose = np.repeat(numbers, block.rows)
     chosen = (_kinds(block.slots) == STEP) & (whose >= 0)
-    return whose[chosen], block.slots[chosen].view(STEP_DTYPE).reshape(-1)
+    return (whose, block.slots) if chosen.all() else (whose[chosen], block.slots[chosen])
 
 
 def _rest(frame: Frame, blocks: dict[int, TakenRows]) -> bytes:
@@ -173,26 +174,25 @@ def _rest(frame: Frame, blocks: dict[int, TakenRows]) -> bytes:
 def _write_chunk(path: Path, chunk: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> int:
     import duckdb
 
-    rows = sum(len(steps) for _, steps in chunk)
-    if not rows:
+    if not sum(len(slots) for _, slots in chunk):
         return 0
     whose = np.concatenate([numbers for numbers, _ in chunk])
-    steps = np.concatenate([own for _, own in chunk])
+    steps = np.concatenate([slots for _, slots in chunk]).view(STEP_DTYPE).reshape(-1)
     order = np.lexsort((steps["seq"], whose))
+    fields = {name: steps[name] for name in _FIELDS}
+    fields |= {name: steps["phase_ns"][:, slot] for slot, name in enumerate(PHASE_COLUMNS)}
     columns: dict[str, NDArray[Any]] = {"ring": whose[order]}
-    for name in _FIELDS:
-        columns[name] = steps[name].astype(np.int64)[order]
-    for slot, name in enumerate(PHASE_COLUMNS):
-        columns[name] = steps["phase_ns"][:, slot].astype(np.int64)[order]
-    kept = {name: values for name, values in columns.items() if name in _ALWAYS or values.any()}
+    columns |= {
+        name: values[order].astype(np.int64) for name, values in fields.items() if name in _ALWAYS or values.any()
+    }
     try:
         with duckdb.connect(config={"threads": 1, "memory_limit": MEMORY}) as con:
-            con.register("columns", kept)
+            con.register("columns", columns)
             con.execute(f"COPY (SELECT * FROM columns) TO {_literal(path)} {_COPY}")
     except duckdb.Error as error:
         raise OSError(str(error).strip().splitlines()[0]) from error
     atomic.fsync_file(path)
-    return rows
+    return len(steps)
 
 
 def _kinds(slots: NDArray[Any]) -> NDArray[Any]:

@@ -10,11 +10,13 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepscope.errors import FrameError, StepscopeError
+from stepscope.store.paths import ring_key
 from stepscope.store.sidecar import RingSidecar
 from stepscope.store.taken import TakenRows, cut_block, read_table, repack_block, unpack_block
 from stepscope.wire.blocks import ring_id
@@ -153,9 +155,8 @@ def take_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any
     """
     for part in frame.parts:
         if part.kind == "rings":
-            for about in sidecars_of(part):
-                ident, heard = ring_id(about.key), heard_of(about)
-                ring = spool.rings.setdefault(ident, RingPosition(about.key, heard))
+            for key, heard in _briefly(part):
+                ring = spool.rings.setdefault(ring_id(key), RingPosition(key, heard))
                 ring.heard = max(ring.heard, heard)
         elif part.kind == "steps":
             for ident, live in live_of(read_table(part.data) if tables is None else tables[id(part)]):
@@ -168,14 +169,29 @@ def take_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any
             spool.files[part.name] = max(part.offset + part.size, spool.files.get(part.name, 0))
 
 
-def sidecars_of(part: Part) -> list[RingSidecar]:
-    """FrameError when one of them is none."""
+@lru_cache(maxsize=1)
+def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
+    """FrameError when one of them is none.  The last answer is kept: those who check a frame ask before it is taken."""
     try:
         said = json.loads(inflate_part(part))
         if not isinstance(said, list):
             raise FrameError("rings are no list")
-        return [RingSidecar.from_dict(raw) for raw in said]
+        return tuple(RingSidecar.from_dict(raw) for raw in said)
     except (ValueError, RecursionError) as error:
+        raise FrameError("who a ring is cannot be read") from error
+
+
+def _briefly(part: Part) -> list[tuple[str, Heard]]:
+    """The names of rings that were checked when they came, and when each was heard of."""
+    try:
+        return [
+            (
+                ring_key(raw["identity"]["host"], raw["pid"], raw["anchor_wall_ns"]),
+                (raw["ended_wall_ns"] is not None, raw["heard_wall_ns"]),
+            )
+            for raw in json.loads(inflate_part(part))
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FrameError("who a ring is cannot be read") from error
 
 

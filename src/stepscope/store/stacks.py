@@ -22,13 +22,13 @@ def read_stacks(run_dir: Path, rank_of: Callable[[int], int | None]) -> tuple[tu
     """
     records, bad = read_jsonl(run_dir / STACKS)
     stacks, none = checked_stacks(records, rank_of)
-    return tuple(sorted(stacks, key=lambda stack: stack["wall_ns"])), bad + none
+    return stacks, bad + none
 
 
 def checked_stacks(
     records: Iterable[dict[str, Any]], rank_of: Callable[[int], int | None]
-) -> tuple[list[dict[str, Any]], int]:
-    """As they came, under the ranks that are shown, and how many were none."""
+) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The same of lines that were read already."""
     stacks, bad = [], 0
     for record in records:
         stack = _checked(record)
@@ -37,7 +37,7 @@ def checked_stacks(
             continue
         shown = rank_of(stack["pid"])
         stacks.append(stack if shown is None else {**stack, "rank": shown})
-    return stacks, bad
+    return tuple(sorted(stacks, key=lambda stack: stack["wall_ns"])), bad
 
 
 def _checked(raw: dict[str, Any]) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ END = {"exit_code": 1, "status": "failed", "wall_ns": 7}
 @pytest.fixture
 def hub(new_hub: Any, certificates: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("STEPSCOPE_KEY", KEY_TEXT)
-    return new_hub(tls=certificates("hub"), key=hashlib.sha256(KEY_TEXT.encode()).digest())
+    return new_hub(tls=certificates(), key=hashlib.sha256(KEY_TEXT.encode()).digest())
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ LAST_PAUSE_S = 1.0
 SILENCE_S = 8.0
 """At the end, a hub that does not answer for so long is not waited for: one that was started again would have."""
 GRACE_S = 1.0
+LOOK_S = 0.2
 OUT_OF_TIME = "there was no time for more"
 
 
@@ -87,14 +88,25 @@ class Shipper:
     def counts(self) -> Counts:
         return self._sender.counts
 
-    def finish(self, end: Mapping[str, Any], deadline_s: float) -> Delivered:
-        """Send everything and, last, how it ended; at most so long, and less when nobody is there."""
+    def finish(
+        self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
+    ) -> Delivered:
+        """Send everything and, last, how it ended; at most so long, and less when nobody is there or it is given up."""
         self._ending_s = time.monotonic()
         self._deadline_s = self._ending_s + deadline_s
         self._bye = end
         self._wake.set()
-        self._thread.join(deadline_s + GRACE_S)
-        return self._delivered or Delivered(whole=False, left_bytes=self._all_bytes(), why=OUT_OF_TIME)
+        last_s = self._deadline_s + GRACE_S
+        while self._thread.is_alive() and time.monotonic() < last_s:
+            self._thread.join(LOOK_S)
+            if given_up():
+                self.stop()
+                break
+        if self._delivered is not None:
+            return self._delivered
+        # The thread waits for an answer, or died of a fault of ours; of its own account nothing can be asked.
+        why = OUT_OF_TIME if self._thread.is_alive() else "sending failed, which is a fault of Stepscope's"
+        return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
 
     def stop(self) -> None:
         """Without a last word: another agent may go on."""
@@ -124,7 +136,3 @@ class Shipper:
     def _left_s(self) -> float:
         patient_s = max(self._ending_s, self._sender.heard_s) + SILENCE_S
         return min(self._deadline_s, patient_s) - time.monotonic()
-
-    def _all_bytes(self) -> int:
-        """Of a thread that is stuck nothing can be asked."""
-        return Outgoing(self._run_dir).left_bytes()

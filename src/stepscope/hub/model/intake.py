@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
+from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest_block import digest_block
 from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
@@ -273,8 +274,7 @@ class Intake:
         frontier = int(last[awaited].min()) if awaited.any() else self.planes.newest
         kept = self.planes.complete()
         due = kept[(kept > self.frontier) & (kept <= frontier)]
-        for step in due.tolist():
-            self._write(step)
+        self._write_all(due)
         self.frontier = max(self.frontier, frontier)
         late = sorted(self._late)
         for step in late[:LATE_AT_ONCE] if self.planes.columns > LARGE else late:
@@ -282,16 +282,30 @@ class Intake:
         if len(due) or late:
             self.touch()
 
+    def _write_all(self, steps: NDArray[np.int64]) -> None:
+        """Many at once where that can be, else one by one."""
+        while len(steps) > 1 and (not self.digests.count or self.digests.last[self.digests.count - 1] < steps[0]):
+            block = digest_block(self.planes, steps)
+            if block is None:
+                break
+            starts = block.start_wall_ns[: block.count]
+            starts[:] = [self._wall_ns(0, start_ns) for start_ns in starts.tolist()]
+            self.digests.extend(block)
+            self._late.difference_update(steps[: block.count].tolist())
+            steps = steps[block.count :]
+        for step in steps.tolist():
+            self._write(step)
+
     def _write(self, step: int) -> None:
         for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest, self._wall_ns(digest))
+            self.digests.put(digest, self._wall_ns(digest.column, digest.start_ns))
         self._late.discard(step)
 
-    def _wall_ns(self, digest: Digest) -> int:
+    def _wall_ns(self, column: int, start_ns: int) -> int:
         """When a step began, on the hub's clock, by the word of one rank."""
-        of, ring = self.registry.of, self.ring_of[digest.column]
+        of, ring = self.registry.of, self.ring_of[column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
-        wall_ns = digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        wall_ns = start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
         return max(0, min(wall_ns, LARGEST_WALL_NS))
 
     def _fit_stride(self) -> None:

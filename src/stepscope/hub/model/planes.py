@@ -246,7 +246,8 @@ class Planes:
         """Other sizes, or another stride: the newest of what is there is kept."""
         old = np.sort(self.steps[(self.steps != NONE) & (self.steps % self.stride == 0)])
         old = old[old > (self.newest // self.stride - width) * self.stride]
-        there = np.array([np.flatnonzero(self.steps == step)[0] for step in old], np.intp)
+        order = np.argsort(self.steps)
+        there = order[np.searchsorted(self.steps, old, sorter=order)]
         rows = (old // self.stride % width).astype(np.intp)
         both = min(room, self.have.shape[1])
 

@@ -25,7 +25,7 @@ from stepscope.records.slot import DEVICE, SLOT_BYTES, STEP
 from stepscope.store.assemble import DEVICE_DTYPE, STEP_DTYPE
 from stepscope.store.exchanges import collective_rows, comm_rows
 from stepscope.store.failures import Numbers, read_errors
-from stepscope.store.nodes import read_nodes
+from stepscope.store.nodes import clock_offsets, read_nodes
 from stepscope.store.stacks import checked_stacks
 from stepscope.store.standstills import read_standstills
 
@@ -153,10 +153,9 @@ def run_data_of(copy: Snapshot) -> RunData:
     hangs: tuple[HangRecord, ...] = ()
     if copy.run_dir is not None:
         nodes = read_nodes(copy.run_dir)
-        offsets = {node.spool: node.offset_ns for node in nodes if node.offset_ns}
-        errors, _ = read_errors(copy.run_dir, numbers, offsets)
+        errors, _ = read_errors(copy.run_dir, numbers, clock_offsets(nodes))
         hangs, _ = read_standstills(copy.run_dir, series, errors, nodes)
-    stacks = tuple(checked_stacks(parse_raw(copy.stacks), numbers.of)[0])
+    stacks, _ = checked_stacks(parse_raw(copy.stacks), numbers.of)
     return RunData(
         name=copy.name,
         path="" if copy.run_dir is None else str(copy.run_dir),
