@@ -50,6 +50,7 @@ class Watch:
     port: int
     token: str
     job: LoadJob
+    seconds: float
     begins_s: float
     marks: list[tuple[float, float, float]] = field(default_factory=list)
     """Simulated time, CPU time of the hub, and of the processes that it started and that have ended."""
@@ -76,7 +77,7 @@ class Watch:
         except OSError:
             self.unanswered += 1
         else:
-            if now_s >= self.begins_s:
+            if self.begins_s <= now_s <= self.seconds:
                 self.lags.append(now_s * self.job.steps_per_s - 1 - _step_of(self.info))
         print(
             f"  {now_s:6.0f} s  cpu {self.marks[-1][1]:6.1f} s  rss {rss_mb(self.pid)[0]:5.0f} MB  step "
@@ -85,7 +86,8 @@ class Watch:
         )
 
     def cpu_per_s(self) -> tuple[float, float]:
-        steady = [mark for mark in self.marks if mark[0] >= self.begins_s] or self.marks
+        steady = [mark for mark in self.marks if self.begins_s <= mark[0] <= self.seconds]
+        steady = steady if len(steady) > 1 else self.marks
         (begin_s, *began), (end_s, *ended) = steady[0], steady[-1]
         span_s = max(1e-9, end_s - begin_s)
         return (ended[0] - began[0]) / span_s, (ended[1] - began[1]) / span_s
@@ -125,7 +127,7 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     command += ["--nnodes", str(job.agents + 1), "--name", "load"]
     hub = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
     listening.close()
-    watch = Watch(hub.pid, port, token, job, begins_s=args.seconds / 4)
+    watch = Watch(hub.pid, port, token, job, seconds=args.seconds, begins_s=args.seconds / 4)
     plan = LoadPlan(
         host="127.0.0.1",
         port=port,
@@ -146,7 +148,7 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
             watch.over.set()
             looking.join()
         peak_mb = rss_mb(hub.pid)[1]
-        watch.look(args.seconds, report)
+        watch.look(report.simulated_s, report)
         time.sleep(SETTLE_S)
         last = watch.get("")
         found = watch.get("/findings")
