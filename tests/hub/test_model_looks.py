@@ -134,6 +134,29 @@ def test_nobody_among_thousands_is_named_when_all_are_alike() -> None:
     assert many(25, None).judged.findings == ()
 
 
+def test_a_rule_that_fails_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = Cluster(ranks=2, steps=20).series()
+    monkeypatch.setattr("stepscope.hub.model.looks.LEAST_S", 0.0)
+    monkeypatch.setattr("stepscope.hub.model.looks.TICK_S", 0.01)
+    monkeypatch.setattr("stepscope.hub.model.looks.look", lambda *_: 1 // 0)
+
+    async def main() -> LiveRun:
+        live = LiveRun()
+        introduce(live, series)
+        live.rows(taken_of(series, range(10)))
+        keeping = asyncio.create_task(keep_up(live))
+        while not live.judged.failed:
+            await asyncio.sleep(0.01)
+        live.rows(taken_of(series, range(10, 20)))
+        while live.frontier < 19:
+            await asyncio.sleep(0.01)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        return live
+
+    assert "ZeroDivisionError" in asyncio.run(main()).info()["judged"]["failed"]
+
+
 def test_keeping_up_takes_in_and_looks_until_it_is_cancelled() -> None:
     series = Cluster(ranks=2, steps=20).series()
 

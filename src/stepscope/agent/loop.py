@@ -11,6 +11,7 @@ import os
 import platform
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +30,10 @@ from stepscope.agent.probes import Probes
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
+from stepscope.errors import RunUnwritable
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
-from stepscope.store.meta import read_meta
+from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
 
@@ -54,8 +56,10 @@ LAST_GASP_S = 1.0
 """When the job is over, how long its ranks may take to be gone."""
 FULL_DISK_S = 60.0
 """Without a launcher, how long to wait for a disk that refuses; the rings stay for whoever opens the run."""
-SHIPPING_S = 20.0
-"""At the end, how long to go on sending to the hub what it does not have yet."""
+SHIPPING_S = 60.0
+"""At the end, how long to go on sending to the hub what it does not have yet …"""
+GREETING_S = 10.0
+"""… and how long to take leave of one that reads the run directory itself."""
 LAST_TRIES_S = 2.0
 """At the end, how long to try a disk that refuses."""
 
@@ -76,6 +80,7 @@ class Agent:
     ) -> None:
         """NotARun when ``run_dir`` is none.  ``launcher`` is the descriptor on which the launcher hears us."""
         meta = read_meta(run_dir)
+        self._run_dir = run_dir
         self._session = session
         self._interval_s = interval_s
         self._node = platform.node()
@@ -299,20 +304,36 @@ class Agent:
     def _take_news(self) -> None:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
+            if event == "hub_refused":  # somebody has to do something about it
+                print(f"stepscope: {fields['why']}", file=sys.stderr, flush=True)
 
     def _ship_rest(self, ending: Ending) -> None:
-        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all."""
+        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all.
+
+        SIGTERM: nobody wants to wait for that.
+        """
         if self._shipper is None:
             return
         if ending == "terminated":
             self._shipper.stop()  # the job may go on, and another agent with it
             return
         end = self._control.end or {"exit_code": None, "status": "orphaned"}
-        self.delivered = self._shipper.finish(end, SHIPPING_S)
+        patience_s = SHIPPING_S if self._shipper.to.node else GREETING_S
+        self.delivered = self._shipper.finish(end, patience_s, given_up=lambda: self._terminated)
+        if not self.delivered.whole and self._shipper.run_name != self._shipper.to.run:
+            self._note_name(self._shipper.run_name)
         try:
             os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
         except OSError:
             pass  # nobody is there to hear it
+
+    def _note_name(self, name: str) -> None:
+        """For ``stepscope send``: what is left belongs to the run that the hub made, whatever was asked for."""
+        meta = read_meta(self._run_dir)
+        try:
+            write_meta(self._run_dir, {**meta, "hub": {**meta.get("hub", {}), "run": name}})
+        except RunUnwritable as error:
+            self._journal.event("warning", message=str(error))
 
     def _let_ranks_end(self) -> None:
         deadline = time.monotonic() + LAST_GASP_S

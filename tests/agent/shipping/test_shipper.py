@@ -235,6 +235,22 @@ def test_an_agent_without_its_hub_says_so_and_keeps_everything(node: Node) -> No
 
 
 @pytest.mark.faults
+def test_an_agent_that_is_told_not_to_wait_says_what_is_left(node: Node, secure_hub: Any) -> None:
+    secure_hub.faults.extend([507] * 10_000)
+    secure_hub.start()
+    agent = node.agent()
+    until(lambda: secure_hub.paths[1:])
+    assert agent.stdin is not None
+    agent.stdin.write(json.dumps({"end": BYE}) + "\n")
+    agent.stdin.flush()
+    until(lambda: any(e["event"] == "agent_end" for e in read_jsonl(node.run_dir / "events.jsonl")[0]))
+    agent.terminate()
+    said, _ = agent.communicate(timeout=PATIENCE_S)
+    assert json.loads(said)["delivered"] is False
+    assert json.loads(said)["why"] == "the hub takes nothing: its disk is full"
+
+
+@pytest.mark.faults
 def test_an_agent_whose_launcher_died_delivers_and_tidies_up(node: Node, secure_hub: Any) -> None:
     secure_hub.start()
     write_meta(node.run_dir, {**read_meta(node.run_dir), "launcher": None})

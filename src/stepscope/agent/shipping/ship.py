@@ -27,6 +27,7 @@ LAST_PAUSE_S = 1.0
 SILENCE_S = 8.0
 """At the end, a hub that does not answer for so long is not waited for: one that was started again would have."""
 GRACE_S = 1.0
+LOOK_S = 0.2
 OUT_OF_TIME = "there was no time for more"
 
 
@@ -87,13 +88,25 @@ class Shipper:
     def counts(self) -> Counts:
         return self._sender.counts
 
-    def finish(self, end: Mapping[str, Any], deadline_s: float) -> Delivered:
-        """Send everything and, last, how it ended; at most so long, and less when nobody is there."""
+    @property
+    def run_name(self) -> str:
+        """What the run is called at the hub."""
+        return self._sender.run_name
+
+    def finish(
+        self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
+    ) -> Delivered:
+        """Send everything and, last, how it ended; at most so long, and less when nobody is there or it is given up."""
         self._ending_s = time.monotonic()
         self._deadline_s = self._ending_s + deadline_s
         self._bye = end
         self._wake.set()
-        self._thread.join(deadline_s + GRACE_S)
+        last_s = self._deadline_s + GRACE_S
+        while self._thread.is_alive() and time.monotonic() < last_s:
+            self._thread.join(LOOK_S)
+            if given_up():
+                self.stop()
+                break
         if self._delivered is not None:
             return self._delivered
         # The thread waits for an answer, or died of a fault of ours; of its own account nothing can be asked.
@@ -122,7 +135,7 @@ class Shipper:
         if whole and not unsent:
             self._delivered = Delivered(whole=True, local=self._sender.local)
         else:
-            why = self._sender.trouble or (unsent if whole else OUT_OF_TIME)
+            why = self._sender.refusal or self._sender.trouble or (unsent if whole else OUT_OF_TIME)
             self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
 
     def _left_s(self) -> float:

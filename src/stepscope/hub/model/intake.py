@@ -32,7 +32,8 @@ __all__ = ["Intake"]
 SETTLE_ROWS = 32_768
 """So many rows are taken in at once, at the latest."""
 GRACE_S = 10.0
-"""A rank that was silent for longer, and for two rounds of all agents, is not waited for."""
+GRACE_ROUNDS = 3
+"""A rank that was silent for longer, and for so many rounds of all agents, is not waited for."""
 FRAMES_PER_S = 600
 """What a hub lets its agents send, all together; a round is one frame of each."""
 LATE_AT_ONCE = 2
@@ -262,7 +263,7 @@ class Intake:
 
     def live_columns(self) -> NDArray[np.bool_]:
         """Which columns are of ranks that are waited for."""
-        grace_s = max(GRACE_S, 2 * len(self.registry.nodes) / FRAMES_PER_S)
+        grace_s = max(GRACE_S, GRACE_ROUNDS * len(self.registry.nodes) / FRAMES_PER_S)
         live: NDArray[np.bool_] = self.registry.live(self._clock() - grace_s)[self.ring_of]
         return live
 
