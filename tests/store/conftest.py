@@ -168,7 +168,15 @@ class SentRing:
 class Sender:
     """Another node, whose whole spool is known beforehand; sends any stretch of it."""
 
-    def __init__(self, node: int, *, rings: int = 2, steps: int = 6, offset_ns: int | None = 0, pid: int = 70) -> None:
+    def __init__(
+        self,
+        node: int,
+        *,
+        rings: int = 2,
+        steps: int = 6,
+        offset_ns: int | None = 0,
+        pid: int = 70,
+    ) -> None:
         self.node, self.host, self.spool = node, f"host{node}", f"{node:02x}" * 16
         self.offset_ns = offset_ns
         ahead = offset_ns or 0

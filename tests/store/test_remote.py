@@ -7,25 +7,30 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.errors import RunError
+from stepscope.records.phases import COMM, FORWARD, INPUT
 from stepscope.records.places import helper_environment
-from stepscope.store import parts
+from stepscope.records.slot import STEP, STEP_SLOT
+from stepscope.store import parts, selection
 from stepscope.store.create import RunPaths
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journal_path
 from stepscope.store.load import open_run
 from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.store.nodes import read_nodes
+from stepscope.store.paths import ring_key
 from stepscope.store.positions import read_positions
 from stepscope.store.processes import processes_alive
 from stepscope.store.seal import needs_seal, seal
 from stepscope.store.sql import query
 from stepscope.testing.rings import write_steps
+from stepscope.wire.blocks import pack_block, ring_id
 from stepscope.wire.frames import part_of
 
 AHEAD = 300_200_000_000
@@ -211,7 +216,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("times", range(1, 6))
+@pytest.mark.parametrize("times", [1, 4, 6])
 def test_a_second_seal_killed_at_any_point(
     paths: RunPaths, sender: Any, send: Any, plain: Any, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
@@ -310,3 +315,71 @@ def test_a_part_killed_half_way_is_made_again(
 def test_nodes_outlive_the_journal(filled: Path) -> None:
     seal(filled)
     assert [(node.node, node.frames) for node in read_nodes(filled)] == [(1, 1), (2, 1), (3, 1)]
+
+
+RANKS_PER_NODE = 4000
+
+
+def many_ranks(node: Any, slow: dict[int, int]) -> bytes:
+    """A frame of so many ranks, two steps each, made quickly; ``slow``: by rank, the phase in which it is."""
+    (ring,) = node.rings
+    usual = list(ring.rows(0, 2).slots)
+    first = (node.node - 1) * RANKS_PER_NODE + 1
+    abouts, rows = [], []
+    text = json.dumps(ring.about.to_dict())
+    for rank in range(first, first + RANKS_PER_NODE):
+        abouts.append(
+            text.replace(f'"rank": {node.node * 10}', f'"rank": {rank}').replace('"pid": 70', f'"pid": {rank}')
+        )
+        key = ring_key(node.host, rank, ring.about.anchor_wall_ns)
+        slots = [slowed(slot, slow[rank]) for slot in usual] if rank in slow else usual
+        rows.append(replace(ring.rows(0, 2), ring=ring_id(key), slots=slots))
+    sidecars = part_of("rings", f"[{','.join(abouts)}]".encode())
+    return node.frame([sidecars, part_of("steps", pack_block(rows)), node.stretch("samples.jsonl", 0, 5)])
+
+
+def slowed(slot: bytes, phase: int) -> bytes:
+    kind, *fields = STEP_SLOT.unpack(slot)
+    if kind != STEP:
+        return slot
+    fields[4] += 10**9  # wall_ns
+    fields[5 + phase] += 10**9
+    return STEP_SLOT.pack(kind, *fields)
+
+
+def test_of_a_huge_run_the_ranks_that_matter_are_loaded(
+    paths: RunPaths, rings: Any, drain: Any, sender: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 ranks, of which one is slow in forward, one in comm and one in input; SQL still sees all."""
+    for name, value in (("MOST_STEPS", 30_000), ("RANKS", 40), ("WORST", 2)):
+        monkeypatch.setattr(selection, name, value)
+    monkeypatch.setattr(parts, "CHUNK_ROWS", 9_000)
+    own = rings(0)
+    write_steps(own, 5)
+    drain(own, ended=7)
+    slow = {4008: FORWARD, 16000: COMM, 16001: INPUT}
+    inbox = Inbox(paths.run_dir, journal_bytes=1)
+    for number in range(1, 6):
+        send(inbox, many_ranks(sender(number, rings=1, steps=2, offset_ns=3), slow))
+    inbox.save_nodes()
+    inbox.close()
+    for number in range(1, 5):
+        parts.seal_journal(paths.run_dir, number)
+    end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
+    before = open_run(paths.run_dir)
+    assert {0, 4008, 16000} <= {one.rank for one in before.ranks}
+    assert "This run has 32,000 steps of 16,000 ranks on other nodes: 40 of them" in before.notices[-1]
+    seal(paths.run_dir)
+    assert not (paths.run_dir / "inbox").exists()
+    assert not needs_seal(paths.run_dir)
+    data = open_run(paths.run_dir)
+    assert {0, *slow} <= {one.rank for one in data.ranks}
+    assert len(data.ranks) == 41
+    assert {len(one.steps) for one in data.ranks if one.rank} == {2}
+    assert {sample["node"] for sample in data.samples} <= {f"host{number}" for number in range(1, 6)}
+    asked = query(
+        paths.run_dir,
+        "select count(*), count(distinct rank), list(distinct rank order by rank) filter (wall_ns >= 1000000000), "
+        "(select (host, steps, anchor_wall_ns) from ranks where rank = 16001), (select count(*) from ranks) from steps",
+    )
+    assert asked.rows == ((40_005, 20_001, [*slow], ("host5", 2, 10_000), 20_001),)

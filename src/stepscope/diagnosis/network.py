@@ -1,6 +1,6 @@
 """``slow_network``: a host, a link or the network as a whole that is slow or loses packets, and what it costs.
 
-Who it is, the agents' probes say (``round_trips.py``), and a link that runs at a lower speed than those of the other
+Who it is, the agents' probes say (``bad_ways.py``), and a link that runs at a lower speed than those of the other
 hosts.  What it costs is told by the steps alone:
 
 *Against before.*  The exchange (what the rank that is blocked least spends in ``comm``; where waiting is not measured,
@@ -27,12 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.bad_ways import Bad, bad_parts
 from stepscope.diagnosis.bounds import find_bounds
 from stepscope.diagnosis.claims import Claim, severity_of, unexplained
 from stepscope.diagnosis.network_text import Counters, advice_for, title_of
 from stepscope.diagnosis.placed import heard_probes, network_readings, row_medians
 from stepscope.diagnosis.robust import median_rank, shortest
-from stepscope.diagnosis.round_trips import Bad, bad_parts, trips_of
+from stepscope.diagnosis.round_trips import trips_of
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
 
@@ -281,7 +282,15 @@ def _claim(view: View, bad: Sequence[Bad], hit: Bools, price: _Price, hosts: lis
     finding = Finding(
         kind="slow_network",
         severity=severity,
-        title=title_of(view, worst, names, cost=cost, per_step_ns=price.per_step_ns, since=None if mostly else span),
+        title=title_of(
+            view,
+            worst,
+            names,
+            cost=cost,
+            per_step_ns=price.per_step_ns,
+            hits=int((saved_ns > 0).sum()),
+            since=None if mostly else span,
+        ),
         ranks=tuple(rank for rank, host in zip(view.ranks, view.hosts, strict=True) if host in set(names)),
         phase="comm",
         steps=view.span if mostly else span,

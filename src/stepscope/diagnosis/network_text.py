@@ -10,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.bad_ways import Bad
 from stepscope.diagnosis.robust import lower_median
-from stepscope.diagnosis.round_trips import Bad
 from stepscope.diagnosis.view import View
-from stepscope.records.units import ms_text, number_text, share_text
+from stepscope.records.units import count_text, ms_text, number_text, share_text
 
 __all__ = ["Counters", "advice_for", "title_of"]
 
 Floats = NDArray[np.float64]
 GBIT_BYTES = 125_000_000.0
+SELDOM = 0.5
+"""Of the steps in that time: fewer are told by their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +73,14 @@ def title_of(
     *,
     cost: Mapping[str, Any],
     per_step_ns: float,
+    hits: int,
     since: tuple[int, int] | None,
 ) -> str:
-    """``since``: first and last step of it, when it was not all the time."""
+    """``hits``: steps that took longer for it; ``since``: first and last step of it, when it was not all the time."""
     alone = len(set(view.hosts)) == 2
-    return f"{_who(bad, names)} {_what(bad, alone=alone)}{_when(view, since)}; {_price(cost, per_step_ns)}."
+    first, last = since or view.span
+    some = "" if hits >= SELDOM * (last - first + 1) else f"in {count_text(hits, 'step')} "
+    return f"{_who(bad, names)} {_what(bad, alone=alone)}{_when(view, since)}; {_price(cost, per_step_ns, some)}."
 
 
 def _who(bad: Bad, names: Sequence[str]) -> str:
@@ -116,10 +121,10 @@ def _when(view: View, since: tuple[int, int] | None) -> str:
     return f" (steps {since[0]} to {since[1]})" if over else f" (since step {since[0]})"
 
 
-def _price(cost: Mapping[str, Any], per_step_ns: float) -> str:
+def _price(cost: Mapping[str, Any], per_step_ns: float, some: str) -> str:
     if not cost["share"]:
         return "the steps do not suffer from it"
-    return f"exchanges take {ms_text(per_step_ns / 1e6)} longer for it, {share_text(cost['share'])} of the time"
+    return f"{some}exchanges take {ms_text(per_step_ns / 1e6)} longer for it, {share_text(cost['share'])} of the time"
 
 
 def advice_for(

@@ -1,11 +1,11 @@
 """Standstills that several hosts saw, each its own ranks of, judged as one: the culprit is named wherever it is.
 
-    for record in join_hangs(parts): …
+    for record in join_hangs(seen): …
 
-A watchdog sees the ranks of its host.  Where the others are elsewhere it can only say that its ranks wait for them.  What
-each of them gathered (``hangs/kept.py``) comes together at the hub, or in the run's folder, and goes through the same
-judge once more, as if all ranks were on one host.  One whose own watchdog found an excuse (it compiles) is heard as
-well: then it was no hang to the others either, and their records say so.  Pure; times are on one clock.
+A watchdog sees the ranks of its host.  Where the others are elsewhere it can only say that its ranks wait for them.
+What each of them gathered (``hangs/kept.py``) comes together at the hub, or in the run's folder, and goes through the
+same judge once more, as if all ranks were on one host.  One whose own watchdog found an excuse (it compiles) is heard
+as well: then it was no hang to the others either, and their records say so.  Pure; times are on one clock.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _told(seen: Sequence[SeenHang], elsewhere: Elsewhere) -> list[HangRecord]:
     if not records or not judged:
         return records
     evidence = _evidence(sorted(judged, key=lambda one: one.host), elsewhere, declared_ns)
-    if len(set(evidence.hosts.values())) < 2 and not evidence.lost:
+    if len(judged) < 2 and {*evidence.hosts.values()} <= {judged[0].host} and not evidence.lost:
         return records
     stopped_ns = max(one.stopped_wall_ns for one in judged)
     number = records[0].number

@@ -115,7 +115,11 @@ class Admission:
         except FrameError as error:
             raise Refused(400, "join", str(error)) from error
         if join is None:
-            raise Refused(403, "key", "not signed with the key of this run's hub")
+            raise Refused(
+                403,
+                "key",
+                "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes",
+            )
         self._check(join)
         now_s = self._clock()
         sender = self.senders.get(join.spool)

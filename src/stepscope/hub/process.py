@@ -33,7 +33,7 @@ from stepscope.hub.refusals import Refusals
 from stepscope.hub.runs import Runs
 from stepscope.hub.server import Server, run_loop
 from stepscope.hub.tail import Tail
-from stepscope.hub.tls import TlsFiles
+from stepscope.hub.tls import TlsFiles, remove_certificate
 from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
 from stepscope.store.meta import read_meta
 from stepscope.store.processes import processes_alive
@@ -74,7 +74,7 @@ def serve_run(settings: HubSettings) -> int:
         listening.set_inheritable(False)
         orphaned = run_loop(_Hub(settings, about, listening).run())
     if orphaned:
-        _finish_alone(settings)
+        _finish_alone(settings, _tls(settings, about))
     return 0
 
 
@@ -129,11 +129,7 @@ class _Hub:
 
     def _server(self) -> Server:
         settings, about = self._settings, self._about
-        tls = None
-        if settings.certificate is not None and settings.key is not None:
-            tls = TlsFiles(
-                certificate=settings.certificate, key=settings.key, fingerprint=bytes.fromhex(about.fingerprint)
-            )
+        tls = _tls(settings, about)
         readers = Readers(about.token, secure=tls is not None)
         runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         ingest = self._gathering.ingest if self._gathering is not None else None
@@ -189,9 +185,18 @@ class _Hub:
         self._told_to_stop = True
 
 
-def _finish_alone(settings: HubSettings) -> None:
+def _tls(settings: HubSettings, about: HubFile) -> TlsFiles | None:
+    if settings.certificate is None or settings.key is None:
+        return None
+    fingerprint = bytes.fromhex(about.fingerprint)
+    return TlsFiles(certificate=settings.certificate, key=settings.key, fingerprint=fingerprint)
+
+
+def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
     """In place of the launcher, which is dead: what it would have removed, and the summary."""
     remove_hub_file(settings.run_dir)
+    if tls is not None:
+        remove_certificate(tls)
     if settings.nnodes > 1:
         words = [sys.executable, "-m", "stepscope", "report", "--quiet", str(settings.run_dir)]
         os.execv(sys.executable, words)

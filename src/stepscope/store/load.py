@@ -122,7 +122,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         hangs=hangs,
         flight=flight,
         nodes=tuple(asdict(node) for node in remote.nodes),
-        notices=(*notices, *large, *told),
+        notices=(*notices, *large, *told, *remote.reduced),
     )
     return Loaded(data=data, kept_notices=tuple(notices), shown=found.shown)
 
@@ -133,11 +133,13 @@ def _find_sealed(path: Path, *, alone: bool) -> _Found:
     from stepscope.store.parquet import read_ranks, read_samples
     from stepscope.store.positions import read_positions
     from stepscope.store.remote import read_remote
+    from stepscope.store.selection import choose
 
     series, notices = read_ranks(path)
     positions = read_positions(path)
     known = sealed_sidecars(series, positions.spools, read_nodes(path))
-    remote = read_remote(path, positions, lost=_lost(live=False), known=known, nothing=alone)
+    choice = None if alone else choose(path, positions)
+    remote = read_remote(path, positions, lost=_lost(live=False), known=known, choice=choice, nothing=alone)
     late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
     return _Found(
@@ -156,10 +158,13 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
     from stepscope.store.collect import collect_rings
     from stepscope.store.positions import read_positions
     from stepscope.store.remote import read_remote
+    from stepscope.store.selection import choose
 
     live = processes_alive(path) or (meta.get("end") is None and launcher_alive(meta))
     rings, notices = collect_rings(path, meta, live=live)
-    remote = read_remote(path, read_positions(path), lost=_lost(live=live), nothing=alone)
+    positions = read_positions(path)
+    choice = None if alone else choose(path, positions)
+    remote = read_remote(path, positions, lost=_lost(live=live), choice=choice, nothing=alone)
     assembled = assemble_ranks([*rings, *remote.rings])
     events, bad_events = read_jsonl(path / EVENTS)
     samples, bad_samples = read_jsonl(path / SAMPLES)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepscope.errors import NotARun
 from stepscope.store import atomic
 from stepscope.store.paths import POSITIONS
@@ -43,7 +45,7 @@ def read_positions(run_dir: Path) -> Sealed:
     """Nothing sealed where there is no such file; NotARun when it is damaged: what it says decides what counts."""
     path = run_dir / POSITIONS
     try:
-        raw = json.loads(path.read_bytes())
+        raw = msgspec.json.decode(path.read_bytes())
         if raw["schema"] != SCHEMA:
             raise NotARun(f"{path} has schema {raw['schema']}; this Stepscope reads schema {SCHEMA}")
         spools = {name: _spool(name, said) for name, said in raw["spools"].items()}
@@ -51,7 +53,7 @@ def read_positions(run_dir: Path) -> Sealed:
         return Sealed(**numbers, spools=spools)
     except FileNotFoundError:
         return Sealed()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotARun(f"{path} is damaged") from error
 
 

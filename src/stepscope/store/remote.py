@@ -26,8 +26,9 @@ from stepscope.store.nodes import NodeInfo, read_nodes
 from stepscope.store.parts import part_steps, read_part_steps, rest_path
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 from stepscope.store.positions import Sealed
+from stepscope.store.selection import Choice
 from stepscope.store.sidecar import RingSidecar
-from stepscope.store.spools import Live, heard_of, live_of, sidecars_of
+from stepscope.store.spools import Live, briefly, heard_of, live_of
 from stepscope.store.stacks import checked_stacks
 from stepscope.store.taken import unpack_block
 from stepscope.wire.blocks import ring_id
@@ -63,6 +64,8 @@ class Remote:
     lines: list[RemoteLines] = field(default_factory=list)
     unreadable: int = 0
     """Frames of another version, or damaged."""
+    reduced: tuple[str, ...] = ()
+    """That not all of it was read, if so."""
 
     def records(self, file: str) -> list[dict[str, Any]]:
         """All nodes' lines of a file, node by node."""
@@ -114,15 +117,16 @@ def read_remote(
     *,
     lost: Callable[[NodeInfo], bool],
     known: Mapping[tuple[str, bytes], RingSidecar] | None = None,
-    choice: Mapping[str, frozenset[bytes]] | None = None,
+    choice: Choice | None = None,
     nothing: bool = False,
 ) -> Remote:
     """Everything in parts and journals.  FileNotFoundError when it was sealed under our eyes.
 
     ``lost``: whether a node that never said goodbye is gone.  ``known``: who a ring is that said so before what is
-    here.  ``choice``: by spool the rings to read, where there are too many.  ``nothing``: only who the nodes are.
+    here.  ``choice``: the rings to read, where there are too many.  ``nothing``: only who the nodes are.
     """
-    senders = {node.spool: _Sender(info=node, chosen=_chosen(choice, node.spool)) for node in read_nodes(run_dir)}
+    chosen = None if choice is None else choice.rings
+    senders = {node.spool: _Sender(info=node, chosen=_chosen(chosen, node.spool)) for node in read_nodes(run_dir)}
     for (spool, ident), about in (known or {}).items():
         if spool in senders:
             senders[spool].rings[ident] = _Ring(about=about)
@@ -131,12 +135,13 @@ def read_remote(
     unreadable = 0
     for received in itertools.chain.from_iterable(read_journal(path) for path in files if not nothing):
         try:
-            _take(senders, read_frame(received.raw), received.wall_ns, choice)
+            _take(senders, read_frame(received.raw), received.wall_ns, chosen)
         except FrameError:
             unreadable += 1
     if sealed.parts and not nothing:
         _take_parts(run_dir, sealed, senders)
     remote = Remote(nodes=[sender.info for sender in senders.values()], unreadable=unreadable)
+    remote.reduced = () if choice is None else (choice.notice,)
     remote.nodes.sort(key=lambda node: (node.node, node.joined_wall_ns, node.spool))
     for node in remote.nodes:
         sender = senders[node.spool]
@@ -149,8 +154,8 @@ def read_remote(
     return remote
 
 
-def _chosen(choice: Mapping[str, frozenset[bytes]] | None, spool: str) -> frozenset[bytes] | None:
-    return None if choice is None else choice.get(spool, frozenset())
+def _chosen(rings: Mapping[str, frozenset[bytes]] | None, spool: str) -> frozenset[bytes] | None:
+    return None if rings is None else rings.get(spool, frozenset())
 
 
 def _take_parts(run_dir: Path, sealed: Sealed, senders: Mapping[str, _Sender]) -> None:
@@ -175,13 +180,13 @@ def shifted(wall_ns: int, offset_ns: int | None) -> int:
 
 
 def _take(
-    senders: dict[str, _Sender], frame: Frame, wall_ns: int, choice: Mapping[str, frozenset[bytes]] | None
+    senders: dict[str, _Sender], frame: Frame, wall_ns: int, rings: Mapping[str, frozenset[bytes]] | None
 ) -> None:
     head = frame.head
     sender = senders.get(head.spool)
     if sender is None:
         about = NodeInfo(node=head.node, host="", spool=head.spool, joined_wall_ns=wall_ns)
-        sender = senders[head.spool] = _Sender(info=about, chosen=_chosen(choice, head.spool))
+        sender = senders[head.spool] = _Sender(info=about, chosen=_chosen(rings, head.spool))
     _hear(sender, frame, wall_ns)
     if sender.chosen is not None and not sender.chosen:
         return
@@ -209,15 +214,18 @@ def _hear(sender: _Sender, frame: Frame, wall_ns: int) -> None:
 
 
 def _take_sidecars(sender: _Sender, part: Part) -> None:
-    for about in sidecars_of(part):
-        ident = ring_id(about.key)
+    for key, heard, raw in briefly(part):
+        ident = ring_id(key)
         if not sender.info.host:
-            sender.info = replace(sender.info, host=about.identity.host)
+            sender.info = replace(sender.info, host=raw["identity"]["host"])
         if sender.chosen is not None and ident not in sender.chosen:
             continue
         ring = sender.rings.setdefault(ident, _Ring())
-        if ring.about is None or heard_of(about) > heard_of(ring.about):
-            ring.about = about
+        if ring.about is None or heard > heard_of(ring.about):
+            try:
+                ring.about = RingSidecar.from_dict(raw)
+            except ValueError as error:
+                raise FrameError("who a ring is cannot be read") from error
 
 
 def _take_block(sender: _Sender, part: Part) -> None:

@@ -56,8 +56,13 @@ def seal(run_dir: Path) -> None:
 
 
 def needs_seal(run_dir: Path) -> bool:
-    """Whether something of a run is not sealed: all of it, or what other nodes sent after that."""
+    """Whether something of a run is not sealed: all of it, or what other nodes sent after that.
+
+    A spool never is: it is on its way to the run that it belongs to.
+    """
     meta = read_meta(run_dir)
+    if isinstance(meta.get("hub"), dict):
+        return False
     return meta.get("sealed") is not True or staging.is_committed(run_dir) or _late(run_dir)
 
 
@@ -68,7 +73,10 @@ def _late(run_dir: Path) -> bool:
 
 
 def _write(run_dir: Path) -> None:
-    loaded = load_run(run_dir)
+    parts_stay = _seal_journals(run_dir)
+    if parts_stay and read_meta(run_dir).get("sealed") is True:
+        return
+    loaded = load_run(run_dir, alone=parts_stay)
     data = loaded.data
     stage = staging.new_stage(run_dir)
     _write_and_verify(stage, data, loaded.kept_notices)
@@ -76,11 +84,27 @@ def _write(run_dir: Path) -> None:
         if records and (name == EVENTS or data.nodes):
             lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
             atomic.write_bytes(stage / name, lines.encode())
-    if data.nodes:
+    if data.nodes and not parts_stay:
         _write_positions(run_dir, stage, loaded.shown)
+    if data.nodes:
         write_nodes(stage, [NodeInfo.from_dict(node) for node in data.nodes], refused=read_refused(run_dir))
     write_meta(stage, {**data.meta, "sealed": True})
     staging.commit(run_dir)
+
+
+def _seal_journals(run_dir: Path) -> bool:
+    """What other nodes sent, as parts, if it is much; whether they are so many that they stay as they are."""
+    from stepscope.store.journal import JOURNAL_BYTES, journals
+    from stepscope.store.parts import seal_journal
+    from stepscope.store.positions import read_positions
+    from stepscope.store.recovery import unsealed_bytes
+    from stepscope.store.selection import is_too_large
+
+    sealed = read_positions(run_dir)
+    if sealed.parts or unsealed_bytes(run_dir) > JOURNAL_BYTES:
+        for number in journals(run_dir, after=sealed.through):
+            seal_journal(run_dir, number)
+    return is_too_large(read_positions(run_dir))
 
 
 def _write_positions(run_dir: Path, stage: Path, shown: Shown) -> None:
@@ -124,10 +148,16 @@ def _bytes_of(rows: NDArray[Any] | None) -> bytes | None:
     return None if rows is None else rows.tobytes()
 
 
+def _has_parts(run_dir: Path) -> bool:
+    from stepscope.store.positions import read_positions
+
+    return len(read_positions(run_dir).parts) > 0
+
+
 def _clean(run_dir: Path) -> None:
     """Remove what the sealed files replace; a ring that we cannot read stays, and so does its folder."""
     meta = read_meta(run_dir)
-    for folder in (STEPS, staging.STAGE, INBOX, PARTS):
+    for folder in (STEPS, staging.STAGE, INBOX, *(() if _has_parts(run_dir) else (PARTS,))):
         shutil.rmtree(run_dir / folder, ignore_errors=True)
     (run_dir / SAMPLES).unlink(missing_ok=True)
     for path in ring_files(run_dir, meta):

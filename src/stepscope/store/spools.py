@@ -6,13 +6,13 @@ beyond the next thing to come.  Once the new parts are on disk, ``take`` moves t
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from stepscope.errors import FrameError, StepscopeError
@@ -33,6 +33,7 @@ __all__ = [
     "Live",
     "RingPosition",
     "Spool",
+    "briefly",
     "compare",
     "heard_of",
     "live_of",
@@ -155,7 +156,7 @@ def take_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any
     """
     for part in frame.parts:
         if part.kind == "rings":
-            for key, heard in _briefly(part):
+            for key, heard, _ in briefly(part):
                 ring = spool.rings.setdefault(ring_id(key), RingPosition(key, heard))
                 ring.heard = max(ring.heard, heard)
         elif part.kind == "steps":
@@ -173,25 +174,26 @@ def take_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any
 def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
     """FrameError when one of them is none.  The last answer is kept: those who check a frame ask before it is taken."""
     try:
-        said = json.loads(inflate_part(part))
+        said = msgspec.json.decode(inflate_part(part))
         if not isinstance(said, list):
             raise FrameError("rings are no list")
         return tuple(RingSidecar.from_dict(raw) for raw in said)
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FrameError("who a ring is cannot be read") from error
 
 
-def _briefly(part: Part) -> list[tuple[str, Heard]]:
-    """The names of rings that were checked when they came, and when each was heard of."""
+def briefly(part: Part) -> list[tuple[str, Heard, dict[str, Any]]]:
+    """Rings that were checked when they came: the key, when it was heard of, and the rest as it stands there."""
     try:
         return [
             (
                 ring_key(raw["identity"]["host"], raw["pid"], raw["anchor_wall_ns"]),
                 (raw["ended_wall_ns"] is not None, raw["heard_wall_ns"]),
+                raw,
             )
-            for raw in json.loads(inflate_part(part))
+            for raw in msgspec.json.decode(inflate_part(part))
         ]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError) as error:
         raise FrameError("who a ring is cannot be read") from error
 
 

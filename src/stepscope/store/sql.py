@@ -7,15 +7,18 @@ The database sees nothing but these tables: it can neither read nor write files,
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.records.series import RankSeries, RunData
-from stepscope.store.load import open_run
+from stepscope.store.load import load_run, open_run
 from stepscope.store.results import load_summary
+
+if TYPE_CHECKING:
+    from stepscope.store.positions import Sealed
 
 __all__ = ["QueryResult", "ask", "query"]
 
@@ -69,11 +72,30 @@ def query(run_dir: Path, sql: str) -> QueryResult:
     """Run one query; UsageError, in one line, when it is wrong, empty or more than one."""
     import duckdb
 
+    from stepscope.store.positions import read_positions
+    from stepscope.store.selection import is_too_large
+
     data = open_run(run_dir)
     findings = (load_summary(run_dir) or {}).get("findings", [])
+    sealed = read_positions(run_dir)
     with duckdb.connect(config={"threads": 2}) as con:
         _make_tables(con, data, findings)
-        return ask(con, sql)
+        return ask(con, sql, _add_parts(con, run_dir, sealed) if is_too_large(sealed) else ())
+
+
+def _add_parts(con: Any, run_dir: Path, sealed: Sealed) -> list[Path]:
+    """Instead of the ranks of other nodes that were loaded, all of them."""
+    from stepscope.store.sql_parts import add_parts, ranks_in_parts
+    from stepscope.store.tables import make_table
+
+    rows = ranks_in_parts(run_dir, sealed)
+    here = load_run(run_dir, alone=True).data.ranks
+    for name in ("steps", "ranks"):
+        con.execute(f"DROP TABLE {name}")
+    _make_steps(con, here)
+    paths = add_parts(con, run_dir, sealed, rows)
+    make_table(con, "ranks", RANK_COLUMNS, [*map(_rank, here), *(_fields(RANK_COLUMNS, row) for row in rows)])
+    return paths
 
 
 def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
@@ -99,24 +121,33 @@ def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
 
 
 def _make_tables(con: Any, data: RunData, findings: Sequence[Any]) -> None:
-    from stepscope.store.columns import phase_columns, to_columns
     from stepscope.store.exchanges import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns
     from stepscope.store.tables import make_table, sample_table
 
+    _make_steps(con, data.ranks)
     tables = {
-        "steps": to_columns(data.ranks, phase_columns(data.ranks)),
         "comm": exchange_columns(data.ranks, [series.comm for series in data.ranks], COMM_DTYPE),
         "collectives": exchange_columns(data.ranks, [series.collectives for series in data.ranks], COLLECTIVE_DTYPE),
     }
     for name, columns in tables.items():
-        con.register("columns", columns)
-        con.execute(f"CREATE TABLE {name} AS SELECT * FROM columns")
-        con.unregister("columns")
+        _make(con, name, columns)
     sample_table(con, data.samples)
     make_table(con, "events", EVENT_COLUMNS, [_event(event) for event in data.events])
     rows = [_fields(FINDING_COLUMNS, finding) for finding in findings if isinstance(finding, dict)]
     make_table(con, "findings", FINDING_COLUMNS, rows)
     make_table(con, "ranks", RANK_COLUMNS, [_rank(series) for series in data.ranks])
+
+
+def _make_steps(con: Any, ranks: Sequence[RankSeries]) -> None:
+    from stepscope.store.columns import phase_columns, to_columns
+
+    _make(con, "steps", to_columns(ranks, phase_columns(ranks)))
+
+
+def _make(con: Any, name: str, columns: Mapping[str, Any]) -> None:
+    con.register("columns", columns)
+    con.execute(f"CREATE TABLE {name} AS SELECT * FROM columns")
+    con.unregister("columns")
 
 
 def _rank(series: RankSeries) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stepscope.errors import FrameError, HubError, UsageError
+from stepscope.errors import FrameError, HubError, HubRefused, UsageError
 from stepscope.wire.joining import PROOF_HEADER, Join, Welcome, read_welcome, write_join
 
 __all__ = ["Answer", "HubClient", "split_url"]
@@ -71,7 +71,7 @@ class HubClient:
             status, proof, text, _ = self._ask(join.run, "join", body, headers, deadline_s, WELCOME_BYTES)
             if status != 200:
                 why = _plain(_object(text).get("why")) or f"it answers {status}"
-                raise HubError(f"{self._where} does not take us: {why}")
+                raise HubRefused(f"{self._where} does not take us: {why}")
             welcome = read_welcome(text, proof, join.nonce, self._key, self._certificate)
             if not _TOKEN.fullmatch(welcome.token):
                 raise HubError(f"{self._where} gives no token")

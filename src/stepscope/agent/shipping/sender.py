@@ -31,7 +31,7 @@ from stepscope.agent.shipping.client import Answer, HubClient
 from stepscope.agent.shipping.clock import HubClock
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
-from stepscope.errors import FrameError, HubError, UsageError
+from stepscope.errors import FrameError, HubError, HubRefused, UsageError
 from stepscope.store.meta import read_meta
 from stepscope.wire.frames import FrameHead, pack_frame
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
@@ -104,6 +104,7 @@ class Sender:
         self._clock = HubClock()
         self._client: HubClient | None = None
         self._welcome: Welcome | None = None
+        self._joined_run: str | None = None
         self._next_s = FIRST_PAUSE_S
         self._tries = 0
         """Calls since the hub last took something."""
@@ -116,6 +117,8 @@ class Sender:
         self.counts = Counts()
         self.trouble = ""
         """Why the last turn came to nothing; empty if it did not."""
+        self.refusal = ""
+        """Why the hub did not take us in; empty: it did, or did not answer."""
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
         self.peers: tuple[Peer, ...] = ()
         self.probe_key = ""
@@ -130,6 +133,9 @@ class Sender:
             self._welcome = None
             self._outgoing.shrink()
             self.counts.failed += 1
+            if isinstance(error, HubRefused) and not self.refusal:
+                self.refusal = str(error)
+                self.news.append(("hub_refused", {"why": self.refusal}))
             self._away(str(error))
             return Turn(wait_s=self._pause_s())
 
@@ -137,6 +143,11 @@ class Sender:
     def local(self) -> bool:
         """The hub reads our run directory where it is."""
         return self._welcome is not None and self._welcome.local
+
+    @property
+    def run_name(self) -> str:
+        """What the run is called at the hub, as far as it said so."""
+        return self._to.run if self._joined_run is None else self._joined_run
 
     def left_bytes(self) -> int:
         """What is yet to be sent, about."""
@@ -156,6 +167,8 @@ class Sender:
             self._client = HubClient(self._to.url, self._key())
         self._welcome = welcome = self._client.join(self._who(), patience_s=patience_s)
         self.heard_s = time.monotonic()
+        self.refusal = ""
+        self._joined_run = welcome.run
         self.counts.joins += 1
         self._outgoing.rewind(welcome.positions)
         self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop looks at the peers, then takes the key

@@ -88,6 +88,11 @@ class Shipper:
     def counts(self) -> Counts:
         return self._sender.counts
 
+    @property
+    def run_name(self) -> str:
+        """What the run is called at the hub."""
+        return self._sender.run_name
+
     def finish(
         self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
     ) -> Delivered:
@@ -130,7 +135,7 @@ class Shipper:
         if whole and not unsent:
             self._delivered = Delivered(whole=True, local=self._sender.local)
         else:
-            why = self._sender.trouble or (unsent if whole else OUT_OF_TIME)
+            why = self._sender.refusal or self._sender.trouble or (unsent if whole else OUT_OF_TIME)
             self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
 
     def _left_s(self) -> float:
