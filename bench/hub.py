@@ -3,9 +3,9 @@
     python bench/hub.py --ranks 1000,10000,100000 --seconds 180
     python bench/hub.py --ranks 100000 --speed 0.5      # the load generator needs a core of its own, or more time
 
-A real hub process, told the end as a launcher does; the load generator of ``testing/`` in this one.  Figures are taken
-between the first quarter and the end of simulated time: ``cpu`` is the hub's CPU time per simulated second (its
-sealing of journals to Parquet beside it), ``lag`` how many steps the newest complete one is behind what the ranks have made.
+A real hub process; the load generator of ``testing/`` in this one.  Figures are taken
+between the first quarter and the end of simulated time: ``cpu`` is the hub's CPU time per simulated second (that of
+sealing journals to Parquet beside it), ``lag`` how many steps the newest complete one is behind what ranks have made.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,9 @@ RANKS_PER_AGENT = 8
 SOURCES = tuple(f"127.0.0.{n}" for n in range(2, 34))
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 END_S = 120.0
+LOOK_S = 5.0
+SETTLE_S = 5.0
+"""For the last look of the rules."""
 
 
 @dataclass
@@ -46,20 +50,35 @@ class Watch:
     port: int
     token: str
     job: LoadJob
+    seconds: float
     begins_s: float
     marks: list[tuple[float, float, float]] = field(default_factory=list)
     """Simulated time, CPU time of the hub, and of the processes that it started and that have ended."""
     lags: list[float] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
-    findings: dict[str, Any] = field(default_factory=dict)
-    joined: bool = False
+    unanswered: int = 0
+    now: tuple[float, LoadReport] | None = None
+    """Where the load is."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def note(self, now_s: float, report: LoadReport) -> None:
+        self.now = (now_s, report)
+
+    def run(self) -> None:
+        """In a thread: the load must not wait for an answer of the hub."""
+        while not self.over.wait(LOOK_S):
+            if self.now is not None:
+                self.look(*self.now)
 
     def look(self, now_s: float, report: LoadReport) -> None:
         self.marks.append((now_s, *cpu_s(self.pid)))
-        self.info = self._get("")
-        self.findings = self._get("/findings")
-        if now_s >= self.begins_s:
-            self.lags.append(now_s * self.job.steps_per_s - 1 - _step_of(self.info))
+        try:
+            self.info = self.get("")
+        except OSError:
+            self.unanswered += 1
+        else:
+            if self.begins_s <= now_s <= self.seconds:
+                self.lags.append(now_s * self.job.steps_per_s - 1 - _step_of(self.info))
         print(
             f"  {now_s:6.0f} s  cpu {self.marks[-1][1]:6.1f} s  rss {rss_mb(self.pid)[0]:5.0f} MB  step "
             f"{_step_of(self.info)}  frames {report.frames}  late {report.late_s:.1f} s  {dict(report.statuses)}",
@@ -67,13 +86,14 @@ class Watch:
         )
 
     def cpu_per_s(self) -> tuple[float, float]:
-        steady = [mark for mark in self.marks if mark[0] >= self.begins_s] or self.marks
+        steady = [mark for mark in self.marks if self.begins_s <= mark[0] <= self.seconds]
+        steady = steady if len(steady) > 1 else self.marks
         (begin_s, *began), (end_s, *ended) = steady[0], steady[-1]
         span_s = max(1e-9, end_s - begin_s)
         return (ended[0] - began[0]) / span_s, (ended[1] - began[1]) / span_s
 
-    def _get(self, path: str) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+    def get(self, path: str) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=END_S)
         try:
             connection.request("GET", f"/api/v1/runs/load{path}", headers={"Authorization": f"Bearer {self.token}"})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -107,7 +127,7 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     command += ["--nnodes", str(job.agents + 1), "--name", "load"]
     hub = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
     listening.close()
-    watch = Watch(hub.pid, port, token, job, begins_s=args.seconds / 4)
+    watch = Watch(hub.pid, port, token, job, seconds=args.seconds, begins_s=args.seconds / 4)
     plan = LoadPlan(
         host="127.0.0.1",
         port=port,
@@ -117,19 +137,22 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
         seconds=args.seconds,
         speed=args.speed,
         first_node=1,
-        bye=True,
         sources=SOURCES,
     )
     try:
-        report = asyncio.run(run_load(plan, watch.look))
+        looking = threading.Thread(target=watch.run)
+        looking.start()
+        try:
+            report = asyncio.run(run_load(plan, watch.note))
+        finally:
+            watch.over.set()
+            looking.join()
         peak_mb = rss_mb(hub.pid)[1]
-        watch.look(args.seconds, report)
-        time.sleep(3.0)
-        last = watch._get("")
-        found = watch._get("/findings")
-        if hub.stdin is not None:
-            hub.stdin.write(json.dumps({"exit_code": 0}).encode() + b"\n")
-            hub.stdin.close()
+        watch.look(report.simulated_s, report)
+        time.sleep(SETTLE_S)
+        last = watch.get("")
+        found = watch.get("/findings")
+        hub.terminate()
         hub.wait(END_S)
         return _row(job, watch, report, peak_mb, last, found, paths.run_dir)
     finally:
@@ -165,13 +188,14 @@ def _row(
         "late_s": report.late_s,
         "steps": report.steps,
         "last_step": _step_of(last),
-        "judged": last.get("judged"),
+        "unanswered": watch.unanswered,
+        "judged": last.get("info", last).get("judged"),
         "named": [finding.get("title") for finding in found.get("findings", [])],
         "disk_mb": sum(sizes.values()) / 1e6,
         "parquet_parts": len(parts),
         "parquet_mb": sum(sizes[path] for path in parts) / 1e6,
         "real_s": report.real_s,
-        "info": last,
+        "window": last.get("info", last).get("window"),
     }
 
 

@@ -9,6 +9,7 @@
     ├── DumpError                  a dump of a Flight Recorder cannot be used          exit 3
     ├── FrameError                 what came over the network is not of ours           exit 3
     ├── HubError                   the hub cannot be started or reached                exit 3
+    │   └── HubRefused             it answers, and does not take us
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
         ├── RingVersion            written by another version of the layout
@@ -24,6 +25,7 @@ __all__ = [
     "DumpError",
     "FrameError",
     "HubError",
+    "HubRefused",
     "NotARun",
     "RingError",
     "RingForeign",
@@ -73,6 +75,10 @@ class FrameError(StepscopeError):
 
 class HubError(StepscopeError):
     exit_code = 3
+
+
+class HubRefused(HubError):
+    pass
 
 
 class RingError(StepscopeError):

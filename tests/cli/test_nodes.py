@@ -37,7 +37,7 @@ STEP = SlurmStep(
             Nodes(count=2, least=2, rank=0),
         ),
         (
-            "torchrun --nnodes 1:4 --node-rank 3 --rdzv-id job7 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:29400 x.py",
+            "torchrun --nnodes 1:4 --node-rank 3 --rdzv-id job7 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:1 x.py",
             Nodes(count=4, least=1, rank=3, address="fd00::1", id="job7"),
         ),
         (

@@ -30,6 +30,7 @@ def test_all_of_it() -> None:
         "evidence": {
             "number": 1,
             "host": "node0",
+            "hosts": [],
             "culprits": [
                 {
                     "rank": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from stepscope.hangs.evidence import Evidence, LastCollective, RankEvidence, WorkerEvidence
 from stepscope.hangs.finding import finding_of
+from stepscope.hangs.joined import SeenHang, join_hangs
 from stepscope.hangs.judge import NotAHang, judge
+from stepscope.hangs.kept import KeptEvidence, evidence_from_dict, evidence_to_dict
 from stepscope.hangs.text import hang_lines
 from stepscope.records.collectives import OPS, ProcessGroup
 from stepscope.records.hang import Frame, HangRecord, ThreadStack
@@ -128,6 +131,52 @@ def test_no_evidence_makes_it_raise(evidence: Evidence) -> None:
         assert max(map(len, hang_lines(answer, width)), default=0) <= width
     finding = finding_of(answer)
     assert (finding.kind, finding.severity, set(finding.ranks)) == (answer.kind, "critical", culprits)
+
+
+def kept(evidence: Evidence) -> KeptEvidence:
+    """As it comes out of its file."""
+    before = KeptEvidence(number=1, stopped_wall_ns=1, gathered_wall_ns=2, evidence=evidence)
+    return evidence_from_dict(json.loads(json.dumps(evidence_to_dict(before))))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(EVIDENCE)
+def test_what_was_kept_is_what_was_gathered(evidence: Evidence) -> None:
+    """But for what would steer a terminal, and answers that are no text."""
+    once = kept(evidence).evidence
+    assert kept(once).evidence == once
+    assert [replace(rank, workers=(), flight=b"") for rank in once.ranks] == [
+        replace(rank, workers=(), flight=b"") for rank in evidence.ranks
+    ]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(EVIDENCE, st.lists(st.sampled_from("abc"), min_size=10, max_size=10))
+def test_any_split_over_hosts_is_judged_as_one_host_would_be(evidence: Evidence, places: list[str]) -> None:
+    alone = {rank.rank: rank for rank in evidence.ranks}
+    whole = replace(kept(replace(evidence, ranks=tuple(alone[rank] for rank in sorted(alone)))).evidence, host="a")
+    seen = []
+    for host in sorted({places[rank.rank] for rank in whole.ranks}):
+        own = replace(whole, host=host, ranks=tuple(rank for rank in whole.ranks if places[rank.rank] == host))
+        verdict = judge(own, number=1, declared_wall_ns=2, stopped_wall_ns=1)
+        record = verdict if isinstance(verdict, HangRecord) else None
+        seen.append(SeenHang(kept=kept(own), record=record))
+    told = join_hangs(seen)
+    records = [one.record for one in seen if one.record is not None]
+    together = judge(whole, number=1, declared_wall_ns=2, stopped_wall_ns=1)
+    if len(seen) < 2 or not records:
+        assert told == records
+    elif isinstance(together, NotAHang):
+        assert [replace(one, evidence=one.evidence[:-1]) for one in told] == records
+        assert all("it is none: " in one.evidence[-1] for one in told)
+    else:
+        (joined,) = told
+        assert [part.host for part in joined.parts] == [record.host for record in records]
+        told_alike = ("kind", "culprits", "victims", "undecidable", "collective", "cycle", "evidence", "stacks")
+        for name in (*told_alike, "flight"):
+            assert getattr(joined, name) == getattr(together, name), name
+        without = re.compile(r" on (?:[abc]|\d hosts)\b")
+        assert without.sub("", joined.title) == without.sub("", together.title)
 
 
 STACKS_OF_JOBS = {

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import QUANTILES, WORST, Digest, DigestLog
+from stepscope.hub.model.digest import QUANTILES, WORST, Digest, DigestLog, digest_steps
+from stepscope.hub.model.digest_block import digest_block
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.planes import Planes
+from stepscope.hub.past import past_run
 from stepscope.records.phases import BACKWARD, COMM
 from stepscope.records.series import RankSeries
 from stepscope.store.assemble import book_waiting
@@ -195,3 +197,30 @@ def test_the_map_folds_and_keeps_every_sum() -> None:
         assert np.allclose(heat.work_ns[column], expected, rtol=1e-5)
         assert np.allclose(heat.wall_ns[column], 2 * np.array(expected), rtol=1e-5)
         assert heat.count[column].sum() == 100 - first
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 16, 40])
+def test_a_block_is_what_its_steps_are_one_by_one(ranks: int) -> None:
+    """Also through folds, and with memory that was sampled now and then."""
+    run = Cluster(ranks=ranks, steps=300, allocated_mb=lambda rank, steps: 10.0 * rank + steps, memory_every=3).run()
+    live = past_run(run)
+    alone, together = DigestLog(64), DigestLog(64)
+    steps = np.arange(300, dtype=np.int64)
+    for digest in digest_steps(live.planes, steps.tolist()):
+        alone.put(digest, digest.start_ns)
+    while len(steps):
+        block = digest_block(live.planes, steps[:70])
+        assert block is not None
+        together.extend(block)
+        steps = steps[block.count :]
+    assert together.count == alone.count
+    for mine, theirs in zip(together._arrays(), alone._arrays(), strict=True):
+        np.testing.assert_array_equal(mine[: alone.count], theirs[: alone.count])
+
+
+def test_a_step_that_a_rank_lacks_makes_no_block() -> None:
+    live = past_run(Cluster(ranks=3, steps=50, missing={1: [20]}).run())
+    assert digest_block(live.planes, np.arange(20, dtype=np.int64)) is not None
+    assert digest_block(live.planes, np.arange(21, dtype=np.int64)) is None
+    assert digest_block(live.planes, np.arange(60, dtype=np.int64)) is None
+    assert live.digests.count == 50

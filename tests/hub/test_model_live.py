@@ -231,3 +231,30 @@ def test_rows_of_any_bytes_do_no_harm(seed: int) -> None:
             live.tick()
         for document in (live.info(), live.ranks(), live.steps(), live.heat()):
             json.dumps(document)
+
+
+def test_a_restart_that_no_launcher_counted_is_another_attempt() -> None:
+    from dataclasses import replace
+
+    first = Cluster(ranks=3, steps=10).series()
+    later = [
+        replace(
+            one,
+            identity=replace(one.identity, pid=one.identity.pid + 500),
+            anchor_wall_ns=(one.ended_wall_ns or 0) + 10**10,
+        )
+        for one in first
+    ]
+    live = LiveRun()
+    introduce(live, first)
+    live.rows(taken_of(first, range(10)))
+    live.tick()
+    for one in first:
+        live.ring(RingSidecar.from_dict(sidecar_of(one, state="exception")), node="0")
+    introduce(live, tuple(later))
+    live.rows(taken_of(later, range(4)))
+    live.tick()
+    info = live.info()
+    assert (info["attempt"], info["ranks"], info["rings"], info["step"]) == (1, 3, 6, 3)
+    assert live.ranks()["rank"] == [0, 1, 2]
+    assert live.ranks()["attempt"] == [1, 1, 1]

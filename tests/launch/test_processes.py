@@ -127,7 +127,9 @@ def test_ends_that_run_no_exit_handlers(run_stepscope: Run, script: Callable[...
     done = run_stepscope("run", "--quiet", "script.py")
     assert (done.code, done.stderr) == (0, "")
     summary = json.loads((done.run_dir / "summary.json").read_text())
-    assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, "exited"), (4, "exited")]
+    # One trains after the other: two rounds of the same rank.
+    assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, "exited")]
+    assert [(row["last_step"], row["end"]) for row in summary["attempts"]] == [(3, "ended in order")] * 2
     assert summary["status"] == "finished"
     assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
@@ -165,10 +167,10 @@ def test_torchrun_itself_restarts_and_each_attempt_is_kept(run_stepscope: Run, s
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["run"]["attempt"], summary["run"]["attempts"]) == ("finished", 1, 2)
     assert [(row["rank"], row["steps"]) for row in summary["ranks"]] == [(0, 8), (1, 8)]
-    (notice,) = summary["notices"]
-    assert notice == (
-        "Attempt 0 failed: all 2 ranks raised AssertionError (in step 4); the job was restarted and finished. "
-        "All figures are of attempt 1."
-    )
+    assert summary["notices"] == []
+    assert [(row["attempt"], row["ranks"], row["last_step"], row["end"]) for row in summary["attempts"]] == [
+        (0, 2, 3, "all 2 ranks raised AssertionError (in step 4)"),
+        (1, 2, 7, "ended in order"),
+    ]
     logs = {"logs/main.log", *(f"logs/rank-{rank}{end}.log" for rank in (0, 1) for end in ("", ".attempt-1"))}
     assert set(summary["logs"]) == logs

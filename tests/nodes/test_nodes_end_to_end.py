@@ -31,6 +31,16 @@ def steps_of(run_dir: Path) -> dict[int, list[int]]:
     return dict(rows)
 
 
+def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
+    """The environment of a host whose clock is so much ahead; nothing where there is no compiler."""
+    if shutil.which("cc") is None:
+        return {}
+    library = folder / "skewed_clock.so"
+    source = Path(__file__).with_name("skewed_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "SKEW_S": str(seconds)}
+
+
 def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster) -> None:
     two = cluster(2)
     two.start("--steps", "30", "--pause-ms", "20", ranks=2)
@@ -50,10 +60,11 @@ def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster) -> None:
     assert not (two.run_dir / "inbox").exists()
 
 
-def test_cut_slowed_killed_and_skewed(cluster: MakeCluster, run_python: Callable[..., Any], job: Path) -> None:
+def test_cut_slowed_killed_and_skewed(
+    cluster: MakeCluster, tmp_path: Path, run_python: Callable[..., Any], job: Path
+) -> None:
     three = cluster(3)
-    libraries = list(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    skew = {"LD_PRELOAD": str(libraries[0]), "FAKETIME": "+300s", "DONT_FAKE_MONOTONIC": "1"} if libraries else {}
+    skew = skewed_clock(tmp_path, 300)
     three.start("--steps", str(STEPS), "--pause-ms", "50", environment={2: skew})
     first, second, third = three.nodes
     three.until(lambda: first.steps() > 15)
@@ -83,7 +94,9 @@ def test_cut_slowed_killed_and_skewed(cluster: MakeCluster, run_python: Callable
     assert summary["status"] == "finished"
     agents = [event["host"] for event in three.events("agent_start")]
     assert sorted(agents) == ["host0", "host1", "host1", "host2"]
-    assert len(three.events("hub_lost")) >= 2, "both other nodes missed the hub"
+    assert len(three.events("hub_start")) == 2
+    assert "The hub died 1 time and was started again; nothing is lost by that." in summary["notices"]
+    assert any("samples of host host1: the agent was gone" in notice for notice in summary["notices"])
     if skew:
         (skewed,) = [node for node in summary["nodes"] if node["node"] == 2]
         assert 299 < skewed["clock_offset_s"] < 301
@@ -124,7 +137,7 @@ def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_pat
     two.start("--steps", "40", "--pause-ms", "20", environment={1: {"STEPSCOPE_KEY": "another secret, by mistake"}})
     assert two.wait() == [0, 0], two.said()
     assert steps_of(two.run_dir) == {0: list(range(40))}
-    assert any("node 1" in notice for notice in two.summary()["notices"]), two.summary()["notices"]
+    assert "Node 1 never joined; there is nothing of it here." in two.summary()["notices"]
     assert second.run_dir.exists()
     assert "stepscope send" in second.said()
     assert "key" in second.said()

@@ -21,7 +21,8 @@ from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 KEYS = [
     *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
     *("communication", "memory", "host"),
-    *("facts", "facts_differ", "verdict", "findings", "errors", "hangs", "notices", "logs"),
+    *("facts", "facts_differ", "verdict", "findings", "errors", "hangs", "attempts", "notices"),
+    "logs",
 ]
 BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
 """Objects whose keys are names out of the run."""
@@ -331,7 +332,6 @@ def test_notices_say_what_is_missing() -> None:
     assert summarise(run)["notices"] == [
         "The agent died.",
         "Disk full.",
-        "Attempt 0 ended after 30 steps; the job was restarted. All figures are of attempt 1.",
         "Rank 2 recorded no step and is not compared.",
         "1 step was not complete on every live rank: left out of comparisons.",
         "2 times a hook of ours failed and was passed over; times may be missing.",
@@ -358,10 +358,10 @@ def test_errors_stand_under_their_attempts() -> None:
     summary = summarise(replace(second, ranks=(*first.series(), *second.ranks), errors=errors))
     assert [(row["attempt"], row["type"]) for row in summary["errors"]] == [(1, "ValueError"), (0, "KeyError")]
     assert summary["verdict"]["title"] == "Rank 1 raised ValueError: second (in step 9, in backward)."
-    assert summary["notices"][0] == (
-        "Attempt 0 failed: rank 1 raised KeyError: 'first' (in step 20, in backward); the job was restarted. "
-        "All figures are of attempt 1."
-    )
+    assert [row["end"] for row in summary["attempts"]] == [
+        "rank 1 raised KeyError: 'first' (in step 20, in backward)",
+        "rank 1 raised ValueError: second (in step 9, in backward)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def test_stacks_come_in_order_of_time_and_stay_when_sealed(paths: RunPaths, ring
 
 
 def test_a_stack_belongs_to_the_rank_that_its_process_is_shown_as(paths: RunPaths, rings: Any) -> None:
-    write_steps(rings(0), 3)
-    second = rings(0)
+    first, second = rings(0), rings(0)  # at the same time: one after the other would be two attempts
+    write_steps(first, 3)
     write_steps(second, 3)
     append_jsonl(paths.run_dir / "stacks.jsonl", [{**STACK, "pid": int(second.path.stem)}])
     end_run(paths.run_dir, exit_code=0, status="finished")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.process import tend
-from stepscope.agent.shipping.sender import Destination
+from stepscope.agent.shipping.destination import Destination
 from stepscope.errors import StepscopeError
 
 

@@ -11,10 +11,11 @@ import os
 import platform
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.agent.context import GitContext
 from stepscope.agent.control import Control
@@ -26,7 +27,6 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.probes import Probes
-from stepscope.agent.shipping.ship import Delivered, Shipper
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
@@ -35,7 +35,10 @@ from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
-from stepscope.wire.joining import Peer
+
+if TYPE_CHECKING:
+    from stepscope.agent.shipping.ship import Delivered, Shipper
+    from stepscope.wire.joining import Peer
 
 __all__ = ["Agent", "Ending"]
 
@@ -52,8 +55,10 @@ LAST_GASP_S = 1.0
 """When the job is over, how long its ranks may take to be gone."""
 FULL_DISK_S = 60.0
 """Without a launcher, how long to wait for a disk that refuses; the rings stay for whoever opens the run."""
-SHIPPING_S = 20.0
-"""At the end, how long to go on sending to the hub what it does not have yet."""
+SHIPPING_S = 60.0
+"""At the end, how long to go on sending to the hub what it does not have yet …"""
+GREETING_S = 10.0
+"""… and how long to take leave of one that reads the run directory itself."""
 LAST_TRIES_S = 2.0
 """At the end, how long to try a disk that refuses."""
 
@@ -297,16 +302,22 @@ class Agent:
     def _take_news(self) -> None:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
+            if event == "hub_refused":  # somebody has to do something about it
+                print(f"stepscope: {fields['why']}", file=sys.stderr, flush=True)
 
     def _ship_rest(self, ending: Ending) -> None:
-        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all."""
+        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all.
+
+        SIGTERM: nobody wants to wait for that.
+        """
         if self._shipper is None:
             return
         if ending == "terminated":
             self._shipper.stop()  # the job may go on, and another agent with it
             return
         end = self._control.end or {"exit_code": None, "status": "orphaned"}
-        self.delivered = self._shipper.finish(end, SHIPPING_S)
+        patience_s = SHIPPING_S if self._shipper.to.node else GREETING_S
+        self.delivered = self._shipper.finish(end, patience_s, given_up=lambda: self._terminated)
         try:
             os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
         except OSError:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.wire.joining import Peer
-from stepscope.wire.probing import EVERY_PAIR, PACKET_BYTES, Packet, pack_packet, probed_by, read_packet
+from stepscope.wire.probing import PACKET_BYTES, Packet, pack_packet, read_packet
 
 __all__ = ["Probes"]
 
@@ -40,9 +40,13 @@ ASK_S = 0.2
 """From one question to the next, whoever is asked."""
 PATIENCE_S = 3.0
 """For an answer.  Longer than any network takes: a busy machine may not let its agent run for a second or two."""
-LINES_S = 10.0
+LINES_S = 5.0
 MANY_LINES_S = 30.0
-"""From one line about a peer to the next; in large jobs the hub has enough to read."""
+"""From one line about a peer to the next …"""
+MANY_NODES = 16
+"""… in larger jobs, whose hub has enough to read."""
+MOST_PEERS = 64
+"""Whoever tells them chooses; this only bounds what is kept."""
 BLOCKED_S = 60.0
 """Without a word from anybody: UDP does not get through."""
 TAKEN_PER_S = 500
@@ -102,8 +106,9 @@ class Probes:
 
     def peers(self, peers: Iterable[Peer], key: str) -> None:
         """Whom there is to ask, and the run's probe key (hexadecimal); may be called again with others."""
-        by_node = {peer.node: peer for peer in peers if peer.port and _is_address(peer.address)}
-        chosen = [by_node[node] for node in probed_by(self._number, [*by_node]) if node in by_node]
+        known = {peer.node: peer for peer in peers if peer.port and _is_address(peer.address)}
+        known.pop(self._number, None)
+        chosen = [known[node] for node in sorted(known)][:MOST_PEERS]
         try:
             secret = bytes.fromhex(key)
         except ValueError:
@@ -120,7 +125,7 @@ class Probes:
     def samples(self) -> list[dict[str, Any]]:
         """A line for each peer of which something is known, every few seconds; most of the time none."""
         with self._lock:
-            many = len(self._peers) >= EVERY_PAIR
+            many = max((peer.node for peer in self._peers), default=0) >= MANY_NODES
             if time.monotonic() - self._line_s < (MANY_LINES_S if many else LINES_S):
                 return []
         return self.last_samples()

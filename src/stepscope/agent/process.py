@@ -11,8 +11,7 @@ from pathlib import Path
 from stepscope.agent.loop import Agent
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.probes import Probes
-from stepscope.agent.shipping.sender import Destination
-from stepscope.agent.shipping.ship import Shipper
+from stepscope.agent.shipping.destination import Destination
 
 __all__ = ["tend"]
 
@@ -33,6 +32,8 @@ def tend(
     """
     shipper = probes = None
     if hub is not None:
+        from stepscope.agent.shipping.ship import Shipper  # HTTP: a megabyte or two, only where there is a hub
+
         probes = Probes(platform.node(), hub.node)
         shipper = Shipper(run_dir, hub, probe_port=probes.port)
     agent = Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang, probes=probes, shipper=shipper)

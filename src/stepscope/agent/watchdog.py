@@ -6,6 +6,7 @@ are drained all the while.  A judge that finds work going on says when to look a
 events, in ``hangs/``, in ``findings.json`` and on the terminal; and so is its end, if the job comes back.
 
 When a rank dies, the Flight Recorders of those it leaves behind are asked at once: their launcher is about to end them.
+In a job of several hosts what was gathered is kept, hang or not, to be judged with the others' (``hangs/joined.py``).
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from stepscope.agent.worker_server import FLIGHT, ask_servers
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.finding import finding_of
 from stepscope.hangs.judge import NotAHang, judge
+from stepscope.hangs.kept import KeptEvidence
 from stepscope.hangs.text import hang_lines
 from stepscope.records.hang import HangRecord
 from stepscope.store.flights import keep_flights
-from stepscope.store.hangs import read_hangs, write_hang
+from stepscope.store.hangs import read_hangs, write_evidence, write_hang
 from stepscope.store.paths import hang_path
 from stepscope.store.results import save_findings
 
@@ -66,6 +68,8 @@ class _Stop:
     """Why it was no hang, as told already."""
     earlier: dict[int, RankEvidence] = field(default_factory=dict)
     record: HangRecord | None = None
+    kept: KeptEvidence | None = None
+    """What was last gathered, where other hosts are in it too."""
 
 
 @dataclass(kw_only=True)
@@ -76,6 +80,7 @@ class _Inquiry:
     thread: threading.Thread
     outcome: HangRecord | NotAHang | None = None
     ranks: tuple[RankEvidence, ...] = ()
+    kept: KeptEvidence | None = None
 
 
 class Watchdog:
@@ -112,7 +117,9 @@ class Watchdog:
             return
         now_s = self._now()
         worlds = self._progress.look(drains, now_s)
-        self._stops = {key: stop for key, stop in self._stops.items() if any(w.key == key for w in worlds)}
+        there = {world.key for world in worlds}
+        for key in [key for key in self._stops if key not in there]:
+            self._leave(key)
         earlier = self._inquiry
         for world in worlds:
             self._watch(world, now_s)
@@ -147,6 +154,8 @@ class Watchdog:
 
     def finish(self) -> None:
         """The run is over, and with it what never came back."""
+        for key in list(self._stops):
+            self._leave(key)
         over: Literal["aborted", "ended"] = "aborted" if self._on_hang.aborted else "ended"
         for record in list(self._records.values()):
             if record.over is None:
@@ -160,7 +169,7 @@ class Watchdog:
             return
         moved_s = world.moved_s()
         if stop is not None and (moved_s > stop.moved_s or world.pids != stop.pids):
-            del self._stops[world.key]
+            self._leave(world.key)
             stop = None
         if not self._stands_still(world, now_s) and not self._lost_one(world, now_s):
             return
@@ -173,6 +182,16 @@ class Watchdog:
             )
         if now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
             self._inquire(world, stop, now_s)
+
+    def _leave(self, key: WorldKey) -> None:
+        """It goes on, or is gone."""
+        self._mark_over(self._stops.pop(key))
+
+    def _mark_over(self, stop: _Stop) -> None:
+        """In what was kept and never called a hang; of one that was, the record says when it was over."""
+        if stop.kept is not None and stop.record is None:
+            with suppress(OSError):
+                write_evidence(self._run_dir, replace(stop.kept, over_wall_ns=time.time_ns()))
 
     def _stands_still(self, world: World, now_s: float) -> bool:
         quiet_s = now_s - world.quiet_since_s()
@@ -208,6 +227,8 @@ class Watchdog:
             outcome = self._judge(evidence, number=number, **instants)
             if isinstance(outcome, HangRecord):
                 self._keep(gathered)
+            if world.size > len(gathered.ranks):
+                inquiry.kept = self._keep_evidence(evidence, outcome, number=number, **instants)
             inquiry.outcome = outcome
 
         thread = threading.Thread(target=work, name="watchdog", daemon=True)
@@ -220,6 +241,26 @@ class Watchdog:
         with suppress(OSError):
             keep_flights(self._run_dir, flights, gathered.stack_texts)
 
+    def _keep_evidence(
+        self,
+        evidence: Evidence,
+        outcome: HangRecord | NotAHang,
+        *,
+        number: int,
+        declared_wall_ns: int,
+        stopped_wall_ns: int,
+    ) -> KeptEvidence:
+        kept = KeptEvidence(
+            number=number,
+            stopped_wall_ns=stopped_wall_ns,
+            gathered_wall_ns=declared_wall_ns,
+            evidence=evidence,
+            excuse=outcome.reason if isinstance(outcome, NotAHang) else "",
+        )
+        with suppress(OSError):
+            write_evidence(self._run_dir, kept)
+        return kept
+
     def _hear(self, now_s: float) -> None:
         """Of an inquiry that is over."""
         inquiry = self._inquiry
@@ -228,7 +269,9 @@ class Watchdog:
         self._inquiry = None
         stop, outcome = inquiry.stop, inquiry.outcome
         stop.earlier = {rank.pid: rank for rank in inquiry.ranks}
+        stop.kept = inquiry.kept
         if self._stops.get(stop.world) is not stop:
+            self._mark_over(stop)
             return  # it went on in the meantime
         if outcome is None:
             stop.next_s = float("inf")  # an error of ours, whose traceback is on the terminal; once is enough

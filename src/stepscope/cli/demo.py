@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from stepscope.cli.run import record
-from stepscope.cli.words import job_command
+from stepscope.cli.record import Job, record
+from stepscope.cli.words import Torchrun, job_command
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -46,4 +46,4 @@ def run(args: argparse.Namespace) -> int:
         str(SCRIPT), "--steps", str(args.steps), "--slow-rank", str(SLOW_RANK),
         "--slow-phase", args.phase, "--slow-ms", str(args.slow_ms),
     ]  # fmt: skip
-    return record(job_command(job, str(RANKS)), root=args.dir, name="demo")
+    return record(Job(command=job_command(job, Torchrun(ranks=str(RANKS))), root=args.dir, name="demo"))

@@ -20,7 +20,7 @@ from stepscope.errors import StepscopeError, UsageError
 
 __all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
 
-COMMANDS = ("run", "demo", "report", "list", "sql", "trace", "flight", "whatif", "send", "doctor")
+COMMANDS = ("run", "demo", "report", "list", "sql", "trace", "flight", "whatif", "serve", "send", "doctor")
 """In the order in which a newcomer meets them."""
 HIDDEN = ("attach",)
 """Started by us, not by people."""

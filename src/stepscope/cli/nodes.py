@@ -1,8 +1,8 @@
 """How many nodes a job has, which one this is, and where the first of them is to be found.  Pure.
 
 Asked in this order, field by field: our own flags; the words of torchrun or of ``accelerate launch``, when the job is
-started by one of them; torchrun's own variables (``PET_NNODES`` …, as Kubernetes operators set them); Slurm.  A job
-of one node is ``Nodes(count=1, …)``, whatever else was said.
+started by one of them; torchrun's own variables (``PET_NNODES`` …, as Kubernetes operators set them); ``MASTER_ADDR``;
+Slurm.  A job of one node is ``Nodes(count=1, …)``, whatever else was said.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def find_nodes(
         )
     if not (rank_text.isascii() and rank_text.isdigit() and int(rank_text) < most):
         raise UsageError(f"--node-rank {rank_text} of {most} nodes: it must be from 0 to {most - 1}")
-    address = flags.address or theirs.address or torchs.address or (step.address if step is not None else "")
-    address = address or environ.get("MASTER_ADDR", "")
+    address = flags.address or theirs.address or torchs.address or environ.get("MASTER_ADDR", "")
+    address = address or (step.address if step is not None else "")
     if int(rank_text) and not address:
         raise UsageError(f"node {rank_text} must be told where node 0 is: give --master-addr")
     return Nodes(count=most, least=least, rank=int(rank_text), address=address, id=theirs.id or torchs.id)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from stepscope import __version__
 from stepscope.agent.on_hang import REPORT, HangPolicy, seconds_from
-from stepscope.cli.supervise import JobEnd, signals_held, supervise
-from stepscope.cli.words import job_command
-from stepscope.errors import RunError, UsageError
-from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH
-from stepscope.store.create import RunPaths, create_run, discard_run
-from stepscope.store.meta import end_run
+from stepscope.cli.hub_child import DEFAULT_PORT, HubOptions
+from stepscope.cli.nodes import Nodes, Said, find_nodes, starts_ranks
+from stepscope.cli.record import Job, record
+from stepscope.cli.slurm import SlurmStep, slurm_step
+from stepscope.cli.words import MASTER_PORT, Torchrun, job_command
+from stepscope.errors import UsageError
+from stepscope.records.naming import default_name
 
-__all__ = ["EPILOG", "HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "record", "run"]
+__all__ = ["EPILOG", "HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "run"]
 
 HELP = "run a training script or launcher and record every step"
 EPILOG = """\
@@ -26,13 +25,18 @@ examples:
   stepscope run torchrun --nproc-per-node 4 train.py
   stepscope run -m my_package.train --lr 3e-4
   stepscope run accelerate launch train.py
+  stepscope run --nnodes 2 --node-rank 0 --master-addr node0 --name big --nproc-per-node 8 train.py
+  srun stepscope run train.py
 
 Options of ours stand before the script; everything from the script on is the job's own.
 The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were not there.
 """
 
-OPTIONS_BEFORE_JOB = ("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after")
-INJECTED = Path(__file__).parents[1] / "recorder" / "inject"
+OPTIONS_BEFORE_JOB = (
+    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
+    *("--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port", "--master_port"),
+    *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,67 +62,95 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look into a job without progress for so long, or for five steps (default: 10; 0 = never)",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
+    _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
+    _add_hub(parser.add_argument_group("the hub", "what other nodes send to, and what shows the run while it lasts"))
+
+
+def _add_nodes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--nnodes", metavar="N", default="", help="how many nodes, or the least and the most (1:4)")
+    group.add_argument(
+        "--node-rank", "--node_rank", metavar="K", default="", help="which of them this is; node 0 has the hub"
+    )
+    group.add_argument("--master-addr", "--master_addr", metavar="HOST", default="", help="where node 0 is")
+    group.add_argument(
+        "--master-port", "--master_port", type=_port, metavar="P", help=f"of torchrun there (default: {MASTER_PORT})"
+    )
+
+
+def _add_hub(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--hub-host",
+        "--hub_host",
+        metavar="ADDR",
+        default="",
+        help="where it listens (default: on loopback; with several nodes, everywhere)",
+    )
+    group.add_argument(
+        "--hub-port",
+        "--hub_port",
+        type=_port,
+        metavar="P",
+        help=f"on which port (default: {DEFAULT_PORT} with several nodes, by the job's number under Slurm, else any)",
+    )
+    group.add_argument(
+        "--tls-cert", "--tls_cert", type=Path, metavar="FILE", help="its certificate (default: one made for the run)"
+    )
+    group.add_argument("--tls-key", "--tls_key", type=Path, metavar="FILE", help="the key of that certificate")
+    group.add_argument("--no-tls", "--no_tls", action="store_true", help="plain HTTP, also between nodes")
+    group.add_argument("--no-hub", "--no_hub", action="store_true", help="no hub: every node keeps what it records")
 
 
 def run(args: argparse.Namespace) -> int:
     after_s = seconds_from(os.environ) if args.hang_after is None else args.hang_after
-    on_hang = HangPolicy(after_s=after_s, action=args.on_hang)
-    command = job_command(args.job, args.nproc_per_node)
-    return record(command, root=args.dir, name=args.name, quiet=args.quiet, on_hang=on_hang)
+    step = slurm_step(os.environ)
+    flags = Said(count=args.nnodes, rank=args.node_rank, address=args.master_addr)
+    nodes = find_nodes(flags, args.job, os.environ, step, torchrun=args.nproc_per_node is not None)
+    launches = args.nproc_per_node is not None or starts_ranks(args.job)
+    tasks = step is not None and step.tasks > 1 and not launches and not flags.count
+    if step is not None and step.tasks_here > 1 and args.nproc_per_node is not None:
+        raise UsageError("--nproc-per-node starts all ranks of a node from one task: `srun --ntasks-per-node 1 …`")
+    torchrun = None
+    if args.nproc_per_node is not None or (nodes.several and not tasks):
+        port = args.master_port or (step.master_port if step is not None else MASTER_PORT)
+        torchrun = Torchrun(ranks=args.nproc_per_node, nodes=nodes, port=port, name=args.name or "stepscope")
+    command = job_command(args.job, torchrun)
+    hub_port = args.hub_port
+    if hub_port is None and step is not None and nodes.several:
+        hub_port = step.hub_port
+    job = Job(
+        command=command,
+        root=args.dir,
+        name=_name(args.name, command, nodes, step, alone=args.no_hub),
+        quiet=args.quiet,
+        on_hang=HangPolicy(after_s=after_s, action=args.on_hang),
+        nodes=nodes,
+        hub=HubOptions(
+            off=args.no_hub,
+            host=args.hub_host,
+            port=hub_port,
+            tls=not args.no_tls,
+            certificate=args.tls_cert,
+            key=args.tls_key,
+        ),
+        step=step,
+        ranks_are_tasks=tasks,
+    )
+    return record(job)
 
 
-def record(
-    command: list[str], *, root: Path, name: str | None, quiet: bool = False, on_hang: HangPolicy | None = None
-) -> int:
-    """Run a job, recorded, to its end; its exit code.  A job that cannot be recorded still runs."""
-    if os.environ.get(ENV_SWITCH) == "0":
-        os.execv(command[0], command)
-    try:
-        paths = create_run(root, name, command, version=__version__)
-    except RunError as error:
-        _say(f"{error}; the job runs unrecorded")
-        os.execv(command[0], command)
-    for notice in paths.notices:
-        _say(notice)
-    if not quiet:
-        _say(f"recording to {_short(paths.run_dir)}")
-    with signals_held() as mask:
-        try:
-            end = supervise(command, _environment(paths), paths.run_dir, paths.session, mask=mask, on_hang=on_hang)
-        except UsageError:
-            discard_run(paths)
-            raise
-        _conclude(paths.run_dir, end, quiet=quiet)
-    return end.exit_code
-
-
-def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
-    """Write and show the summary; where it cannot be written it is still shown."""
-    # numpy and the store's engine are loaded only now, when the job's own memory is free again.
-    from stepscope.cli.finalise import finalise
-
-    try:
-        end_run(run_dir, exit_code=end.exit_code, status=end.status)
-    except RunError as error:
-        _say(str(error))
-    try:
-        said = {"exit_code": end.exit_code, "status": end.status}
-        _, text = finalise(run_dir, end=said, color=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
-    except RunError as error:
-        _say(f"no summary: {error}")
-        return
-    if not quiet:
-        print(text, file=sys.stderr)
-
-
-def _environment(paths: RunPaths) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.pop(ENV_CLAIM, None)
-    earlier = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
-    environment[ENV_RUN_DIR] = str(paths.run_dir)
-    environment[ENV_SESSION] = str(paths.session)
-    return environment
+def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep | None, *, alone: bool) -> str | None:
+    """What the run is to be called; None: by its time.  UsageError when the nodes could not agree on that."""
+    if asked is not None:
+        return asked
+    if step is not None:
+        return default_name(command, step.name)
+    if nodes.id not in ("", "none"):
+        return default_name(command, "".join(c if c.isalnum() or c in "._" else "-" for c in nodes.id))
+    if nodes.several and not alone:
+        raise UsageError(
+            f"a job of {nodes.count} nodes needs a --name, the same on each of them: by it they find one another"
+        )
+    return None
 
 
 def _seconds(text: str) -> float:
@@ -129,13 +161,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _short(path: Path) -> str:
-    """The path as the user would type it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def _say(message: str) -> None:
-    print(f"stepscope: {message}", file=sys.stderr, flush=True)
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return int(text)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.agent.drain import drain_leftovers
-from stepscope.agent.shipping.sender import Destination, Sender
+from stepscope.agent.shipping.client import split_url
+from stepscope.agent.shipping.destination import Destination
+from stepscope.agent.shipping.sender import Sender
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.units import bytes_text, count_text
@@ -46,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     run_dir: Path = args.path
     meta = read_meta(run_dir)
     to = _destination(run_dir, meta, args.to)
+    split_url(to.url)
+    key = load_key()
     if (run_dir / INBOX).exists():
         raise UsageError(f"{run_dir} is a run of several nodes itself, not what one of them kept")
     if meta.get("sealed") is True:
@@ -53,13 +57,11 @@ def run(args: argparse.Namespace) -> int:
     if processes_alive(run_dir):
         raise UsageError(f"{run_dir} is still being written, and its agent sends it")
     _drain(run_dir, meta)
-    sender = Sender(run_dir, to, load_key)
+    sender = Sender(run_dir, to, lambda: key)
     try:
         _deliver(sender, meta.get("end") or UNKNOWN_END)
     finally:
         sender.close()
-    if sender.local:
-        raise UsageError(f"{run_dir} is the run itself, which {to.url} reads where it is: there is nothing to send")
     done = f"sent {bytes_text(sender.counts.sent_bytes)} in {count_text(sender.counts.frames, 'frame')} to {to.url}"
     if unsent := sender.unsent():
         print(f"stepscope: {done}; {unsent}, so {run_dir} stays", file=sys.stderr)
@@ -95,10 +97,12 @@ def _drain(run_dir: Path, meta: Mapping[str, Any]) -> None:
 
 
 def _deliver(sender: Sender, end: Mapping[str, Any]) -> None:
-    """HubError when the hub cannot be reached, or takes nothing for a while."""
+    """HubError when the hub cannot be reached, or takes nothing for a while; UsageError when it needs nothing."""
     turn = sender.turn(bye=end)
     if sender.trouble:
         raise HubError(sender.trouble)
+    if sender.local:
+        raise UsageError("that is the run itself, which its hub reads where it is: there is nothing to send")
     total, show = sender.left_bytes(), progress_bar("sending", bytes_text)
     frames, taken_s = 0, time.monotonic()
     try:

@@ -8,7 +8,7 @@ unless the ranks of its host must use all that there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.diagnosis.round_trips import Heard
 from stepscope.diagnosis.samples import LARGEST, number
 from stepscope.diagnosis.view import View
 from stepscope.records.identity import RankIdentity
@@ -25,8 +26,10 @@ __all__ = [
     "Readings",
     "at_steps",
     "gpu_readings",
+    "heard_probes",
     "host_readings",
     "last_of_rows",
+    "network_readings",
     "process_readings",
     "row_medians",
 ]
@@ -45,8 +48,13 @@ KEYS = {
         "wall_ns", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
         "throttle_reasons",
     ),
+    "probe": ("wall_ns", "node", "peer", "sent", "lost", "rtt_us_p50"),
 }  # fmt: skip
 """What the rules want of the samples, by kind."""
+NETWORK_KEYS = (
+    "wall_ns", "node", "net_errors_ps", "net_drops_ps", "net_speed_bps", "tcp_out_ps", "tcp_retrans_ps", "ib_speed_bps",
+)  # fmt: skip
+"""And of a host's network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +101,40 @@ class Readings:
 def host_readings(view: View) -> tuple[list[str], Readings]:
     """The hosts of the ranks, in the order of ranks."""
     hosts = list(dict.fromkeys(view.hosts))
-    columns = _columns(view, "host")
+    columns = _columns(view.window.lines.get("host", ()), KEYS["host"])
     keys, which = _distinct(columns, "node")
     return hosts, _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
 
 
+def network_readings(view: View) -> Readings:
+    """As ``host_readings``: the figures of the network."""
+    hosts = dict.fromkeys(view.hosts)
+    columns = _columns(view.window.lines.get("host", ()), NETWORK_KEYS)
+    keys, which = _distinct(columns, "node")
+    return _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
+
+
+def heard_probes(view: View) -> Heard:
+    """What the agents of the ranks' hosts said of each other, hosts numbered in the order of ranks."""
+    columns = _columns(view.window.probes, KEYS["probe"])
+    numbers: dict[object, int] = {host: number for number, host in enumerate(dict.fromkeys(view.hosts))}
+    ends = [np.array([numbers.get(_name(host), -1) for host in columns[key]], np.intp) for key in ("node", "peer")]
+    wall_ns, sent, lost, rtt_us = (_numbers(columns[key]) for key in ("wall_ns", "sent", "lost", "rtt_us_p50"))
+    makes_sense = (sent > 0) & (lost >= 0) & (lost <= sent) & (wall_ns > 0) & ~(rtt_us < 0)
+    keep = makes_sense & (ends[0] >= 0) & (ends[1] >= 0)
+    return Heard(
+        wall_ns=wall_ns[keep],
+        node=ends[0][keep],
+        peer=ends[1][keep],
+        sent=sent[keep],
+        lost=lost[keep],
+        rtt_us=np.where(lost < sent, rtt_us, np.nan)[keep],
+    )
+
+
 def process_readings(view: View) -> Readings:
     """One row for each rank of the view."""
-    columns = _columns(view, "process")
+    columns = _columns(view.window.lines.get("process", ()), KEYS["process"])
     keys, which = _distinct(columns, "node", "pid")
     rows = {(identity.host, identity.pid): row for row, identity in enumerate(_identities(view))}
     return _readings(columns, which, keys, rows)
@@ -108,7 +142,7 @@ def process_readings(view: View) -> Readings:
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
     """The GPUs that the job's ranks use."""
-    columns = _columns(view, "gpu")
+    columns = _columns(view.window.lines.get("gpu", ()), KEYS["gpu"])
     keys, which = _distinct(columns, "node", "uuid", "index", "name")
     used = _used(_identities(view), keys)
     gpus = [
@@ -181,15 +215,15 @@ def _identities(view: View) -> list[RankIdentity]:
     return [view.window.identities[index] for index in view.rows]
 
 
-def _columns(view: View, kind: str) -> Columns:
-    """The keys of all lines of a kind.
+def _columns(lines: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Columns:
+    """The keys of all lines.
 
     All of a line at once, as there may be a hundred thousand of them, far apart in memory; and with no object for each,
     which would keep the garbage collector busy for longer than all else.
     """
-    columns: dict[str, list[Any]] = {key: [] for key in KEYS[kind]}
+    columns: dict[str, list[Any]] = {key: [] for key in keys}
     adders = [(key, column.append) for key, column in columns.items()]
-    for line in view.window.lines.get(kind, ()):
+    for line in lines:
         get = line.get
         for key, add in adders:
             add(get(key))

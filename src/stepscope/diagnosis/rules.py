@@ -20,6 +20,7 @@ from stepscope.diagnosis.hangs import find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.healthy import find_healthy, find_insufficient
 from stepscope.diagnosis.machine import find_machine
 from stepscope.diagnosis.memory import find_memory
+from stepscope.diagnosis.network import led_by_network
 from stepscope.diagnosis.spikes import find_spikes
 from stepscope.diagnosis.stragglers import find_stragglers
 from stepscope.diagnosis.trends import find_trends
@@ -45,6 +46,7 @@ REMARKS = frozenset(
         "gpu_throttled",
         "cpu_saturated",
         "ram_pressure",
+        "slow_network",
     }
 )
 """Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
@@ -69,11 +71,12 @@ def diagnose(run: RunData, window: Window | None = None, *, reached: bool = Fals
 
 
 def _explained(view: View) -> list[Claim]:
-    network = find_communication(view)
-    bounds = find_bounds(view, network)
     claims = find_stragglers(view)
     late = {rank for claim in claims for rank in claim.finding.ranks}
-    claims += [*find_uneven(view, late), *network]
+    claims += find_uneven(view, late)
+    network = led_by_network(view, find_communication(view), claims)
+    bounds = find_bounds(view, network)
+    claims += network
     between = find_between_steps(view, {claim.finding.phase for claim in claims})
     # What is named by nothing but its place in the step may have begun at some step, or come and go.
     claims += [claim for claim in between if claim.finding.phase != "other"]

@@ -164,6 +164,45 @@ OVERLAP_MB = 4.0
 OVERLAP_PARTS = 4
 """Parts in which an exchange is advised to go out: the last one cannot be hidden, and a quarter left is what counts."""
 
+# -- network --------------------------------------------------------------------------------------------------------
+
+PROBE_SLICES = 4
+"""Slices of time (from one line about a way to the next) that must show it: the agents' lines do not come at once, and
+a burst of a second stands in up to three slices."""
+PROBE_WAYS_SHARE = 0.8
+"""Of a host's ways, and of the slices of the stretch that is told of: one in five may be lucky."""
+PROBE_RTT_RATIO = 3.0
+"""Times the round trip of the others: from rack to rack it is twice that within one …"""
+PROBE_RTT_FLOOR_US = 500.0
+"""… and by so much longer: moderated interrupts and virtual switches make up some hundred microseconds."""
+PROBE_LOSS = 0.01
+"""Of the probes, there and back: TCP is at a tenth of its speed from here on; a healthy network loses a thousandth."""
+PROBE_LOSS_RATIO = 1.5
+"""Times the loss of the other ways: with two lossy hosts of four, two thirds of the others' ways are lossy as well."""
+PROBE_CHANCE = 1e-3
+"""That any host is named on a network that loses as much everywhere: probes are few, and what costs nothing is told and
+not warned of."""
+PROBE_SPREAD = 0.75
+"""Of the slices, and of a host's ways, that would show a loss if it were even: a burst and a link show in few."""
+PROBE_ALIKE = 0.3
+"""Of a host's loss must be left without its worst way; else that way is what is lossy."""
+PROBES_BACK_S = 240.0
+"""Looked back at while a job runs, however short its steps are: probes are few."""
+PROBES_LAG_S = 3.0
+"""After which a probe is given up: loss is known that much later."""
+PROBES_AFTER_S = 10.0
+"""A line tells of the seconds before it."""
+SPEED_RATIO = 0.5
+"""Of the others' link speed: 10 instead of 25 Gbit/s, 1 instead of 10."""
+RETRANSMITS = 0.01
+"""Of the segments sent: worth a word beside the probes …"""
+RETRANSMITS_SEGMENTS = 50.0
+"""… of so many a second at the least."""
+HIT_CHANCE = 0.02
+"""Of the steps outside a bad stretch that lie above the level with which those inside are compared …"""
+HIT_Z = 4.0
+"""… and how sure it must be that there are more of them inside."""
+
 # -- while it runs ------------------------------------------------------------------------------------------------
 
 LIVE_STEPS = 256

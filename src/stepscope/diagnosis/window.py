@@ -22,7 +22,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.communication import Communication, build_communication
 from stepscope.diagnosis.peers import peer_groups
 from stepscope.diagnosis.robust import mean_rank, spread
-from stepscope.diagnosis.samples import during
+from stepscope.diagnosis.samples import during, of_kind
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES
 from stepscope.records.series import RankSeries, RunData
@@ -90,6 +90,8 @@ class Window(Planes):
     """[R]; ranks of one number do the same work on different data and may be compared."""
     samples: tuple[dict[str, Any], ...]
     """What the agents saw of hosts, processes and GPUs while these steps ran."""
+    probes: tuple[dict[str, Any], ...]
+    """What they said of the network between them, for some minutes at the least: it takes a while to show."""
     stacks: tuple[dict[str, Any], ...]
     communication: Communication | None
     """What the ranks exchanged; None: there is one rank, or nothing was seen of it."""
@@ -147,6 +149,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
         groups=groups,
         samples=tuple(during(run.samples, begins, ends)),
+        probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
         communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns, groups),
     )
@@ -218,6 +221,12 @@ def _period(planes: Planes) -> tuple[float, float]:
         return 0.0, 0.0
     starts = planes.end_wall_ns - planes.wall_ns
     return float(np.nanmin(starts)), float(np.nanmax(planes.end_wall_ns))
+
+
+def _probes(run: RunData, begins: float, ends: float) -> tuple[dict[str, Any], ...]:
+    lines = of_kind(run.samples, "probe")
+    since = min(begins, ends - thresholds.PROBES_BACK_S * 1e9)
+    return tuple(during(lines, since, ends + thresholds.PROBES_AFTER_S * 1e9))
 
 
 def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -23,9 +23,7 @@ BY_KIND = {
         "dmesg shows the Xid errors of a GPU that failed; CUDA_LAUNCH_BLOCKING=1 shows which kernel does not end.",
     ),
     "rank_crashed": ("The others wait for a rank that is gone: end the job, and look into its log for the reason.",),
-    "rank_lost": (
-        "Look at the hosts of those ranks: the record of their own watchdog is in hangs/ if they share the folder.",
-    ),
+    "rank_lost": ("Look at the hosts of those ranks: what their own watchdog found is in hangs/ if it got through.",),
     "hang_unknown": ("py-spy dump --native --pid PID shows where the ranks are in C, if it may be used here.",),
 }
 
@@ -37,6 +35,8 @@ def advice_for(record: HangRecord) -> tuple[str, ...]:
         return (*_where(record), *_of_input(record))
     if record.kind == "hang_host":
         return (*_where(record), *_of_host(record))
+    if record.kind == "rank_lost" and record.culprits:
+        return (*_where(record), "Look at that host and at the way to it: power, kernel log, network.")
     return (*_where(record), *BY_KIND.get(record.kind, ()))
 
 

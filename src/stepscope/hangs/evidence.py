@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import ThreadStack
 
-__all__ = ["Evidence", "LastCollective", "RankEvidence", "WorkerEvidence"]
+__all__ = ["Evidence", "LastCollective", "LostHost", "RankEvidence", "WorkerEvidence"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,26 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LostHost:
+    """A host that the hub hears nothing of any more."""
+
+    host: str
+    ranks: tuple[int, ...]
+    silent_s: float
+    """For how long, when the others were found to stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     host: str
     world_size: int
     ranks: tuple[RankEvidence, ...]
-    """Those of this host, dead or alive."""
+    """Those of this host, dead or alive; of several hosts, those of all."""
     threshold_s: float
     step_s: float | None = None
     """The usual length of a step lately; None before there were any."""
     source_lines: dict[tuple[str, int], str] = field(default_factory=dict)
     """The text of lines of the user's code, by file and line, where it could be read."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Of several hosts (``hangs/joined.py``), which of them each rank is on; else empty."""
+    lost: tuple[LostHost, ...] = ()

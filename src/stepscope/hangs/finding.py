@@ -1,9 +1,9 @@
 """A hang as a finding: the same sentence in the terminal, in ``findings.json`` and in the summary.
 
-Evidence: ``number`` and ``host`` (which name its file), ``culprits`` (``rank``, ``reason``, ``file``, ``line``,
-``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op`` and ``sizes`` of the collective they wait
-in, ``cycle``, ``stopped_wall_ns`` (when the last rank was heard of), ``stood_s`` (from then until it was over, or
-declared), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
+Evidence: ``number`` and ``host`` (which name its file), ``hosts`` (that were judged together), ``culprits`` (``rank``,
+``reason``, ``file``, ``line``, ``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op`` and
+``sizes`` of the collective they wait in, ``cycle``, ``stopped_wall_ns`` (when the last rank was heard of), ``stood_s``
+(from then until it was over, or declared), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def _evidence(record: HangRecord, seconds: float) -> dict[str, Any]:
     return {
         "number": record.number,
         "host": record.host,
+        "hosts": list(record.hosts),
         "culprits": [
             {
                 "rank": culprit.rank,

@@ -82,6 +82,7 @@ def _there(situation: Situation, number: int) -> RankThere:
         waiting_in=doing.waiting_in,
         at=doing.at,
         workers=tuple(_worker(situation, number)),
+        host=situation.evidence.hosts.get(number, ""),
     )
 
 

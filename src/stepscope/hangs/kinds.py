@@ -13,7 +13,8 @@ from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
 from stepscope.flight.verdict import Side, Verdict
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.activity import Activity
-from stepscope.hangs.reasons import account, alike, culprits_of
+from stepscope.hangs.elsewhere import rule_elsewhere
+from stepscope.hangs.reasons import account, alike, culprits_of, unanswered
 from stepscope.hangs.situation import Ruling, Situation
 from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
 from stepscope.hangs.words import collective_text, group_text, listed, place_text, seconds_text
@@ -38,7 +39,7 @@ def rule_certain(situation: Situation) -> Ruling | None:
 
 
 def rule_waiting(situation: Situation) -> Ruling:
-    for rule in (_held_up, _disagreeing, _circle, _as_recorded, _mismatch, _lost, _on_device):
+    for rule in (_held_up, _disagreeing, _circle, _as_recorded, _mismatch, rule_elsewhere, _on_device):
         ruling = rule(situation)
         if ruling is not None:
             return ruling
@@ -312,21 +313,6 @@ def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
     return _with(situation, kind, guilty, title, **more)
 
 
-def _lost(situation: Situation) -> Ruling | None:
-    elsewhere = waits_of(situation).elsewhere
-    if not elsewhere or not situation.waiting:
-        return None
-    shared = situation.shared(situation.waiting)
-    verb = "waits" if len(situation.waiting) == 1 else "wait"
-    here = f"All {len(situation.ranks):,} ranks" if len(situation.waiting) == len(situation.ranks) > 1 else None
-    who = here or ranks_text(situation.waiting, start=True)
-    title = (
-        f"{who} on {situation.evidence.host} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
-        "on other hosts: which of them holds the job up cannot be told from here."
-    )
-    return _with(situation, "rank_lost", (), title, undecidable=True, evidence=_unanswered(situation))
-
-
 def _on_device(situation: Situation) -> Ruling | None:
     waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
     found = situation.recorders.verdict
@@ -389,9 +375,4 @@ def _unknown(situation: Situation) -> Ruling:
         parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} {could}")
     told = f": {listed(parts)}" if parts else ""
     title = f"The job stands still and it cannot be told why{told}."
-    return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=_unanswered(situation))
-
-
-def _unanswered(situation: Situation) -> tuple[str, ...]:
-    mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
-    return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()
+    return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=unanswered(situation))

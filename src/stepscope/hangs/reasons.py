@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.flight.stacks import user_frame
+from stepscope.flight.wording import ranks_text
 from stepscope.hangs import places
 from stepscope.hangs.activity import Doing
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
@@ -12,7 +13,7 @@ from stepscope.hangs.situation import Situation
 from stepscope.hangs.words import collective_text, place_text, seconds_text
 from stepscope.records.hang import Culprit, Frame
 
-__all__ = ["account", "alike", "blamed_worker", "culprits_of", "worker_words"]
+__all__ = ["account", "alike", "blamed_worker", "culprits_of", "unanswered", "worker_words"]
 
 WORKER_STATES = {
     "T": "is stopped (SIGSTOP)",
@@ -96,3 +97,8 @@ def _elsewhere(rank: RankEvidence) -> str:
 def alike(doings: Sequence[Doing]) -> bool:
     """Whether all of these do the same at the same line, so that one sentence speaks for all."""
     return len({(doing.state, doing.words, doing.at) for doing in doings}) == 1
+
+
+def unanswered(situation: Situation) -> tuple[str, ...]:
+    mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
+    return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()

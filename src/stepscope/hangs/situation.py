@@ -33,7 +33,7 @@ class Ruling:
 class Situation:
     evidence: Evidence
     ranks: Mapping[int, RankEvidence]
-    """Of this host, by rank, in order."""
+    """By rank, in order."""
     doings: Mapping[int, Doing]
     recorders: Recorders
 
@@ -70,7 +70,13 @@ class Situation:
             return "The process"
         if len(ranks) > 2 and len(ranks) == len(self.ranks) == self.evidence.world_size:
             return f"All {len(ranks):,} ranks"
-        return ranks_text(ranks, start=True)
+        return f"{ranks_text(ranks, start=True)}{self.on_host(ranks)}"
+
+    def on_host(self, ranks: Iterable[int]) -> str:
+        """`` on node7``, where several hosts are known and these ranks are on one of them."""
+        known = self.evidence.hosts
+        own = {known.get(rank, "") for rank in ranks}
+        return f" on {own.pop()}" if len(set(known.values())) > 1 and len(own) == 1 and "" not in own else ""
 
     def shared(self, ranks: Iterable[int]) -> WaitingIn | None:
         """The collective that most of these wait in; of equally many that of the lowest rank."""

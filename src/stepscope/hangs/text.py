@@ -25,6 +25,7 @@ CYCLE_SHOWN = 8
 GROUPS_SHOWN = 6
 FRAMES_SHOWN = 6
 SIZES_CHARS = 60
+FILES_SHOWN = 3
 ENDINGS = {"recovered": "then went on", "ended": "until the job ended", "aborted": "until the job was ended for it"}
 
 
@@ -49,8 +50,15 @@ def hang_lines(record: HangRecord, width: int = 80, *, title: bool = True) -> li
         if record.stacks
         else ""
     )
-    lines += _labelled("", [f"{more}: hangs/{hang_name(record.host, record.number)}"] if more else (), width)
+    lines += _labelled("", [f"{more}: {_files(record)}"] if more else (), width)
     return lines
+
+
+def _files(record: HangRecord) -> str:
+    """Where all of it is; what several hosts saw, in a file each."""
+    names = [hang_name(part.host, part.number) for part in record.parts] or [hang_name(record.host, record.number)]
+    left = len(names) - FILES_SHOWN
+    return ", ".join(f"hangs/{name}" for name in names[:FILES_SHOWN]) + (f" and {left} more" if left > 0 else "")
 
 
 def _labelled(label: str, texts: Iterable[str], width: int) -> list[str]:
@@ -70,7 +78,8 @@ def _culprits(record: HangRecord) -> list[str]:
     texts = []
     for (reason, at), culprits in list(alike.items())[:CULPRITS_SHOWN]:
         each = ": each" if len(culprits) > 1 else ""
-        texts.append(f"{ranks_text(culprit.rank for culprit in culprits)}{each} {reason}")
+        who = ranks_text(culprit.rank for culprit in culprits)
+        texts.append(f"{who}{_on_host(record, culprits)}{each} {reason}")
         if at is not None and at.line:
             texts.append(f"{at.file}, line {at.line}, in {at.function}")
     if len(alike) > CULPRITS_SHOWN:
@@ -78,6 +87,13 @@ def _culprits(record: HangRecord) -> list[str]:
     if not texts and record.undecidable:
         texts.append("cannot be told from what is known here")
     return texts
+
+
+def _on_host(record: HangRecord, culprits: Sequence[Culprit]) -> str:
+    """Where several hosts were judged together."""
+    hosts = {rank.rank: rank.host for rank in record.ranks}
+    own = {hosts.get(culprit.rank, "") for culprit in culprits}
+    return f" on {own.pop()}" if len(record.hosts) > 1 and len(own) == 1 and "" not in own else ""
 
 
 def _waiting(record: HangRecord) -> list[str]:

@@ -1,10 +1,10 @@
 """Who may send: joins, the tokens handed out for them, and which sender speaks for which node.
 
 A join is signed with the user's key (``wire/joining.py``); the token that answers it is random, is kept as its SHA-256
-only, and lives as long as this process: after a restart of the hub everybody joins again.  A node number belongs to one
-spool at a time.  Another one gets it when the first has said bye or was silent for a while: that node was replaced.  A
-spool that was replaced may come back to hand in what it has, but does not get its number back as long as the other is
-there.  Used by the hub's event loop only.
+only, and lives as long as this process: after a restart of the hub everybody joins again (a mark in the token tells
+these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the first has said bye
+or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand in what it has, but
+does not get its number back as long as the other is there.  Used by the hub's event loop only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from typing import Final, Literal
 
 from stepscope.errors import FrameError
 from stepscope.hub.buckets import Buckets
+from stepscope.hub.claims import RankClaims
 from stepscope.hub.entrance import is_local
 from stepscope.hub.refusals import Refused
 from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
+from stepscope.store.sidecar import RingSidecar
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
+from stepscope.wire.keys import sign, signed
 
 __all__ = ["Admission", "Admitted"]
 
@@ -37,6 +40,7 @@ ADDRESSES: Final = 4096
 LATE_SPOOLS: Final = 4096
 """Spools that were replaced and are still known."""
 _BEARER: Final = b"bearer "
+_PURPOSE: Final = "token"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +74,11 @@ class Admission:
         self.names = tuple(names)
         self.senders: dict[str, Sender] = {}
         """By spool, all that joined since the hub was started."""
+        self.claims = RankClaims()
+        self.local_spool = local_spool
         self.next_s = ROUND_S
         self.probe_key = secrets.token_hex(32)
-        self._key, self._certificate, self._local_spool = key, certificate, local_spool
+        self._key, self._certificate = key, certificate
         self._limits = limits if limits is not None else SenderLimits()
         self._clock = clock
         self._nodes: dict[int, Sender] = {}
@@ -109,7 +115,11 @@ class Admission:
         except FrameError as error:
             raise Refused(400, "join", str(error)) from error
         if join is None:
-            raise Refused(403, "key", "not signed with the key of this run's hub")
+            raise Refused(
+                403,
+                "key",
+                "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes",
+            )
         self._check(join)
         now_s = self._clock()
         sender = self.senders.get(join.spool)
@@ -119,7 +129,7 @@ class Admission:
         if other is not None:
             how = self._beside(other, join, now_s)
         if sender is None:
-            local = join.spool == self._local_spool
+            local = join.spool == self.local_spool
             sender = sender_of_join(
                 join, self._limits, address=address, hub_address=hub_address, local=local, now_s=now_s
             )
@@ -182,6 +192,7 @@ class Admission:
 
     def _mint(self, sender: Sender) -> str:
         token = secrets.token_urlsafe(32)
+        token = f"{token}.{sign(self._key, _PURPOSE, token.encode())}"
         self._tokens.pop(sender.token, None)
         sender.token = hashlib.sha256(token.encode()).digest()
         self._tokens[sender.token] = sender
@@ -219,6 +230,11 @@ class Admission:
         sender = self._tokens.get(digest)
         return sender if sender is not None and hmac.compare_digest(sender.token, digest) else None
 
+    def was_ours(self, authorization: bytes) -> bool:
+        """Whether a token that is not known was given out by a hub with our key, as by this one before a restart."""
+        token, _, proof = authorization[len(_BEARER) :].partition(b".")
+        return signed(self._key, proof.decode("latin-1"), _PURPOSE, token)
+
     def heard(self, sender: Sender, *, bye: bool) -> bool:
         """It sent a frame; True if it was lost before."""
         back, sender.lost = sender.lost, False
@@ -234,8 +250,24 @@ class Admission:
         """Whether a spool still speaks for its ranks; the hub's own run directory always does."""
         sender = self.senders.get(spool)
         if sender is None:
-            return spool == self._local_spool
+            return spool == self.local_spool
         return sender.local or not (sender.bye or sender.silent_s(self._clock()) > self.silence_s)
+
+    def contest(self, sender: Sender, rings: Sequence[RingSidecar]) -> Refused | None:
+        """What to say to one that claims a rank, or a process, that another node has."""
+        contested = self.claims.contested(sender.spool, rings, self.is_live)
+        if contested is None:
+            sender.contested_s = None
+            return None
+        about, owner = contested
+        other = self.senders.get(owner)
+        whose = f"{other.host} (node {other.node})" if other is not None else "another node"
+        now_s = self._clock()
+        sender.contested_s = now_s if sender.contested_s is None else sender.contested_s
+        tell = not sender.contest_told and now_s - sender.contested_s >= self._limits.contest_s
+        sender.contest_told |= tell
+        identity = about.identity
+        return Refused(403, "rank", f"rank {identity.rank} of attempt {identity.attempt} is on {whose}", tell=tell)
 
     def look(self) -> list[Sender]:
         """Once a second or so: those who are lost since the last look."""

@@ -28,7 +28,7 @@ from stepscope.hub.api.resource import Asked, Parameter, Resource, route_of
 from stepscope.hub.api.session import session_routes
 from stepscope.hub.exposition import CONTENT_TYPE
 from stepscope.hub.headers import SafeHeaders
-from stepscope.hub.ingest import IngestApp, in_front
+from stepscope.hub.ingest import Agents, in_front
 from stepscope.hub.metrics import metrics_text
 from stepscope.hub.openapi import openapi
 from stepscope.hub.readers import Readers, ReadersOnly
@@ -53,14 +53,13 @@ docs/api.md of Stepscope explains it. Everything but this page and /healthz need
 def make_app(
     runs: Runs,
     readers: Readers,
-    ingest: IngestApp | None = None,
+    ingest: Agents | None = None,
     *,
     streams: Streams | None = None,
     refusals: Refusals | None = None,
 ) -> ASGIApp:
-    """``refusals``: what the server turned away; those of ``ingest`` if it is not given."""
+    """``refusals``: what the server and ``ingest`` turned away."""
     streams = Streams() if streams is None else streams
-    refusals = ingest.refusals if refusals is None and ingest is not None else refusals
     text: Callable[[], str] = partial(metrics_text, runs, readers, streams, ingest, refusals)
     resources = resources_of(streams, text, ingest=ingest is not None)
 

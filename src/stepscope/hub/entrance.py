@@ -33,7 +33,7 @@ class ServerLimits:
     per_address: int = 128
     """Of those, from one address …"""
     spare_local: bool = True
-    """… but from this machine half of all, and as fast as they come."""
+    """… but from this machine three in four of all, and as fast as they come."""
     arrivals_per_s: float = 50.0
     """New connections from one address in the long run: a handshake is the most that a stranger can make us compute."""
     arrivals: int = 256
@@ -61,6 +61,11 @@ class ServerLimits:
     """… and how much, of one that was larger than it may be."""
     grace_s: float = 2.0
     """For answers under way when the server stops."""
+
+    @classmethod
+    def for_nodes(cls, nnodes: int) -> ServerLimits:
+        """Room for every agent twice, as when all of a large job come again before their old connections are gone."""
+        return cls(connections=max(cls.connections, 2 * nnodes + 512))
 
     def body_cap(self, path: bytes) -> int:
         end = path.rfind(b"/")
@@ -113,7 +118,7 @@ class Entrance:
         if not local and self._arrivals.take(address, now_s) > 0:
             return "connection_rate"
         own = self._addresses.get(address)
-        cap = self.limits.connections // 2 if local else self.limits.per_address
+        cap = self.limits.connections * 3 // 4 if local else self.limits.per_address
         if own is not None and own.open >= cap and not self._make_room(own.waiting):
             return "connections"
         if self.open >= self.limits.connections and not self._make_room(self._waiting):
@@ -126,7 +131,7 @@ class Entrance:
         self.waits(visitor)
 
     def leave(self, visitor: Visitor) -> None:
-        """Once or twice: a handshake that fails may or may not have made a connection that is then lost."""
+        """It is gone, or as good as gone; more than once does no harm."""
         if visitor not in self._inside:
             return
         del self._inside[visitor]
@@ -139,20 +144,22 @@ class Entrance:
 
     def waits(self, visitor: Visitor) -> None:
         """It may be sent away for another, after those that wait already."""
-        self._waiting[visitor] = None
-        self._addresses[visitor.address].waiting[visitor] = None
+        if visitor in self._inside:
+            self._waiting[visitor] = None
+            self._addresses[visitor.address].waiting[visitor] = None
 
     def busy(self, visitor: Visitor) -> None:
         """It may not."""
-        self._waiting.pop(visitor, None)
-        self._addresses[visitor.address].waiting.pop(visitor, None)
+        if visitor in self._inside:
+            self._waiting.pop(visitor, None)
+            self._addresses[visitor.address].waiting.pop(visitor, None)
 
     def _make_room(self, waiting: dict[Visitor, None]) -> bool:
         oldest = next(iter(waiting), None)
         if oldest is None:
             return False
-        self.busy(oldest)
         self.refusals.count("connections", oldest.address)
+        self.leave(oldest)  # now, for those who come before it is really gone
         oldest.send_away()
         return True
 

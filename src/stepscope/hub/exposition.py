@@ -32,7 +32,7 @@ class Exposition:
         if name not in self._families:
             self._families[name] = [f"# HELP {name} {about.translate(_HELP_ESCAPES)}", f"# TYPE {name} {kind}"]
 
-    def sample(self, name: str, value: float | None, **labels: object) -> None:
+    def sample(self, name: str, value: float | None, /, **labels: object) -> None:
         if value is None or not math.isfinite(value):
             return
         said = ",".join(f'{label}="{_label(str(text))}"' for label, text in labels.items())

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 
 from stepscope.errors import FrameError
 from stepscope.hub.admission import Admission, Admitted
-from stepscope.hub.claims import RankClaims
 from stepscope.hub.entrance import plain_address
 from stepscope.hub.guard import AGENT
 from stepscope.hub.journal import HubJournal, LineSink
@@ -30,7 +29,7 @@ from stepscope.wire.frames import Frame, read_frame
 from stepscope.wire.joining import PROOF_HEADER
 from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
 
-__all__ = ["App", "IngestApp", "IngestFigures", "Live", "in_front"]
+__all__ = ["Agents", "App", "IngestApp", "IngestFigures", "Live", "in_front"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -85,7 +84,6 @@ class IngestApp:
         self.admission = admission
         self.refusals = refusals
         self.figures = IngestFigures()
-        self.claims = RankClaims()
         self._inbox, self._live, self._journal = inbox, live, journal
         self._wall, self._clock = wall, clock
         self._reading = 0
@@ -107,14 +105,20 @@ class IngestApp:
             if what == "join":
                 await self._join(scope, receive, send, address)
                 return
-            sender = self.admission.sender_of(_header(scope, b"authorization"))
+            token = _header(scope, b"authorization")
+            sender = self.admission.sender_of(token)
             if sender is None:
-                raise Refused(401, "token", "no token of this hub; join again")
+                refused = Refused(401, "token", "no token of this hub; join again")
+                if not self.admission.was_ours(token):
+                    raise refused
+                await _answer(send, refused.status, _refusal(refused))
+                return
             scope.setdefault("state", {})[AGENT] = True
             await self._frames(sender, scope, receive, send)
         except Refused as refused:
             source = address if sender is None else f"node {sender.node}"
-            if self.refusals.count(refused.reason, source):
+            first = self.refusals.count(refused.reason, source)
+            if first if refused.tell is None else refused.tell:
                 self._journal.event("refused", reason=refused.reason, why=refused.why, source=source)
             if sender is not None:
                 self._inbox.refuse(sender.spool)
@@ -194,14 +198,9 @@ class IngestApp:
             rings = sidecars_of(part)
             for about in rings:
                 _check_ring(about)
-            contested = self.claims.contested(sender.spool, rings, self.admission.is_live)
-            if contested is not None:
-                about, owner = contested
-                other = self.admission.senders.get(owner)
-                whose = f"{other.host} (node {other.node})" if other is not None else "another node"
-                raise Refused(
-                    403, "rank", f"rank {about.identity.rank} of attempt {about.identity.attempt} is on {whose}"
-                )
+            refused = self.admission.contest(sender, rings)
+            if refused is not None:
+                raise refused
 
     def _take(self, sender: Sender, frame: Frame, accepted: Accepted, size: int) -> None:
         """It is on disk; now the model may know."""
@@ -210,7 +209,7 @@ class IngestApp:
         figures.frames += 1
         figures.bytes += size
         figures.duplicates += accepted.duplicate_parts
-        self.claims.take(sender.spool, accepted.new_rings)
+        self.admission.claims.take(sender.spool, accepted.new_rings)
         for about in accepted.new_rings:
             self._live.ring(about, node=node)
         for block in accepted.blocks:
@@ -270,11 +269,22 @@ class IngestApp:
             self._reading -= length
 
 
-def in_front(ingest: IngestApp, app: App) -> App:
+class Agents(Protocol):
+    """Whoever takes what agents send: ``IngestApp`` for one run, ``Accepting`` for a folder of them."""
+
+    @property
+    def figures(self) -> IngestFigures: ...
+
+    def wants(self, path: str) -> bool: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+def in_front(ingest: Agents, app: App) -> App:
     """Agents' requests go to ``ingest``, all others to ``app``."""
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
-        chosen: App = ingest if scope["type"] == "http" and ingest.wants(scope["path"]) else app
+        chosen: App | Agents = ingest if scope["type"] == "http" and ingest.wants(scope["path"]) else app
         await chosen(scope, receive, send)
 
     return entry

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from stepscope.store.jsonl import append_jsonl
-from stepscope.store.paths import EVENTS, HUB_EVENTS, INBOX
+from stepscope.store.paths import EVENTS, HUB_EVENTS
 
 __all__ = ["HubJournal", "LineSink"]
 
@@ -31,7 +31,8 @@ class LineSink(Protocol):
 
 class HubJournal:
     def __init__(self, run_dir: Path, live: LineSink, *, wall: Callable[[], int] = time.time_ns) -> None:
-        self._path = run_dir / INBOX / HUB_EVENTS
+        self.run_dir = run_dir
+        self._path = run_dir / HUB_EVENTS
         self._live = live
         self._wall = wall
         self._waiting: deque[dict[str, Any]] = deque(maxlen=_WAITING)

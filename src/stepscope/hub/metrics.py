@@ -21,7 +21,7 @@ from stepscope.hub.runs import OpenRun, Runs
 from stepscope.hub.stream import Streams
 
 if TYPE_CHECKING:
-    from stepscope.hub.ingest import IngestApp
+    from stepscope.hub.ingest import Agents
     from stepscope.hub.refusals import Refusals
 
 __all__ = ["metrics_text"]
@@ -56,7 +56,7 @@ _NODE_SAMPLES = {
 
 
 def metrics_text(
-    runs: Runs, readers: Readers, streams: Streams, ingest: IngestApp | None, refusals: Refusals | None
+    runs: Runs, readers: Readers, streams: Streams, ingest: Agents | None, refusals: Refusals | None
 ) -> str:
     page = Exposition()
     for run in runs.live():
@@ -165,6 +165,6 @@ def _hub(page: Exposition, readers: Readers, streams: Streams) -> None:
     page.sample("stepscope_hub_wrong_tokens_total", readers.refused)
 
 
-def _gauge(page: Exposition, name: str, about: str, value: float | None, **labels: Any) -> None:
+def _gauge(page: Exposition, name: str, about: str, value: float | None, /, **labels: Any) -> None:
     page.family(name, "gauge", about)
     page.sample(name, value, **labels)

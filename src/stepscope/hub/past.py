@@ -7,7 +7,7 @@ all its rows are there.  Where the whole run fits into the memory that one may t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +29,9 @@ __all__ = ["past_run"]
 
 PLANE_BYTES = 96 << 20
 """Of the steps of one run that is over; what does not fit is kept in bins."""
-KEPT_STEPS = 1 << 14
+KEPT_STEPS = 1 << 20
+ROWS = 1 << 17
+"""Put in at once."""
 MOST_SAMPLES = 100_000
 _STATES = {"starting": RingState.STARTING, "running": RingState.RUNNING, "exception": RingState.EXCEPTION}
 
@@ -44,40 +46,45 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
     abouts = {id(series): _sidecar(series) for series in data.ranks}
     for series in sorted(data.ranks, key=lambda one: one.identity.attempt):
         live.ring(abouts[id(series)], node=nodes.get(series.identity.host, series.identity.host))
-    trained = [(ring_id(abouts[id(series)].key), series) for series in current if len(series.steps)]
-    first = min((int(series.steps["step"][0]) for _, series in trained), default=0)
-    while first <= newest and trained:
-        upto = first + max(1, min(live.planes.width, MOST_STEPS) * live.planes.stride // 2)
-        live.rows(_rows(trained, first, upto))
+    trained = [series for series in current if len(series.steps)]
+    for taken in _stretches(trained, np.array([ring_id(abouts[id(series)].key) for series in trained], "V16")):
+        live.rows(taken)
         live.tick()
-        first = upto
     for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
         _say(live, file, records, nodes)
     live.tick()
     return live
 
 
-def _rows(trained: Sequence[tuple[bytes, RankSeries]], first: int, upto: int) -> TakenRows:
-    """The steps from ``first`` to before ``upto``, of all ranks."""
+def _stretches(trained: Sequence[RankSeries], idents: NDArray[np.void]) -> Iterator[TakenRows]:
+    """The steps of all ranks, a stretch at a time."""
+    if not trained:
+        return
+    first = min(int(series.steps["step"][0]) for series in trained)
+    newest = max(int(series.steps["step"][-1]) for series in trained)
+    edges = np.arange(first, newest + 1 + (wide := max(1, ROWS // len(trained))), wide, dtype=np.uint64)
+    cuts = [
+        (np.searchsorted(series.steps["step"], edges), np.searchsorted(series.device_steps["step"], edges))
+        for series in trained
+    ]
     table = np.zeros(len(trained), TABLE_DTYPE)
-    slots: list[NDArray[np.uint8]] = []
-    for entry, (ident, series) in zip(table, trained, strict=True):
-        own = _between(series.steps, first, upto), _between(series.device_steps, first, upto)
-        slots += own
-        entry["ring"] = np.void(ident)
-        entry["rows"] = sum(map(len, own))
-        entry["state"] = _STATES.get(series.state, RingState.EXITED)
-        entry["live_phase"] = series.live_phase
-        if first <= int(series.steps["step"][0]):
-            entry["lost"], entry["torn"] = min(series.lost, 0xFFFFFFFF), min(series.torn, 0xFFFFFFFF)
-        entry["live_step"] = min(upto, int(series.steps["step"][-1]) + 1)
-    return TakenRows(table=table, slots=np.concatenate(slots))
+    table["ring"] = idents
+    table["state"] = [_STATES.get(series.state, RingState.EXITED) for series in trained]
+    table["live_phase"] = [series.live_phase for series in trained]
+    table["live_step"] = [int(series.steps["step"][-1]) + 1 for series in trained]
+    for at in range(len(edges) - 1):
+        for name in ("lost", "torn"):
+            table[name] = [0 if at else min(getattr(series, name), 0xFFFFFFFF) for series in trained]
+        parts = []
+        for series, (host, device) in zip(trained, cuts, strict=True):
+            parts += [series.steps[host[at] : host[at + 1]], series.device_steps[device[at] : device[at + 1]]]
+        table["rows"] = [len(parts[place]) + len(parts[place + 1]) for place in range(0, len(parts), 2)]
+        yield TakenRows(table=table.copy(), slots=np.concatenate([_bytes_of(part) for part in parts]))
 
 
-def _between(rows: NDArray[Any], first: int, upto: int) -> NDArray[np.uint8]:
-    low, high = np.searchsorted(rows["step"], (np.uint64(first), np.uint64(upto)))
-    chosen: NDArray[np.uint8] = np.ascontiguousarray(rows[low:high]).view(np.uint8).reshape(-1, SLOT_BYTES)
-    return chosen
+def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    bare: NDArray[np.uint8] = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, SLOT_BYTES)
+    return bare
 
 
 def _say(live: LiveRun, file: str, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ from stepscope.hub.answers import failure
 __all__ = ["OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
 
 SESSION_PATH = "/api/v1/session"
-OPEN_PATHS = frozenset({"/", "/healthz", "/favicon.ico", SESSION_PATH})
+OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
 """What needs no token: nothing of a run is there.  (POST to the session looks at the token by itself.)"""
 SESSION_S = 12 * 3600
 FIRST_DELAY_S = 0.05

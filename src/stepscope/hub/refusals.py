@@ -40,14 +40,20 @@ SOURCES: Final = 256
 
 
 class Refused(HubError):
-    """A request that is answered with ``status`` and counted under ``reason``."""
+    """A request that is answered with ``status`` and counted under ``reason``.
 
-    def __init__(self, status: int, reason: Reason, why: str, *, retry_s: float | None = None) -> None:
+    ``tell``: whether it is worth an event; None: the first time that this source is refused for this reason.
+    """
+
+    def __init__(
+        self, status: int, reason: Reason, why: str, *, retry_s: float | None = None, tell: bool | None = None
+    ) -> None:
         super().__init__(why)
         self.status = status
         self.reason: Reason = reason
         self.why = why
         self.retry_s = retry_s
+        self.tell = tell
 
 
 class Refusals:

@@ -208,7 +208,14 @@ class Runs:
         if opened is not None:
             opened.asked_s = time.monotonic()
             opened.live.settle()
+            if self._opened.get(name) is opened:
+                self._opened.move_to_end(name)
         return opened
+
+    def path_of(self, name: str) -> Path | None:
+        """Of a run that is there."""
+        path = self.root / name
+        return path if self._may_be(name) and (path / META).is_file() else None
 
     async def close(self) -> None:
         """End what runs in the background."""

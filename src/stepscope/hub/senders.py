@@ -32,6 +32,9 @@ class SenderLimits:
     bytes_per_s: float = 16 << 20
     bytes: int = 64 << 20
     """Frames and bytes of one spool; an agent that catches up after a cut of an hour needs some."""
+    contest_s: float = 3.0
+    """How long two may claim a rank before that is told: in an elastic job it moves from one node to another, and the
+    first to know is the new one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,6 +61,9 @@ class Sender:
     lost: bool = False
     skewed: bool = False
     """Its clock was told to be off."""
+    contested_s: float | None = None
+    """Since when it claims a rank that another has."""
+    contest_told: bool = False
     peers: tuple[Peer, ...] = ()
     """As it was last told."""
     peers_version: int = -1

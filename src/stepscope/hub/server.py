@@ -15,9 +15,8 @@ import errno
 import logging
 import resource
 import socket
-import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -33,7 +32,7 @@ from stepscope.hub.tls import TlsFiles, server_context
 
 __all__ = ["App", "Server", "run_loop"]
 
-App = Callable[..., Coroutine[Any, Any, None]]
+App = Callable[..., Awaitable[None]]
 """ASGI 3."""
 Result = TypeVar("Result")
 
@@ -141,7 +140,17 @@ class Server:
                 sock.close()
                 continue
             sock.setblocking(False)
-            task = loop.create_task(self._admit(sock, address))
+            protocol = GuardedProtocol(
+                self._config,
+                self._state,
+                self._app_state,
+                loop=loop,
+                entrance=self._entrance,
+                sock=sock,
+                address=address,
+            )
+            self._entrance.enter(protocol)
+            task = loop.create_task(self._admit(protocol, sock))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
 
@@ -149,24 +158,16 @@ class Server:
         if not self._stop.is_set():
             asyncio.get_running_loop().add_reader(self._sock, self._accept)
 
-    async def _admit(self, sock: socket.socket, address: str) -> None:
-        loop = asyncio.get_running_loop()
-        protocol = GuardedProtocol(
-            self._config,
-            self._state,
-            self._app_state,
-            loop=loop,
-            entrance=self._entrance,
-            sock=sock,
-            address=address,
-        )
-        self._entrance.enter(protocol)
+    async def _admit(self, protocol: GuardedProtocol, sock: socket.socket) -> None:
         deadline_s = self.limits.handshake_s if self._tls is not None else None
         try:
-            await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s)
-        except (OSError, ssl.SSLError, asyncio.TimeoutError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s
+            )
+        except (OSError, asyncio.TimeoutError) as error:
+            if not isinstance(error, ConnectionResetError):  # that one only left, or was sent away
+                self.refusals.count("tls", protocol.address)
             self._entrance.leave(protocol)
-            self.refusals.count("tls", address)
             sock.close()
 
     async def _close(self) -> None:

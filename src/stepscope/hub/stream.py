@@ -67,10 +67,18 @@ class Cursor:
 class Streams:
     """How many clients there are, and what became of those that went."""
 
-    def __init__(self, *, most: int = MOST_CLIENTS, heartbeat_s: float = HEARTBEAT_S, pause_s: float = PAUSE_S) -> None:
+    def __init__(
+        self,
+        *,
+        most: int = MOST_CLIENTS,
+        heartbeat_s: float = HEARTBEAT_S,
+        pause_s: float = PAUSE_S,
+        slow_s: float = SLOW_S,
+    ) -> None:
         self.most = most
         self.heartbeat_s = heartbeat_s
         self.pause_s = pause_s
+        self.slow_s = slow_s
         self.clients = 0
         self.dropped: Counter[str] = Counter()
         """By reason."""
@@ -119,7 +127,7 @@ class EventStream(Response):
                 beat_s = now_s
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = b""
-                if gone.done() and time.monotonic() - now_s > SLOW_S:
+                if gone.done() and time.monotonic() - now_s > self._streams.slow_s:
                     self._streams.dropped["slow"] += 1
             if gone.done():
                 return

@@ -1,4 +1,4 @@
-"""Once a second: which nodes fell silent, what was refused, and ``nodes.json``."""
+"""Once a second: which nodes fell silent, what was refused, whose ranks are here, and ``nodes.json``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from stepscope.hub.admission import Admission
 from stepscope.hub.journal import HubJournal
 from stepscope.hub.refusals import Refusals
 from stepscope.store.inbox import Inbox
+from stepscope.store.sidecar import read_sidecars
 
 __all__ = ["NodeWatch"]
 
@@ -39,27 +40,37 @@ class NodeWatch:
         for sender in self._admission.look():
             silent_s = round(sender.silent_s(self._clock()), 1)
             self._journal.event("node_lost", node=sender.node, host=sender.host, silent_s=silent_s)
-        for reason, count in self._refusals.by_reason().items():
-            if count and reason not in self._told:
+        for reason, count in self._counts().items():
+            if reason not in self._told:
                 self._told.add(reason)
                 self._journal.event("refusals", reason=reason, count=count)
         if self._clock() >= self._save_at_s:
+            self._claim_own_ranks()
             self._save()
         self._journal.flush()
 
     def close(self) -> None:
         """Everything that is known, a last time."""
         if self._refusals.total:
-            counts = {reason: count for reason, count in self._refusals.by_reason().items() if count}
-            self._journal.event("refused_in_all", counts=counts)
+            self._journal.event("refused_in_all", counts=self._counts())
         self._save()
         self._journal.flush()
+
+    def _claim_own_ranks(self) -> None:
+        """Those of the hub's own node, which sends no frames."""
+        spool = self._admission.local_spool
+        if spool:
+            rings, _ = read_sidecars(self._journal.run_dir)
+            self._admission.claims.take(spool, rings.values())
 
     def _save(self) -> None:
         began_s = self._clock()
         try:
-            self._inbox.save_nodes(refused=self._refusals.by_reason())
+            self._inbox.save_nodes(refused=self._counts())
         except OSError as error:
             self._journal.refused(error)
         took_s = self._clock() - began_s
         self._save_at_s = began_s + max(_SAVE_S, took_s * _COST)
+
+    def _counts(self) -> dict[str, int]:
+        return {reason: count for reason, count in self._refusals.by_reason().items() if count}

@@ -11,7 +11,17 @@ from typing import Any, Literal
 
 from stepscope.records.decode import decoded, encoded
 
-__all__ = ["Culprit", "Frame", "HangKind", "HangRecord", "RankThere", "StackGroup", "ThreadStack", "WaitingIn"]
+__all__ = [
+    "Culprit",
+    "Frame",
+    "HangKind",
+    "HangPart",
+    "HangRecord",
+    "RankThere",
+    "StackGroup",
+    "ThreadStack",
+    "WaitingIn",
+]
 
 SCHEMA = 1
 
@@ -94,6 +104,8 @@ class RankThere:
     """The innermost line of the user's own code."""
     workers: tuple[dict[str, Any], ...] = ()
     """Child processes that matter: pid, state, what they are and where."""
+    host: str = ""
+    """Where several hosts were judged together, its own; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +114,16 @@ class Culprit:
     reason: str
     """A sentence without its full stop, without the rank: ``has not called all_reduce; it sleeps in train.py:41``."""
     at: Frame | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangPart:
+    """What the watchdog of one host made of a standstill that several hosts were then judged together on."""
+
+    host: str
+    number: int
+    kind: HangKind
+    title: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +157,11 @@ class HangRecord:
     over_wall_ns: int | None = None
     action: str = ""
     """What ``--on-hang`` did."""
+    hosts: tuple[str, ...] = ()
+    """Where the evidence of several hosts was judged together (``hangs/joined.py``), or one of them is lost: all of
+    them; else empty."""
+    parts: tuple[HangPart, ...] = ()
+    """… and what the watchdogs of these had said, each for itself."""
 
     def to_dict(self) -> dict[str, Any]:
         """The form of its file (docs/schema.md)."""

@@ -9,9 +9,20 @@ from pathlib import PurePath
 
 from stepscope.errors import UsageError
 
-__all__ = ["LAUNCHER_MODULES", "TIME_IN_NAME", "checked_name", "default_name", "hang_name", "host_in_name", "numbered"]
+__all__ = [
+    "EVIDENCE",
+    "LAUNCHER_MODULES",
+    "TIME_IN_NAME",
+    "checked_name",
+    "default_name",
+    "evidence_name",
+    "hang_name",
+    "host_in_name",
+    "numbered",
+]
 
 MAX_NAME = 200
+EVIDENCE = ".evidence."
 TIME_IN_NAME = "%Y%m%d-%H%M%S"
 LAUNCHER_MODULES = (
     "torch.distributed.run",
@@ -58,3 +69,8 @@ def host_in_name(host: str) -> str:
 def hang_name(host: str, number: int) -> str:
     """Of the file of a hang, in ``hangs/``."""
     return f"{host_in_name(host)}-{number}.json"
+
+
+def evidence_name(host: str, number: int) -> str:
+    """Of what the host's watchdog knew of it, beside it."""
+    return f"{host_in_name(host)}-{number}{EVIDENCE}json"

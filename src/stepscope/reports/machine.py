@@ -15,7 +15,7 @@ __all__ = ["host_table", "memory_table"]
 
 Lines = Sequence[Mapping[str, Any]]
 
-HOST_RATES = ("net_rx_bps", "net_tx_bps", "disk_read_bps", "disk_write_bps")
+HOST_RATES = ("net_rx_bps", "net_tx_bps", "net_errors_ps", "net_drops_ps", "disk_read_bps", "disk_write_bps")
 GPU_LEVELS = ("util_percent", "mem_util_percent", "temperature_c", "power_w", "sm_clock_mhz", "mem_clock_mhz")
 
 
@@ -40,8 +40,9 @@ def memory_table(current: Sequence[RankSeries], samples: Lines) -> dict[str, Any
 def host_table(samples: Lines) -> dict[str, Any]:
     hosts = _grouped(of_kind(samples, "host"), "node")
     gpus = _grouped(of_kind(samples, "gpu"), "node", "index", "uuid")
+    probes = _grouped(of_kind(samples, "probe"), "node")
     return {
-        "nodes": [_node_row(str(key[0]), lines) for key, lines in sorted(hosts.items(), key=_key)],
+        "nodes": [_node_row(key, lines, probes.get(key, [])) for key, lines in sorted(hosts.items(), key=_key)],
         "gpus": [_gpu_row(lines) for _, lines in sorted(gpus.items(), key=_key)],
         "samples": len(samples),
     }
@@ -73,10 +74,10 @@ def _largest(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, int] | No
     return {"bytes": row[key], "rank": row["rank"]}
 
 
-def _node_row(node: str, lines: Lines) -> dict[str, Any]:
+def _node_row(key: tuple[Any, ...], lines: Lines, probes: Lines) -> dict[str, Any]:
     available = numbers(lines, "mem_available")
     return {
-        "node": node,
+        "node": str(key[0]),
         "cpu_count": _last_int(lines, "cpu_count"),
         "cpu_percent": _levels(lines, "cpu_percent"),
         "load1": _levels(lines, "load1"),
@@ -84,7 +85,15 @@ def _node_row(node: str, lines: Lines) -> dict[str, Any]:
         "mem_available_min": int(min(available)) if available else None,
         "swap_used_max": _max_int(lines, "swap_used"),
         **{key: _levels(lines, key) for key in HOST_RATES},
+        "net_speed_bps": _last_int(lines, "net_speed_bps"),
+        "retransmit_share": _share(numbers(lines, "tcp_retrans_ps"), numbers(lines, "tcp_out_ps")),
+        "rtt_us": _levels(probes, "rtt_us_p50"),
+        "probe_loss_share": _share(numbers(probes, "lost"), numbers(probes, "sent")),
     }
+
+
+def _share(part: Sequence[float], whole: Sequence[float]) -> float | None:
+    return finite(sum(part) / sum(whole)) if sum(whole) > 0 else None
 
 
 def _gpu_row(lines: Lines) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from stepscope.diagnosis import Window
-from stepscope.diagnosis.attempts import Attempt, attempts_of
-from stepscope.diagnosis.crashes import failures_in, tell
+from stepscope.diagnosis.attempts import attempts_of
 from stepscope.diagnosis.practices import remarks_on
 from stepscope.diagnosis.samples import number, of_kind
 from stepscope.diagnosis.window import last_attempt
@@ -23,19 +22,20 @@ GAP_S = 3.0
 GAPS_SHOWN = 3
 
 
-def notices_of(run: RunData, window: Window, *, finished: bool) -> list[str]:
-    """``finished``: the job as a whole ended well."""
+def notices_of(run: RunData, window: Window) -> list[str]:
     current = last_attempt(run.ranks)
     said = [str(event["message"]) for event in run.events if event.get("event") == "warning" and event.get("message")]
     notices = [_sentence(text) for text in (*run.notices, *list(dict.fromkeys(said))[:WARNINGS_SHOWN])]
     attempts = attempts_of(run)
-    notices += [_attempt(run, attempt, window.attempt, finished=finished) for attempt in attempts[:-1]]
     if current and attempts[-1].number > window.attempt:
         notices.append(
             f"Nothing of attempt {attempts[-1].number} was recorded; all figures are of attempt {window.attempt}."
         )
     notices += _missing(current, window)
     notices += _gaps(run)
+    died = sum(event.get("event") == "hub_start" for event in run.events) - 1
+    if died > 0:
+        notices.append(f"The hub died {count_text(died, 'time')} and was started again; nothing is lost by that.")
     failures = sum(series.hook_failures for series in current)
     if failures:
         notices.append(
@@ -44,18 +44,6 @@ def notices_of(run: RunData, window: Window, *, finished: bool) -> list[str]:
     devices = {series.identity.device for series in current if series.identity.device in HOST_ONLY}
     notices += [f"On {device} only host times are recorded, no device times." for device in sorted(devices)]
     return [*notices, *remarks_on(window)]
-
-
-def _attempt(run: RunData, attempt: Attempt, shown: int, *, finished: bool) -> str:
-    """An earlier attempt in a line."""
-    steps = count_text(max((len(series.steps) for series in attempt.series), default=0), "step")
-    figures = "" if attempt.number == shown else f" All figures are of attempt {shown}."
-    failures = failures_in(run, attempt)
-    if not failures:
-        return f"Attempt {attempt.number} ended after {steps}; the job was restarted.{figures}"
-    what = tell(failures, attempt)
-    then = "the job was restarted and finished" if finished else "the job was restarted"
-    return f"Attempt {attempt.number} failed: {what[0].lower()}{what[1:]}; {then}.{figures}"
 
 
 def _missing(current: Sequence[RankSeries], window: Window) -> Iterable[str]:

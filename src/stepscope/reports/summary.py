@@ -15,6 +15,7 @@ from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.units import duration_text
+from stepscope.reports.attempts import attempts_table
 from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
 from stepscope.reports.hangs import hangs_table
@@ -66,7 +67,8 @@ def summarise(
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),
         "hangs": hangs_table(run.hangs),
-        "notices": notices_of(run, window, finished=status == "finished"),
+        "attempts": attempts_table(run),
+        "notices": notices_of(run, window),
         "logs": list(logs),
     }
 

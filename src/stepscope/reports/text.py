@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
+from stepscope.reports.attempts import attempt_items
 from stepscope.reports.hangs import hang_section
 from stepscope.reports.page import LABEL, NARROWEST, Page, bar, cut
 from stepscope.reports.text_communication import communication_lines
@@ -34,6 +35,8 @@ OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 FILES_SHOWN = 6
 MANY_HOSTS = 3
+WORTH_TELLING = 0.001
+"""Of packets that are lost or sent again."""
 
 
 def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved: bool | None = None) -> str:
@@ -42,6 +45,7 @@ def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved
     _verdict(page, summary)
     _traceback(page, summary)
     _hangs(page, summary)
+    _attempts(page, summary)
     _run(page, summary)
     _phases(page, summary)
     _communication(page, summary)
@@ -119,6 +123,18 @@ def _hangs(page: Page, summary: Summary) -> None:
     stood = "The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"
     page.lines.append(page.paint(stood, "bold"))
     page.lines += hang_section(rows, page.width, led_by=summary["verdict"]["title"])
+    page.blank()
+
+
+def _attempts(page: Page, summary: Summary) -> None:
+    rows = summary["attempts"]
+    if not rows:
+        return
+    page.lines.append(
+        page.paint(f"{len(rows)} attempts; all figures are of attempt {summary['run']['attempt']}", "bold")
+    )
+    for label, text in attempt_items(rows):
+        page.labelled(label, [text])
     page.blank()
 
 
@@ -250,6 +266,12 @@ def _node_parts(node: Mapping[str, Any]) -> list[str]:
     for key, words in (("net_rx_bps", "net in"), ("net_tx_bps", "net out"), ("disk_read_bps", "disk read")):
         if node[key] and node[key]["median"] >= 1_000_000:
             parts.append(f"{words} {rate_text(node[key]['median'])}")
+    if node["rtt_us"]:
+        lost = node["probe_loss_share"] or 0.0
+        some = f", {lost:.1%} lost" if lost >= WORTH_TELLING else ""
+        parts.append(f"round trips {ms_text(node['rtt_us']['median'] / 1e3)}{some}")
+    if (node["retransmit_share"] or 0.0) >= WORTH_TELLING and node["net_tx_bps"]["median"] >= 1_000_000:
+        parts.append(f"TCP sends {node['retransmit_share']:.1%} again")
     return parts
 
 

@@ -40,11 +40,12 @@ class Assembled:
     """Of each ring that was given, attempt and rank of its series; None: it is left out."""
 
 
-def assemble_ranks(rings: Sequence[RingRecords]) -> Assembled:
+def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] = ()) -> Assembled:
+    """``among``: what is settled already, to which these come."""
     notices: list[str] = []
     notes: list[dict[str, Any]] = []
     series: list[RankSeries] = []
-    settled = _settle(rings)
+    settled = _settle(rings, among)
     numbered = _number(settled, notices)
     for ring, rank in numbered:
         about = ring.about
@@ -149,13 +150,28 @@ def _words(slots: NDArray[Any], at: int, dtype: str) -> NDArray[Any]:
     return np.ascontiguousarray(slots[:, at : at + width]).view(dtype).reshape(-1)
 
 
-def _settle(rings: Sequence[RingRecords]) -> list[RingRecords]:
+def _settle(rings: Sequence[RingRecords], among: Sequence[RankSeries]) -> list[RingRecords]:
     """Each with the attempt that it belongs to instead of what its launcher counted."""
-    attempts = settle_attempts([_claim(ring) for ring in rings])
+    attempts = settle_attempts([*(_claim(ring) for ring in rings), *map(_settled_claim, among)])
     return [
         replace(ring, about=replace(ring.about, identity=replace(ring.about.identity, attempt=attempt)))
-        for ring, attempt in zip(rings, attempts, strict=True)
+        for ring, attempt in zip(rings, attempts, strict=False)
     ]
+
+
+def _settled_claim(series: RankSeries) -> Claim:
+    identity, steps = series.identity, series.steps
+    last_ns = int(steps["start_ns"][-1]) + int(steps["wall_ns"][-1]) if len(steps) else series.anchor_mono_ns
+    return Claim(
+        rank=identity.rank,
+        world_size=identity.world_size,
+        host=identity.host,
+        restarts=identity.attempt,
+        began_ns=series.anchor_wall_ns,
+        until_ns=series.ended_wall_ns or last_ns - series.anchor_mono_ns + series.anchor_wall_ns,
+        made_steps=bool(len(steps)),
+        in_order=series.state == "exited",
+    )
 
 
 def _claim(ring: RingRecords) -> Claim:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import RingNoSpace, RunUnwritable
 from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
@@ -51,10 +52,11 @@ def create_run(
     version: str = "",
     environ: Mapping[str, str] | None = None,
     sessions: Path | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> RunPaths:
     """Make ``root/NAME`` and a session for it; RunUnwritable when the directory cannot be made.
 
-    ``sessions`` is the folder of this user's sessions, in memory if not given.
+    ``sessions`` is the folder of this user's sessions, in memory if not given; ``more`` is added to ``run.json``.
     """
     when = time.strftime(TIME_IN_NAME)
     wanted = checked_name(name) if name is not None else default_name(command, when)
@@ -71,7 +73,7 @@ def create_run(
     launcher = {"pid": os.getpid(), "start_ticks": process_start_ticks(os.getpid())}
     paths = RunPaths(name=run_dir.name, wanted=wanted, run_dir=run_dir, session=session, notices=tuple(notices))
     try:
-        _begin(run_dir, session, command, version, os.environ if environ is None else environ, launcher)
+        _begin(run_dir, session, command, version, os.environ if environ is None else environ, launcher, more)
     except RunUnwritable:
         discard_run(paths)
         raise
@@ -103,6 +105,7 @@ def _begin(
     version: str,
     environ: Mapping[str, str],
     launcher: dict[str, int] | None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     try:
         for folder in FOLDERS:
@@ -128,6 +131,7 @@ def _begin(
         "sealed": False,
         "git": None,
         "end": None,
+        **(more or {}),
     }
     write_meta(run_dir, meta)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,14 +13,14 @@ from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.store import staging
 from stepscope.store.failures import Numbers, read_errors
 from stepscope.store.flights import read_flights
-from stepscope.store.hangs import read_hangs
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.node_notices import node_notices
 from stepscope.store.nodes import NodeInfo, clock_offsets, read_nodes, read_refused
-from stepscope.store.paths import EVENTS, POSITIONS, SAMPLES, STACKS
+from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
 from stepscope.store.processes import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.stacks import read_stacks
+from stepscope.store.standstills import read_standstills
 
 if TYPE_CHECKING:
     from stepscope.store.late import Shown
@@ -100,7 +101,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
     errors, bad_errors = read_errors(path, numbers, offsets)
     stacks, bad_stacks = read_stacks(path, numbers.of)
     sent_stacks, bad_sent = remote.stacks(numbers)
-    hangs, bad_hangs = read_hangs(path, offsets)
+    hangs, bad_hangs = read_standstills(path, found.series, errors, remote.nodes)
     flight, large = ({}, []) if found.live else _read_flight(path, found.series, errors)
     if not sealed:
         if bad_stacks and not found.live:
@@ -108,13 +109,14 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
     notices += remote.notices(bad_sent)
     told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(live=found.live), over=not found.live)
+    seen = _hub_events(path, found.events if sealed else [])
     data = RunData(
         name=meta["name"],
         path=str(path),
         meta=meta if sealed else {**meta, "git": meta.get("git") or _git(found.events)},
         ranks=tuple(found.series),
         samples=_in_order(found.samples, remote.records(SAMPLES)),
-        events=_merge_notes([*found.events, *remote.records(EVENTS)], found.notes, doubled=not sealed),
+        events=_merge_notes([*found.events, *seen, *remote.records(EVENTS)], found.notes, doubled=not sealed),
         errors=errors,
         stacks=_in_order(stacks, sent_stacks),
         hangs=hangs,
@@ -138,7 +140,7 @@ def _find_sealed(path: Path, *, alone: bool) -> _Found:
     known = sealed_sidecars(series, positions.spools, read_nodes(path))
     choice = None if alone else choose(path, positions)
     remote = read_remote(path, positions, lost=_lost(live=False), known=known, choice=choice, nothing=alone)
-    late = assemble_ranks(remote.rings)
+    late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
     return _Found(
         series=series,
@@ -188,6 +190,13 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
 def _lost(*, live: bool) -> Callable[[NodeInfo], bool]:
     """Whether a node that said no goodbye is gone: after a while, and when the run is over at once."""
     return node_silent if live else lambda node: True
+
+
+def _hub_events(path: Path, sealed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the hub saw, without what is sealed with the rest: a seal may have been killed before it cleaned up."""
+    events, _ = read_jsonl(path / HUB_EVENTS)
+    known = {json.dumps(event) for event in sealed} if events else set()
+    return [event for event in events if json.dumps(event) not in known]
 
 
 def _merge_notes(

@@ -71,7 +71,8 @@ class NodeInfo:
 def write_nodes(run_dir: Path, nodes: Iterable[NodeInfo], *, refused: Mapping[str, int] | None = None) -> None:
     """``refused``: by reason, what came from nobody we know.  OSError when there is no room."""
     ordered = sorted(nodes, key=lambda one: (one.node, one.joined_wall_ns, one.spool))
-    value = {"schema": SCHEMA, "nodes": [asdict(node) for node in ordered], "refused": dict(refused or {})}
+    counts = {why: count for why, count in (refused or {}).items() if count}
+    value = {"schema": SCHEMA, "nodes": [asdict(node) for node in ordered], "refused": counts}
     atomic.write_bytes(run_dir / NODES, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 

@@ -22,10 +22,9 @@ from stepscope.records.slot import SLOT_BYTES
 from stepscope.store.collect import RingRecords
 from stepscope.store.failures import Numbers
 from stepscope.store.journal import journal_path, journals, read_journal
-from stepscope.store.jsonl import read_jsonl
 from stepscope.store.nodes import NodeInfo, read_nodes
 from stepscope.store.parts import part_steps, read_part_steps, rest_path
-from stepscope.store.paths import EVENTS, HUB_EVENTS, INBOX, SAMPLES, STACKS
+from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 from stepscope.store.positions import Sealed
 from stepscope.store.selection import Choice
 from stepscope.store.sidecar import RingSidecar
@@ -63,8 +62,6 @@ class Remote:
     whose: list[tuple[str, bytes]] = field(default_factory=list)
     """Of each ring, the spool and its ``ring_id``."""
     lines: list[RemoteLines] = field(default_factory=list)
-    hub_events: list[dict[str, Any]] = field(default_factory=list)
-    """What the hub itself had to say."""
     unreadable: int = 0
     """Frames of another version, or damaged."""
     reduced: tuple[str, ...] = ()
@@ -72,8 +69,7 @@ class Remote:
 
     def records(self, file: str) -> list[dict[str, Any]]:
         """All nodes' lines of a file, node by node."""
-        own = self.hub_events if file == EVENTS else []
-        return [*own, *(record for lines in self.lines for record in lines.records[file])]
+        return [record for lines in self.lines for record in lines.records[file]]
 
     def notices(self, bad_stacks: int) -> list[str]:
         """What of it could not be read."""
@@ -146,7 +142,6 @@ def read_remote(
         _take_parts(run_dir, sealed, senders)
     remote = Remote(nodes=[sender.info for sender in senders.values()], unreadable=unreadable)
     remote.reduced = () if choice is None else (choice.notice,)
-    remote.hub_events = read_jsonl(run_dir / INBOX / HUB_EVENTS)[0]
     remote.nodes.sort(key=lambda node: (node.node, node.joined_wall_ns, node.spool))
     for node in remote.nodes:
         sender = senders[node.spool]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -169,13 +170,14 @@ def take_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any
             spool.files[part.name] = max(part.offset + part.size, spool.files.get(part.name, 0))
 
 
-def sidecars_of(part: Part) -> list[RingSidecar]:
-    """FrameError when one of them is none."""
+@lru_cache(maxsize=1)
+def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
+    """FrameError when one of them is none.  The last answer is kept: those who check a frame ask before it is taken."""
     try:
         said = msgspec.json.decode(inflate_part(part))
         if not isinstance(said, list):
             raise FrameError("rings are no list")
-        return [RingSidecar.from_dict(raw) for raw in said]
+        return tuple(RingSidecar.from_dict(raw) for raw in said)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FrameError("who a ring is cannot be read") from error
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stepscope.store import atomic
-from stepscope.store.paths import HUB_EVENTS, INBOX, META
+from stepscope.store.paths import HUB_EVENTS, META
 
 __all__ = ["STAGE", "commit", "finish", "is_committed", "locked", "new_stage"]
 
@@ -51,7 +51,7 @@ def finish(run_dir: Path) -> None:
     for path in sorted(stage.iterdir(), key=lambda path: path.name == META):
         path.replace(run_dir / path.name)
     atomic.fsync_folder(run_dir)
-    (run_dir / INBOX / HUB_EVENTS).unlink(missing_ok=True)  # they are among the events now
+    (run_dir / HUB_EVENTS).unlink(missing_ok=True)  # they are among the events now
     stage.rmdir()
 
 

@@ -113,9 +113,9 @@ class _Load:
             room = asyncio.Semaphore(JOINS_AT_ONCE)
             await asyncio.gather(*(self._join(agent, room) for agent in self._agents))
             self._began = time.monotonic()
-            for number, agent in enumerate(self._agents):
-                # Spread over a round from the start, as agents that begin at different times are.
-                heapq.heappush(self._due, (agent.next_s * (number + 1) / len(self._agents), number))
+            # Spread over a round from the start, as agents that begin at different times are.
+            round_s = max(agent.next_s for agent in self._agents)
+            self._due = [(round_s * (number + 1) / len(self._agents), number) for number in range(len(self._agents))]
             await self._send_all()
         finally:
             for agent in self._agents:
@@ -152,7 +152,7 @@ class _Load:
             now_s = self._now_s()
             if self._progress is not None and now_s >= shown_s:
                 self._progress(now_s, self._report)
-                shown_s = now_s + 5.0
+                shown_s = now_s + 0.5
             sent = 0
             while self._due and self._due[0][0] <= now_s:
                 due_s, number = heapq.heappop(self._due)

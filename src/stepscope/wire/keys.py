@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepscope.errors import UsageError
 
-__all__ = ["ENV_KEY", "key_path", "load_key", "sign", "signed"]
+__all__ = ["ENV_KEY", "kept_secret", "key_path", "load_key", "sign", "signed"]
 
 ENV_KEY = "STEPSCOPE_KEY"
 SHORTEST = 16
@@ -35,16 +35,23 @@ def load_key(environ: Mapping[str, str] | None = None) -> bytes:
         if len(given) < SHORTEST:
             raise UsageError(f"{ENV_KEY} is too short for a secret: at least {SHORTEST} characters")
         return hashlib.sha256(given.encode()).digest()
-    path = key_path(environ)
+    return hashlib.sha256(kept_secret(key_path(environ), "key", f"set {ENV_KEY}").encode()).digest()
+
+
+def kept_secret(path: Path, what: str, instead: str) -> str:
+    """What stands in a file that only its owner can read, made at the first need; UsageError when that cannot be.
+
+    ``instead``: what the user can do then.
+    """
     try:
-        return _read(path)
+        return _read(path, what)
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise UsageError(f"cannot read the key {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = path.with_name(f".key.{secrets.token_hex(8)}")
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
@@ -54,9 +61,9 @@ def load_key(environ: Mapping[str, str] | None = None) -> bytes:
             pass
         finally:
             beside.unlink()
-        return _read(path)
+        return _read(path, what)
     except OSError as error:
-        raise UsageError(f"cannot make the key {path}: {error.strerror}; set {ENV_KEY} instead") from error
+        raise UsageError(f"cannot make the {what} {path}: {error.strerror}; {instead} instead") from error
 
 
 def sign(key: bytes, purpose: str, *said: bytes) -> str:
@@ -73,10 +80,10 @@ def signed(key: bytes, proof: str, purpose: str, *said: bytes) -> bool:
     return hmac.compare_digest(sign(key, purpose, *said).encode(), proof.encode(errors="replace"))
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, what: str) -> str:
     if path.stat().st_mode & 0o077:
-        raise UsageError(f"others may read the key {path}; `chmod 600` it, or remove it to get another")
-    text = path.read_text().strip()
+        raise UsageError(f"others may read the {what} {path}; `chmod 600` it, or remove it to get another")
+    text = path.read_text(errors="replace").strip()
     if len(text) < SHORTEST:
-        raise UsageError(f"the key {path} is empty or cut off; remove it to get another")
-    return hashlib.sha256(text.encode()).digest()
+        raise UsageError(f"the {what} {path} is empty or cut off; remove it to get another")
+    return text

@@ -1,4 +1,4 @@
-"""The packets that agents send one another to see how long a round trip takes, and who sends them to whom.
+"""The packets that agents send one another to see how long a round trip takes.
 
     0    4s   magic  b"STPR"
     4    u8   version
@@ -19,11 +19,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["PACKET_BYTES", "Packet", "pack_packet", "probed_by", "read_packet"]
+__all__ = ["PACKET_BYTES", "Packet", "pack_packet", "read_packet"]
 
 _MAGIC = b"STPR"
 _VERSION = 1
@@ -31,10 +30,6 @@ _BODY = struct.Struct("<4sBBHII16sQQ")
 _KINDS: tuple[Literal["question", "answer"], ...] = ("question", "answer")
 PROOF_BYTES = 16
 PACKET_BYTES = _BODY.size + PROOF_BYTES
-EVERY_PAIR = 16
-"""Nodes among which every one asks every other; in a larger job each has as many peers as chords below give it."""
-CHORDS = 4
-"""Distances along the ring of a larger job, in both directions: its neighbours, and ever further away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,21 +58,6 @@ def read_packet(data: bytes, key: bytes) -> Packet | None:
     if magic != _MAGIC or version != _VERSION or not 1 <= kind <= len(_KINDS):
         return None
     return Packet(kind=_KINDS[kind - 1], asks=asks, asked=asked, boot=boot, number=number, dwell_ns=dwell_ns)
-
-
-def probed_by(own: int, nodes: Sequence[int]) -> list[int]:
-    """Whom a node asks, of all nodes of the job: everybody in a small one, else eight that stand far apart.
-
-    In a larger job the nodes are a ring, and each asks along chords of lengths 1, n^¼, n^½ and n^¾, both ways: from any
-    node to any other it is a few of them, so a slow part of the network shows wherever it is.  Asking is mutual.
-    """
-    ring = sorted({*nodes, own})
-    if len(ring) <= EVERY_PAIR:
-        return [node for node in ring if node != own]
-    at = ring.index(own)
-    lengths = {round(len(ring) ** (power / CHORDS)) for power in range(CHORDS)}
-    places = {(at + sign * length) % len(ring) for length in lengths for sign in (1, -1)} - {at}
-    return [ring[place] for place in sorted(places)]
 
 
 def _proof(body: bytes, key: bytes) -> bytes:

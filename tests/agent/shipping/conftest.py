@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import datetime
-import hashlib
 import json
 import secrets
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -19,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from stepscope.hub.tls import TlsFiles, make_certificate, server_context
 from stepscope.records.identity import RankIdentity
 from stepscope.records.slot import SLOT_BYTES, SLOT_HEAD, STEP
 from stepscope.ring import RingBatch
@@ -111,7 +106,7 @@ class Hub:
     json": an answer that is none; "silence": no answer until the hub is stopped.
     """
 
-    def __init__(self, *, key: bytes = KEY, tls: tuple[Path, bytes] | None = None, local: bool = False) -> None:
+    def __init__(self, *, key: bytes = KEY, tls: TlsFiles | None = None, local: bool = False) -> None:
         self.key = key
         self.tls = tls
         self.local = local
@@ -140,7 +135,7 @@ class Hub:
 
     @property
     def certificate(self) -> bytes:
-        return hashlib.sha256(self.tls[1]).digest() if self.tls else b""
+        return self.tls.fingerprint if self.tls else b""
 
     def start(self) -> Hub:
         hub = self
@@ -163,8 +158,7 @@ class Hub:
             def get_request(self) -> tuple[socket.socket, Any]:
                 connection, address = super().get_request()
                 if hub.tls:
-                    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                    context.load_cert_chain(hub.tls[0])
+                    context = server_context(hub.tls)
                     connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
                 hub._open.add(connection)
                 return connection, address
@@ -358,28 +352,6 @@ def _slot(rank: int, seq: int) -> bytes:
     return head + struct.pack("<QQ", rank, seq * 7919) + bytes(SLOT_BYTES - len(head) - 16)
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, bytes]:
-    """A file with a key and a certificate of its own, and the certificate's DER."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    path = folder / f"{name}.pem"
-    path.write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
-    return path, made.public_bytes(serialization.Encoding.DER)
-
-
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
     return Spool(tmp_path)
@@ -410,5 +382,5 @@ def hub(new_hub: Callable[..., Hub]) -> Hub:
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Callable[[str], tuple[Path, bytes]]:
-    return lambda name: certificate(tmp_path, name)
+def certificates(tmp_path: Path) -> Callable[[], TlsFiles]:
+    return lambda: make_certificate(folder=tmp_path)

@@ -213,6 +213,20 @@ def test_whole_files_when_they_change_and_unless_they_are_too_large(spool: Any) 
     assert [part.name for part in outgoing.collect().parts] == ["flight/rank_0.json"]
 
 
+def test_files_that_are_large_unpacked_go_one_after_the_other(spool: Any) -> None:
+    names = [f"flight/rank_{rank}.json" for rank in range(5)]
+    for name in names:
+        spool.write(name, bytes(FILE_BYTES))
+    outgoing = Outgoing(spool.run_dir)
+    seen = []
+    while (batch := outgoing.collect(final=True)).parts:
+        assert sum(part.size for part in batch.parts) <= 16 << 20
+        seen.append([part.name for part in batch.parts])
+        assert batch.more == (len(seen) < 3)
+        outgoing.acked(batch)
+    assert seen == [names[:2], names[2:4], names[4:]]
+
+
 def test_a_file_that_does_not_pack_is_left_out(spool: Any) -> None:
     spool.write("flight/rank_1.json", random.Random(1).randbytes(FILE_BYTES))
     outgoing = Outgoing(spool.run_dir)
@@ -324,7 +338,7 @@ class InboxHub:
 def write_something(spool: Any, what: str, number: int) -> None:
     if what in ("steps", "more steps"):
         spool.ring(number % 3, heard_wall_ns=number + 1)
-        spool.steps(number % 3, number if what == "steps" else 300 * number, lost=number % 2)
+        spool.steps(number % 3, number if what == "steps" else 100 * number, lost=number % 2)
     elif what == "lines":
         spool.lines("events.jsonl", {"n": number}, {"x": "y" * number})
     elif what == "log":

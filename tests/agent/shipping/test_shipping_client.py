@@ -66,7 +66,7 @@ def listening(behave: Callable[[socket.socket], None]) -> Iterator[str]:
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_one_connection_carries_everything(new_hub: Any, certificates: Any, tls: bool) -> None:
-    hub = new_hub(tls=certificates("hub") if tls else None).start()
+    hub = new_hub(tls=certificates() if tls else None).start()
     with client(hub.url) as ours:
         welcome = ours.join(who(), patience_s=5)
         for _ in range(3):
@@ -90,7 +90,7 @@ def test_an_idle_connection_that_was_closed_is_opened_again(hub: Any) -> None:
 
 @pytest.mark.faults
 def test_another_key_is_refused_by_either_side(new_hub: Any, certificates: Any) -> None:
-    hub = new_hub(tls=certificates("hub"), key=b"x" * 32).start()
+    hub = new_hub(tls=certificates(), key=b"x" * 32).start()
     with client(hub.url) as ours, pytest.raises(HubError, match=r"does not take us: another key$"):
         ours.join(who(), patience_s=5)
     assert hub.joins == []
@@ -115,7 +115,7 @@ def test_one_in_the_middle_is_found_out(new_hub: Any, certificates: Any, careles
 
     Either side would notice alone: a careless hub takes any proof.
     """
-    hub, middle = new_hub(tls=certificates("hub")).start(), new_hub(tls=certificates("middle"))
+    hub, middle = new_hub(tls=certificates()).start(), new_hub(tls=certificates())
 
     def pass_on(request: Any, body: bytes) -> tuple[int, Any, str]:
         proof = request.headers[PROOF_HEADER]
@@ -136,12 +136,12 @@ def test_one_in_the_middle_is_found_out(new_hub: Any, certificates: Any, careles
 
 @pytest.mark.faults
 def test_the_token_goes_to_nobody_with_another_certificate(new_hub: Any, certificates: Any) -> None:
-    hub = new_hub(tls=certificates("hub")).start()
+    hub = new_hub(tls=certificates()).start()
     seen: list[str] = []
     with client(hub.url) as ours:
         welcome = ours.join(who(), patience_s=5)
         hub.stop()
-        other = new_hub(tls=certificates("other"))
+        other = new_hub(tls=certificates())
         other.port = hub.port
         other._frame = lambda request, *_: (seen.append(request.headers["Authorization"]), (401, {}, ""))[1]
         other.start()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.shipping.sender import LONGEST_PAUSE_S, Destination, Sender
+from stepscope.agent.shipping.destination import Destination
+from stepscope.agent.shipping.sender import LONGEST_PAUSE_S, Sender
 
 KEY = b"k" * 32
 BYE = {"exit_code": 0, "status": "finished"}
@@ -163,7 +164,8 @@ def test_whatever_happens_the_hub_has_everything_once(new_spool: Any, new_hub: A
     deliver(sending)
     hub.stop()
     spool.equals(hub.spool())
-    assert hub.spool().byes in ([BYE], [BYE, BYE])  # twice when its acknowledgement was lost
+    again = deeds.count("drop ack")  # its acknowledgement may be lost as well
+    assert hub.spool().byes in [[BYE] * (1 + count) for count in range(again + 1)]
 
 
 def test_it_waits_as_the_hub_says(spool: Any, hub: Any) -> None:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stepscope.errors import FrameError, HubError, UsageError
+from stepscope.errors import FrameError, HubError, HubRefused, UsageError
 from stepscope.wire.joining import PROOF_HEADER, Join, Welcome, read_welcome, write_join
 
-__all__ = ["Answer", "HubClient"]
+__all__ = ["Answer", "HubClient", "split_url"]
 
 WELCOME_BYTES = 64 << 20
 ANSWER_BYTES = 8 << 20
@@ -52,7 +52,7 @@ class HubClient:
 
     def __init__(self, url: str, key: bytes) -> None:
         """UsageError when that is no address of a hub."""
-        self._tls, self._host, self._port, self._prefix = _parsed(url)
+        self._tls, self._host, self._port, self._prefix = split_url(url)
         self._key = key
         self._connection: http.client.HTTPConnection | None = None
         self._stream: _Stream | None = None
@@ -71,7 +71,7 @@ class HubClient:
             status, proof, text, _ = self._ask(join.run, "join", body, headers, deadline_s, WELCOME_BYTES)
             if status != 200:
                 why = _plain(_object(text).get("why")) or f"it answers {status}"
-                raise HubError(f"{self._where} does not take us: {why}")
+                raise HubRefused(f"{self._where} does not take us: {why}")
             welcome = read_welcome(text, proof, join.nonce, self._key, self._certificate)
             if not _TOKEN.fullmatch(welcome.token):
                 raise HubError(f"{self._where} gives no token")
@@ -216,7 +216,8 @@ class _Reading(io.RawIOBase):
         return self._from.receive_into(buffer)
 
 
-def _parsed(url: str) -> tuple[bool, str, int, str]:
+def split_url(url: str) -> tuple[bool, str, int, str]:
+    """Whether it is TLS, host, port, and what goes before every path; UsageError when that is no address of a hub."""
     wrong = UsageError(f"{url!r} is no address of a hub; one looks like https://HOST:29555")
     try:
         parts = urlsplit(url)

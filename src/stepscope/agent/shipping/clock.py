@@ -49,7 +49,7 @@ class HubClock:
     def heard(self, *, sent_mono_ns: int, received_wall_ns: int, answered_wall_ns: int, heard_mono_ns: int) -> None:
         """A round trip: the middle two by the hub's clock.  One that took less than no time is not believed."""
         rtt_ns = (heard_mono_ns - sent_mono_ns) - (answered_wall_ns - received_wall_ns)
-        if rtt_ns < 0 or answered_wall_ns < received_wall_ns:
+        if rtt_ns < 0 or not 0 <= received_wall_ns <= answered_wall_ns < 1 << 62:
             return
         ahead_ns = ((received_wall_ns - sent_mono_ns) + (answered_wall_ns - heard_mono_ns)) // 2
         trip = _Trip(heard_mono_ns=heard_mono_ns, hub_ahead_ns=ahead_ns, rtt_ns=rtt_ns)

@@ -45,6 +45,8 @@ SIDECARS_BYTES = 1 << 20
 SMALLEST = 1 / 64
 """Of these, when the hub finds frames too large."""
 ROOM = FRAME_BYTES - HEAD_BYTES - 4096
+MOST_BYTES = 16 << 20
+"""Of a batch, unpacked: what packs well is large before."""
 MOST_PARTS = PARTS // 2
 LOGS = "logs"
 WHOLE = ("errors", HANGS, FLIGHT)
@@ -67,6 +69,7 @@ class Batch:
     parts: list[Part] = field(default_factory=list)
     size: int = 0
     """Of the parts as they travel, in bytes."""
+    unpacked: int = 0
     more: bool = False
     """There is more that did not fit."""
     problem: str = ""
@@ -79,11 +82,13 @@ class Batch:
 
     def takes(self, part: Part) -> bool:
         """Whether there was room for it."""
-        if self.size + len(part.data) > ROOM or len(self.parts) >= MOST_PARTS:
+        large = self.size + len(part.data) > ROOM or self.unpacked + part.size > MOST_BYTES
+        if large or len(self.parts) >= MOST_PARTS:
             self.more = True
             return False
         self.parts.append(part)
         self.size += len(part.data)
+        self.unpacked += part.size
         return True
 
 
@@ -208,6 +213,9 @@ class Outgoing:
     def _add_files(self, batch: Batch) -> None:
         for name, stamp in self._named("file", WHOLE):
             if self._whole.get(name) == stamp or name in self.unsent:
+                continue
+            if batch.unpacked + stamp.size > MOST_BYTES:
+                batch.more = True  # it need not be read now
                 continue
             raw = _read(self._run_dir / name, 0, FILE_BYTES + 1)
             if name not in self._whole and self._at.get(name) == zlib.crc32(raw):

@@ -29,14 +29,15 @@ from typing import Any
 
 from stepscope.agent.shipping.client import Answer, HubClient
 from stepscope.agent.shipping.clock import HubClock
+from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
-from stepscope.errors import FrameError, HubError, UsageError
+from stepscope.errors import FrameError, HubError, HubRefused, UsageError
 from stepscope.store.meta import read_meta
 from stepscope.wire.frames import FrameHead, pack_frame
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
 from stepscope.wire.limits import JOIN_BYTES
 
-__all__ = ["Counts", "Destination", "News", "Sender", "Turn"]
+__all__ = ["Counts", "News", "Sender", "Turn"]
 
 PATIENCE_S = 10.0
 """For one call, from the first byte to the last."""
@@ -56,28 +57,6 @@ EXPLAINS = ("command", "cwd", "python", "executable", "platform", "user", "steps
 
 News = tuple[str, dict[str, Any]]
 """An event for the journal, and its fields."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Destination:
-    """A hub, and who we are to it; ``hub`` in the ``run.json`` of a spool."""
-
-    url: str
-    run: str
-    """The name that was asked for."""
-    node: int
-    nnodes: int
-
-    @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
-        """None where it says nothing, or nothing of ours."""
-        said = meta.get("hub")
-        if not isinstance(said, dict):
-            return None
-        url, run, node, nnodes = (said.get(name) for name in ("url", "run", "node", "nnodes"))
-        if not (isinstance(url, str) and isinstance(run, str) and type(node) is int and type(nnodes) is int):
-            return None
-        return cls(url=url, run=run, node=node, nnodes=nnodes)
 
 
 @dataclass(kw_only=True)
@@ -132,9 +111,13 @@ class Sender:
         self._away_s: float | None = None
         """Since when the hub is away."""
         self._lost = False
+        self.heard_s = float("-inf")
+        """When the hub last answered, whatever it said."""
         self.counts = Counts()
         self.trouble = ""
         """Why the last turn came to nothing; empty if it did not."""
+        self.refusal = ""
+        """Why the hub did not take us in; empty: it did, or did not answer."""
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
         self.peers: tuple[Peer, ...] = ()
         self.probe_key = ""
@@ -149,6 +132,9 @@ class Sender:
             self._welcome = None
             self._outgoing.shrink()
             self.counts.failed += 1
+            if isinstance(error, HubRefused) and not self.refusal:
+                self.refusal = str(error)
+                self.news.append(("hub_refused", {"why": self.refusal}))
             self._away(str(error))
             return Turn(wait_s=self._pause_s())
 
@@ -174,9 +160,11 @@ class Sender:
         if self._client is None:
             self._client = HubClient(self._to.url, self._key())
         self._welcome = welcome = self._client.join(self._who(), patience_s=patience_s)
+        self.heard_s = time.monotonic()
+        self.refusal = ""
         self.counts.joins += 1
         self._outgoing.rewind(welcome.positions)
-        self.peers, self.probe_key = welcome.peers, welcome.probe_key
+        self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop looks at the peers, then takes the key
         self._next_s = _seconds(welcome.next_s)
         # By chance: the nodes of a job begin together, and should not all send together for ever after.
         return Turn(wait_s=0.0 if hurry or self._tries else random.uniform(0, self._next_s))
@@ -216,6 +204,7 @@ class Sender:
         )
         frame = pack_frame(head, batch.parts)
         answer = self._client.send(welcome.run, frame, patience_s=patience_s)
+        self.heard_s = time.monotonic()
         if answer.status != 200:
             self.counts.refused += 1
             return self._refused(answer)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Outgoing
-from stepscope.agent.shipping.sender import PATIENCE_S, Counts, Destination, News, Sender
+from stepscope.agent.shipping.sender import PATIENCE_S, Counts, News, Sender
 from stepscope.wire.joining import Peer
 from stepscope.wire.keys import load_key
 
@@ -23,7 +24,10 @@ __all__ = ["Delivered", "Shipper"]
 
 LAST_PAUSE_S = 1.0
 """At the end there is no time for longer ones."""
+SILENCE_S = 8.0
+"""At the end, a hub that does not answer for so long is not waited for: one that was started again would have."""
 GRACE_S = 1.0
+LOOK_S = 0.2
 OUT_OF_TIME = "there was no time for more"
 
 
@@ -56,7 +60,7 @@ class Shipper:
         self._sender = Sender(run_dir, to, key, probe_port=probe_port)
         self._wake = threading.Event()
         self._bye: Mapping[str, Any] | None = None
-        self._deadline_s = float("inf")
+        self._ending_s = self._deadline_s = float("inf")
         self._delivered: Delivered | None = None
         self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
 
@@ -84,13 +88,25 @@ class Shipper:
     def counts(self) -> Counts:
         return self._sender.counts
 
-    def finish(self, end: Mapping[str, Any], deadline_s: float) -> Delivered:
-        """Send everything and, last, how it ended; at most so long."""
-        self._deadline_s = time.monotonic() + deadline_s
+    def finish(
+        self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
+    ) -> Delivered:
+        """Send everything and, last, how it ended; at most so long, and less when nobody is there or it is given up."""
+        self._ending_s = time.monotonic()
+        self._deadline_s = self._ending_s + deadline_s
         self._bye = end
         self._wake.set()
-        self._thread.join(deadline_s + GRACE_S)
-        return self._delivered or Delivered(whole=False, left_bytes=self._all_bytes(), why=OUT_OF_TIME)
+        last_s = self._deadline_s + GRACE_S
+        while self._thread.is_alive() and time.monotonic() < last_s:
+            self._thread.join(LOOK_S)
+            if given_up():
+                self.stop()
+                break
+        if self._delivered is not None:
+            return self._delivered
+        # The thread waits for an answer, or died of a fault of ours; of its own account nothing can be asked.
+        why = OUT_OF_TIME if self._thread.is_alive() else "sending failed, which is a fault of Stepscope's"
+        return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
 
     def stop(self) -> None:
         """Without a last word: another agent may go on."""
@@ -100,23 +116,23 @@ class Shipper:
 
     def _run(self) -> None:
         whole = False
-        while not whole and (left_s := self._deadline_s - time.monotonic()) > 0:
+        while not whole and (left_s := self._left_s()) > 0:
             bye = self._bye
             turn = self._sender.turn(bye=bye, patience_s=min(PATIENCE_S, left_s))
             whole = turn.delivered
             if whole or (bye is None and self._bye is not None):
                 continue  # it is over, or the end came meanwhile
             pause_s = turn.wait_s if bye is None else min(turn.wait_s, LAST_PAUSE_S)
-            self._wake.wait(min(pause_s, max(self._deadline_s - time.monotonic(), 0)))
+            self._wake.wait(min(pause_s, max(self._left_s(), 0)))
             self._wake.clear()
         self._sender.close()
         unsent = self._sender.unsent()
         if whole and not unsent:
             self._delivered = Delivered(whole=True, local=self._sender.local)
         else:
-            why = self._sender.trouble or (unsent if whole else OUT_OF_TIME)
+            why = self._sender.refusal or self._sender.trouble or (unsent if whole else OUT_OF_TIME)
             self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
 
-    def _all_bytes(self) -> int:
-        """Of a thread that is stuck nothing can be asked."""
-        return Outgoing(self._run_dir).left_bytes()
+    def _left_s(self) -> float:
+        patient_s = max(self._ending_s, self._sender.heard_s) + SILENCE_S
+        return min(self._deadline_s, patient_s) - time.monotonic()

@@ -73,6 +73,8 @@ class Batch:
 
     def part(self, chosen: NDArray[np.intp]) -> Batch:
         """Of the steps, those; everything else is left as it is."""
+        if len(chosen) == len(self.step):
+            return self
         return replace(
             self,
             ring=self.ring[chosen],
@@ -84,17 +86,21 @@ class Batch:
 
 
 def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[np.int64]) -> Batch:
-    """``taken``: rows with the registry's number of each ring of their table; ``last_step``: by that number."""
+    """``taken``: rows with the registry's number of each ring of their table; ``last_step``: by that number.
+
+    Quickest when the rings come in ascending order.
+    """
     counts = [one.table["rows"].astype(np.intp) for _, one in taken]
     ring = np.concatenate([np.repeat(rings, own) for (rings, _), own in zip(taken, counts, strict=True)])
     slots = taken[0][1].slots if len(taken) == 1 else np.concatenate([one.slots for _, one in taken])
     everything: NDArray[Any] = np.ascontiguousarray(slots).view(STEP_DTYPE).reshape(-1)
-    kinds = everything["kind"]
-    is_step = kinds == STEP
-    chosen = np.flatnonzero(is_step) if not is_step.all() else np.arange(len(kinds))
-    order = chosen[np.argsort(ring[chosen], kind="stable")]
+    kinds = everything["kind"].copy()
+    chosen = np.flatnonzero(kinds == STEP)
+    if (np.diff(ring) < 0).any():
+        chosen = chosen[np.argsort(ring[chosen], kind="stable")]
+    order: Any = slice(None) if len(chosen) == len(ring) and (np.diff(chosen) == 1).all() else chosen
     fresh = _fresh(ring[order], everything["step"][order], last_step)
-    kept = order[fresh]
+    kept: Any = order if fresh.all() else chosen[fresh]
     rows, own = everything[kept], ring[kept]
     step = rows["step"].astype(np.int64)
     ddp, waited, again = _booked(own, step, rows, last_step)
@@ -111,7 +117,7 @@ def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[n
         device=slots[is_device].view(DEVICE_DTYPE).reshape(-1),
         exchange_ring=ring[is_exchange],
         exchanges=slots[is_exchange].reshape(-1, SLOT_BYTES),
-        repeated=len(order) - len(kept),
+        repeated=len(chosen) - len(rows),
     )
 
 

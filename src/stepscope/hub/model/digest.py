@@ -165,6 +165,18 @@ class DigestLog:
         self.count += 1
         self._set(at, digest, start_wall_ns)
 
+    def extend(self, block: DigestLog) -> None:
+        """Add steps that come after all that are there."""
+        done = 0
+        while done < block.count:
+            if self.count == self._room:
+                self._fold()
+            fit = min(block.count - done, self._room - self.count)
+            for held, fresh in zip(self._arrays(), block._arrays(), strict=True):
+                held[self.count : self.count + fit] = fresh[done : done + fit]
+            self.count += fit
+            done += fit
+
     def bins(self, first: int, last: int, most: int) -> DigestLog:
         """What is known of these steps, in at most ``most`` bins."""
         chosen = np.flatnonzero((self.last[: self.count] >= first) & (self.first[: self.count] <= last))

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import Digest, DigestLog, digest_steps
+from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest_block import digest_block
 from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
@@ -24,13 +25,15 @@ from stepscope.hub.model.planes import NONE, Names, Planes
 from stepscope.hub.model.registry import ENDED, Registry
 from stepscope.records.phases import COMM
 from stepscope.store.sidecar import RingSidecar
+from stepscope.wire.blocks import TABLE_FIELDS
 
 __all__ = ["Intake"]
 
 SETTLE_ROWS = 32_768
 """So many rows are taken in at once, at the latest."""
 GRACE_S = 10.0
-"""A rank that was silent for longer, and for two rounds of all agents, is not waited for."""
+GRACE_ROUNDS = 3
+"""A rank that was silent for longer, and for so many rounds of all agents, is not waited for."""
 FRAMES_PER_S = 600
 """What a hub lets its agents send, all together; a round is one frame of each."""
 LATE_AT_ONCE = 2
@@ -38,6 +41,8 @@ LATE_AT_ONCE = 2
 LARGE = 4096
 """Ranks of a large job."""
 LARGEST_WALL_NS = (1 << 63) - 1
+ATTEMPTS_COST = 20
+"""Telling attempts apart may take one in so many of our seconds."""
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
 MOST_EXPECTED = 1 << 17
@@ -81,18 +86,13 @@ class Intake:
         self._pending: list[tuple[NDArray[np.intp], Taken]] = []
         self._pending_rows = 0
         self._late: set[int] = set()
-        self._stride_s = clock()
+        self._stride_s = self._attempts_s = clock()
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def ring(self, about: RingSidecar, *, node: str) -> None:
         """Register a ring, or bring what is known of it up to date."""
-        before = self.registry.attempt
-        if about.identity.attempt > before:
-            self.settle()
         self.registry.put(about, node=node, now_s=self._clock())
-        if self.registry.attempt != before:
-            self._begin_attempt()
         self.touch()
 
     def rows(self, taken: Taken) -> None:
@@ -121,6 +121,8 @@ class Intake:
 
     def settle(self) -> None:
         """Take in what waits; whoever reads calls it first."""
+        if self.registry.doubtful and self._clock() >= self._attempts_s:
+            self._settle_attempts()
         if not self._pending:
             return
         pending, self._pending, self._pending_rows = self._pending, [], 0
@@ -129,6 +131,7 @@ class Intake:
             pending = [self._introduced(rings, taken) for rings, taken in pending]
         pending = [one for one in pending if len(one[1].slots)]
         if pending:
+            pending.sort(key=lambda one: int(one[0][0]))
             batch = gather(pending, self.registry.of["last_step"][: self.registry.count])
             self._take(batch)
         self.touch()
@@ -138,6 +141,15 @@ class Intake:
         self.version += 1
 
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _settle_attempts(self) -> None:
+        """Before rows are taken in: those of an attempt that is over have no place here."""
+        began_s = self._clock()
+        offsets = [self.offsets_ns.get(node, 0) for node in self.registry.nodes]
+        if self.registry.settle_attempts(np.array(offsets, np.int64)):
+            self._begin_attempt()
+        now_s = self._clock()
+        self._attempts_s = now_s + ATTEMPTS_COST * (now_s - began_s)
 
     def _begin_attempt(self) -> None:
         self.planes.clear()
@@ -152,7 +164,9 @@ class Intake:
     def _hear(self, pending: Sequence[tuple[NDArray[np.intp], Taken]]) -> None:
         """Where the ranks are, as their tables say."""
         rings = np.concatenate([own for own, _ in pending])
-        table = np.concatenate([taken.table for _, taken in pending])
+        whole = np.dtype(f"V{np.dtype(TABLE_FIELDS).itemsize}")  # joining fields one by one takes ten times as long
+        table = np.concatenate([np.ascontiguousarray(taken.table).view(whole) for _, taken in pending])
+        table = table.view(TABLE_FIELDS)
         table, rings = table[rings != NONE], rings[rings != NONE]
         of = self.registry.of
         for name in ("live_step", "live_since_ns"):
@@ -176,7 +190,18 @@ class Intake:
         of = self.registry.of
         self.rows_repeated += batch.repeated
         self.rows_taken += len(batch.step)
-        self._give_columns(np.unique(batch.ring))
+        if len(batch.step):
+            self._take_steps(batch)
+        if len(batch.exchanges):
+            oldest = self.planes.oldest
+            self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
+        if len(batch.device):
+            names = Names(given=self.registry.names, number=of["names"][batch.device_ring])
+            self.planes.take_device(batch.device, of["column"][batch.device_ring].astype(np.intp), names)
+
+    def _take_steps(self, batch: Batch) -> None:
+        of = self.registry.of
+        self._give_columns(batch.ring[np.concatenate(([True], np.diff(batch.ring) != 0))])
         column = of["column"][batch.ring].astype(np.intp)
         wall = batch.rows["wall_ns"].astype(np.float32)
         work = wall - batch.rows["phase_ns"][:, COMM].astype(np.float32) - batch.waited
@@ -191,12 +216,6 @@ class Intake:
             self._late.update(s for s in batch.again.step[kept].tolist() if s <= self.frontier)
         if len(here):
             self._into_planes(batch.part(here), column[here])
-        if len(batch.exchanges):
-            oldest = self.planes.oldest
-            self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
-        if len(batch.device):
-            names = Names(given=self.registry.names, number=of["names"][batch.device_ring])
-            self.planes.take_device(batch.device, of["column"][batch.device_ring].astype(np.intp), names)
 
     def _into_planes(self, batch: Batch, column: NDArray[np.intp]) -> None:
         """In order of steps, half a window at a time: a backlog may be longer than the window."""
@@ -244,7 +263,7 @@ class Intake:
 
     def live_columns(self) -> NDArray[np.bool_]:
         """Which columns are of ranks that are waited for."""
-        grace_s = max(GRACE_S, 2 * len(self.registry.nodes) / FRAMES_PER_S)
+        grace_s = max(GRACE_S, GRACE_ROUNDS * len(self.registry.nodes) / FRAMES_PER_S)
         live: NDArray[np.bool_] = self.registry.live(self._clock() - grace_s)[self.ring_of]
         return live
 
@@ -256,8 +275,7 @@ class Intake:
         frontier = int(last[awaited].min()) if awaited.any() else self.planes.newest
         kept = self.planes.complete()
         due = kept[(kept > self.frontier) & (kept <= frontier)]
-        for step in due.tolist():
-            self._write(step)
+        self._write_all(due)
         self.frontier = max(self.frontier, frontier)
         late = sorted(self._late)
         for step in late[:LATE_AT_ONCE] if self.planes.columns > LARGE else late:
@@ -265,16 +283,30 @@ class Intake:
         if len(due) or late:
             self.touch()
 
+    def _write_all(self, steps: NDArray[np.int64]) -> None:
+        """Many at once where that can be, else one by one."""
+        while len(steps) > 1 and (not self.digests.count or self.digests.last[self.digests.count - 1] < steps[0]):
+            block = digest_block(self.planes, steps)
+            if block is None:
+                break
+            starts = block.start_wall_ns[: block.count]
+            starts[:] = [self._wall_ns(0, start_ns) for start_ns in starts.tolist()]
+            self.digests.extend(block)
+            self._late.difference_update(steps[: block.count].tolist())
+            steps = steps[block.count :]
+        for step in steps.tolist():
+            self._write(step)
+
     def _write(self, step: int) -> None:
         for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest, self._wall_ns(digest))
+            self.digests.put(digest, self._wall_ns(digest.column, digest.start_ns))
         self._late.discard(step)
 
-    def _wall_ns(self, digest: Digest) -> int:
+    def _wall_ns(self, column: int, start_ns: int) -> int:
         """When a step began, on the hub's clock, by the word of one rank."""
-        of, ring = self.registry.of, self.ring_of[digest.column]
+        of, ring = self.registry.of, self.ring_of[column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
-        wall_ns = digest.start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
+        wall_ns = start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
         return max(0, min(wall_ns, LARGEST_WALL_NS))
 
     def _fit_stride(self) -> None:

@@ -52,6 +52,8 @@ class Judged:
     took_s: float = 0.0
     period_s: float = 0.0
     """From one look to the next."""
+    failed: str = ""
+    """What went wrong in a look, if one ever did; a fault of ours."""
 
 
 class LiveRun(Intake):
@@ -265,6 +267,7 @@ class LiveRun(Intake):
             "looks": judged.looks,
             "took_s": round(judged.took_s, 4),
             "period_s": round(judged.period_s, 2),
+            "failed": judged.failed,
         }
 
     def ended(self) -> bool:

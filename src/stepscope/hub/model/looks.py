@@ -28,6 +28,8 @@ LEAST_S = 2.0
 SHARE = 0.1
 """Of the time that may go into looks."""
 TICK_S = 0.25
+AGAIN_S = 60.0
+"""After a look that failed."""
 
 
 class Looks:
@@ -45,11 +47,12 @@ class Looks:
         self._attempt = live.registry.attempt
         self._step = -1
 
-    async def run(self) -> None:
-        """Look again and again."""
+    async def run(self, *, first_s: float = LEAST_S) -> None:
+        """Look again and again, from so long on."""
+        await asyncio.sleep(first_s)
         while True:
-            await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
             await self.look()
+            await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
 
     async def look(self) -> tuple[Change, ...]:
         """Look once; what changed.  Nothing when no step has been completed since the last time."""
@@ -75,6 +78,7 @@ class Looks:
                 looks=live.judged.looks + 1,
                 took_s=took_s,
                 period_s=max(LEAST_S, took_s / SHARE),
+                failed=live.judged.failed,
             )
         )
         return changes
@@ -88,16 +92,19 @@ class Looks:
 async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None) -> None:
     """Take in rows and digest steps a few times a second, and look now and then, until cancelled.
 
-    ``poll``: what brings rows besides, a tail's.
+    ``poll``: what brings rows besides, a tail's.  A rule that fails is a fault of ours, but no reason to take nothing
+    in any more: it is told, and after a while looked again.
     """
     looks = asyncio.create_task(Looks(live).run())
     try:
-        while not looks.done():
+        while True:
             if poll is not None:
                 poll()
             live.tick()
+            if looks.done():
+                live.judge(replace(live.judged, failed=repr(looks.exception())))
+                looks = asyncio.create_task(Looks(live).run(first_s=AGAIN_S))
             await asyncio.sleep(TICK_S)
-        await looks
     finally:
         looks.cancel()
         await asyncio.gather(looks, return_exceptions=True)

@@ -166,7 +166,7 @@ class Planes:
         self.have[at, column] = True
         for name in values.keys() & self.held.keys():
             self.held[name][at, column] = values[name][kept]
-        return np.unique(at)
+        return np.flatnonzero(np.bincount(at, minlength=1))
 
     def take_device(self, device: NDArray[Any], column: NDArray[np.intp], names: Names) -> None:
         """Device times come after their step."""
@@ -206,7 +206,7 @@ class Planes:
         """From the slots that each rank gave its phases to one array for each name."""
         maps = [self._map(given) for given in names.given]
         found = np.zeros((len(self.phases), len(by_slot)), np.float32)
-        for number in np.unique(names.number):
+        for number in np.flatnonzero(np.bincount(names.number, minlength=1)):
             own = names.number == number
             whole = bool(own.all())
             for slot in range(PHASE_SLOTS):
@@ -246,7 +246,8 @@ class Planes:
         """Other sizes, or another stride: the newest of what is there is kept."""
         old = np.sort(self.steps[(self.steps != NONE) & (self.steps % self.stride == 0)])
         old = old[old > (self.newest // self.stride - width) * self.stride]
-        there = np.array([np.flatnonzero(self.steps == step)[0] for step in old], np.intp)
+        order = np.argsort(self.steps)
+        there = order[np.searchsorted(self.steps, old, sorter=order)]
         rows = (old // self.stride % width).astype(np.intp)
         both = min(room, self.have.shape[1])
 

@@ -21,6 +21,7 @@ from stepscope.records.collectives import ProcessGroup
 from stepscope.records.identity import RankIdentity
 from stepscope.records.series import RankState
 from stepscope.ring.layout import RingState
+from stepscope.store.attempts import Claim, settle_attempts
 from stepscope.store.sidecar import RingSidecar, groups_as_kept
 from stepscope.wire.blocks import ring_id
 
@@ -39,6 +40,7 @@ _COLUMNS: dict[str, str] = {
     "rank": "i4",
     "shown": "i4",
     "attempt": "i4",
+    "restarts": "i4",
     "local_rank": "i4",
     "world_size": "i4",
     "pid": "i8",
@@ -78,6 +80,9 @@ class Registry:
         self.by_id: dict[bytes, int] = {}
         self.attempt = 0
         """The last one."""
+        self.some_ended = False
+        self.doubtful = False
+        """Whether a ring came of which it has to be told which attempt it belongs to."""
         self.hosts: list[str] = []
         self.nodes: list[str] = []
         self.names: list[tuple[str, ...]] = []
@@ -93,14 +98,17 @@ class Registry:
     def put(self, about: RingSidecar, *, node: str, now_s: float) -> int:
         """Register a ring, or bring what is known of it up to date; its number."""
         ident = ring_id(about.key)
+        identity = about.identity
         at = self.by_id.get(ident)
         if at is None:
             at = self._new(ident)
-            self.of["column"][at] = NOWHERE
-            self.of["last_step"][at] = NOWHERE
-            self.of["shown"][at] = NOWHERE
-        identity, of = about.identity, self.of
-        of["rank"][at], of["attempt"][at] = _small(identity.rank), _small(identity.attempt)
+            for name in ("column", "last_step", "shown"):
+                self.of[name][at] = NOWHERE
+            self.of["attempt"][at] = _small(identity.attempt)
+            self.doubtful |= self.some_ended or self.attempt != identity.attempt
+        of = self.of
+        of["rank"][at], of["restarts"][at] = _small(identity.rank), _small(identity.attempt)
+        self.some_ended |= about.ended_wall_ns is not None
         of["local_rank"][at], of["world_size"][at] = _small(identity.local_rank), _small(identity.world_size)
         of["pid"][at], of["start_ticks"][at] = about.pid, min(about.start_ticks, _LARGEST)
         of["host"][at] = self._number("host", identity.host, self.hosts)
@@ -119,10 +127,47 @@ class Registry:
         kind = _kind(identity)
         of["kind"][at] = self._number(("kind", *kind.values()), kind, self._kinds)
         of["facts"][at] = self._bulky("facts", about.facts, self._facts, about.facts)
-        of["groups"][at] = self._bulky("groups", groups_as_kept(about.groups), self._groups, about.groups)
-        self.attempt = max(self.attempt, int(of["attempt"][at]))
+        of["groups"][at] = self._bulky(
+            "groups", groups_as_kept(about.groups) if about.groups else None, self._groups, about.groups
+        )
+        if self.count == 1:
+            self.attempt = int(of["attempt"][at])
         self.world_size = max(self.world_size, int(of["world_size"][at]))
         return at
+
+    def settle_attempts(self, offsets_ns: NDArray[np.int64]) -> bool:
+        """Tell rounds of the job apart (``store/attempts.py``); whether the last one is another than before.
+
+        ``offsets_ns``: what the clock of each of ``nodes`` is ahead.
+        """
+        n, of = self.count, self.of
+        offset = offsets_ns[of["node"][:n]]
+        ended = of["ended_wall_ns"][:n]
+        claims = zip(
+            *(of[name][:n].tolist() for name in ("rank", "world_size", "host", "restarts")),
+            (of["anchor_wall_ns"][:n] - offset).tolist(),
+            np.where(ended > 0, ended - offset, 0).tolist(),
+            (of["last_step"][:n] != NOWHERE).tolist(),
+            (of["state"][:n] == RingState.EXITED).tolist(),
+            strict=True,
+        )
+        of["attempt"][:n] = settle_attempts(
+            [
+                Claim(
+                    rank=rank,
+                    world_size=world_size,
+                    host=str(host),
+                    restarts=restarts,
+                    began_ns=began,
+                    until_ns=until or None,
+                    made_steps=made_steps,
+                    in_order=in_order,
+                )
+                for rank, world_size, host, restarts, began, until, made_steps, in_order in claims
+            ]
+        )
+        before, self.attempt, self.doubtful = self.attempt, int(of["attempt"][:n].max(initial=0)), False
+        return self.attempt != before
 
     def number(self, at: int) -> int:
         """The rank that a ring is shown as: its own, or the next free one where another of its attempt has that."""

@@ -25,9 +25,9 @@ from stepscope.records.slot import DEVICE, SLOT_BYTES, STEP
 from stepscope.store.assemble import DEVICE_DTYPE, STEP_DTYPE
 from stepscope.store.exchanges import collective_rows, comm_rows
 from stepscope.store.failures import Numbers, read_errors
-from stepscope.store.hangs import read_hangs
 from stepscope.store.nodes import clock_offsets, read_nodes
 from stepscope.store.stacks import checked_stacks
+from stepscope.store.standstills import read_standstills
 
 __all__ = ["Snapshot", "run_data_of", "snapshot"]
 
@@ -152,9 +152,9 @@ def run_data_of(copy: Snapshot) -> RunData:
     errors: tuple[RankError, ...] = ()
     hangs: tuple[HangRecord, ...] = ()
     if copy.run_dir is not None:
-        offsets = clock_offsets(read_nodes(copy.run_dir))
-        errors, _ = read_errors(copy.run_dir, numbers, offsets)
-        hangs, _ = read_hangs(copy.run_dir, offsets)
+        nodes = read_nodes(copy.run_dir)
+        errors, _ = read_errors(copy.run_dir, numbers, clock_offsets(nodes))
+        hangs, _ = read_standstills(copy.run_dir, series, errors, nodes)
     stacks, _ = checked_stacks(parse_raw(copy.stacks), numbers.of)
     return RunData(
         name=copy.name,

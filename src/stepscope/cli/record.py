@@ -1,0 +1,236 @@
+"""Record a job: on its only node, on the first of several, on another of them, or as one task of Slurm's.
+
+    only node        run directory, agent, summary; a hub when somebody wants to look
+    first of several the same, with a hub from the start, which the others' agents send to; the summary is of all
+    another          a spool, which the agent sends to the hub; no summary: it would be of a part only
+    Slurm's task     the first of its node does one of these; the others start their rank in its run
+
+A job that cannot be recorded still runs, and one whose hub cannot be had is recorded where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stepscope import __version__
+from stepscope.agent.on_hang import HangPolicy
+from stepscope.cli.agent_child import AgentChild, HubLink, host_of
+from stepscope.cli.ends import JobEnd
+from stepscope.cli.helper import say
+from stepscope.cli.hub_child import DEFAULT_PORT, HubChild, HubOptions, open_hub, url_of
+from stepscope.cli.nodes import Nodes
+from stepscope.cli.slurm import SlurmStep, rank_variables
+from stepscope.cli.slurm_tasks import Leader, Member
+from stepscope.cli.supervise import Beside, signals_held, supervise, supervise_alone
+from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
+from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH
+from stepscope.store.create import RunPaths, create_run, discard_run
+from stepscope.store.hub_file import read_hub_file
+from stepscope.store.meta import end_run
+from stepscope.wire.keys import ENV_KEY, load_key
+
+__all__ = ["Job", "record"]
+
+INJECTED = Path(__file__).parents[1] / "recorder" / "inject"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    command: list[str]
+    root: Path
+    name: str | None
+    quiet: bool = False
+    on_hang: HangPolicy = field(default_factory=HangPolicy)
+    nodes: Nodes = field(default_factory=Nodes)
+    hub: HubOptions = field(default_factory=HubOptions)
+    step: SlurmStep | None = None
+    """Of Slurm, if the job is one."""
+    ranks_are_tasks: bool = False
+    """Of that step: each of its tasks is one rank."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other tasks of this node belong to the same run."""
+        return self.ranks_are_tasks and self.step is not None and self.step.tasks_here > 1
+
+
+def record(job: Job) -> int:
+    """Run a job, recorded, to its end; its exit code."""
+    if os.environ.get(ENV_SWITCH) == "0":
+        _run_unrecorded(job)
+    if job.shared and job.step is not None:
+        try:
+            return _lead(job, Leader(job.step)) if job.step.task_here == 0 else _follow(job, Member(job.step))
+        except RingNoSpace as error:
+            say(f"{error}; the tasks of this node cannot meet, and the job runs unrecorded")
+            _run_unrecorded(job)
+    return _record(job, None)
+
+
+def _lead(job: Job, leader: Leader) -> int:
+    try:
+        return _record(job, leader)
+    finally:
+        leader.close()
+
+
+def _follow(job: Job, member: Member) -> int:
+    """Run a rank in the run of this node's first task."""
+    found = member.wait()
+    if isinstance(found, str):
+        say(f"{found}; the job runs unrecorded")
+        _run_unrecorded(job)
+    with signals_held() as mask:
+        end = supervise_alone(job.command, _environment(job, *found), mask=mask)
+        member.ended(end)
+    return end.exit_code
+
+
+def _record(job: Job, leader: Leader | None) -> int:
+    link = _link(job)
+    name = f"{job.name}.node{job.nodes.rank}" if job.nodes.rank else job.name
+    try:
+        paths = create_run(job.root, name, job.command, version=__version__, more=_meta(job, link))
+    except RunError as error:
+        if leader is not None:
+            leader.refuse(str(error))
+            leader.close()
+        say(f"{error}; the job runs unrecorded")
+        _run_unrecorded(job)
+    for notice in paths.notices:
+        say(notice)
+    hub, link = _open_hub(job, paths, link)
+    if leader is not None:
+        leader.announce(paths.run_dir, paths.session)
+    if not job.quiet:
+        url = link.url if link is not None and link.sends else hub.url if hub is not None else ""
+        shown = url and (job.nodes.several or sys.stderr.isatty())
+        say(f"recording to {_short(paths.run_dir)}{f' (hub: {url})' if shown else ''}")
+    agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
+    beside = Beside(session=paths.session, agent=agent, hub=hub, others=leader)
+    with signals_held() as mask:
+        try:
+            environment = _environment(job, paths.run_dir, paths.session)
+            own, whole = supervise(job.command, environment, beside, mask=mask, quiet=job.quiet)
+        except UsageError as error:
+            if hub is not None:
+                hub.close()
+            if leader is not None:
+                leader.refuse(str(error))
+            discard_run(paths)
+            raise
+        if link is not None and link.sends:
+            _hand_over(paths, whole, link, agent, quiet=job.quiet)
+        else:
+            _conclude(paths.run_dir, whole, quiet=job.quiet)
+    return own.exit_code
+
+
+def _link(job: Job) -> HubLink | None:
+    """How this node is tied to the hub of its run; None: there is but one, or none is wanted, or it cannot be."""
+    if not job.nodes.several or job.hub.off:
+        return None
+    try:
+        load_key(os.environ)
+    except UsageError as error:
+        say(f"{error}; this node is recorded by itself")
+        return None
+    host = job.hub.host if job.hub.host not in ("", "0.0.0.0", "::") else job.nodes.address
+    url = url_of(host, DEFAULT_PORT if job.hub.port is None else job.hub.port, tls=job.hub.tls)
+    return HubLink(url=url, run=str(job.name), node=job.nodes.rank, nnodes=job.nodes.count)
+
+
+def _open_hub(job: Job, paths: RunPaths, link: HubLink | None) -> tuple[HubChild | None, HubLink | None]:
+    """The hub of the first node, or of the only one; and the link to it, which is by way of loopback from here."""
+    if job.hub.off or (link is not None and link.sends) or (link is None and job.nodes.several):
+        return None, link
+    nnodes = job.nodes.count if link is not None else 1
+    try:
+        hub = open_hub(paths.run_dir, job.hub, name=paths.wanted, nnodes=nnodes, address=job.nodes.address)
+    except (HubError, UsageError) as error:
+        alone = "; this node is recorded by itself (all nodes need the same --hub-port)" if link is not None else ""
+        say(f"{error}{alone or '; the run is recorded all the same'}")
+        return None, None
+    here = read_hub_file(paths.run_dir)
+    if link is None or here is None:
+        return hub, None
+    return hub, HubLink(url=here.url, run=link.run, node=link.node, nnodes=link.nnodes)
+
+
+def _meta(job: Job, link: HubLink | None) -> dict[str, Any]:
+    """What ``run.json`` says of nodes, of the hub and of Slurm."""
+    found: dict[str, Any] = {}
+    if job.nodes.several:
+        found["nnodes"] = job.nodes.count
+    if link is not None and link.sends:
+        found["hub"] = link.to_dict()
+    if job.step is not None:
+        found["slurm"] = {"job": job.step.job, "step": job.step.step, "restarts": job.step.restarts}
+    return found
+
+
+def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
+    """Write and show the summary; where it cannot be written it is still shown."""
+    # numpy and the store's engine are loaded only now, when the job's own memory is free again.
+    from stepscope.cli.finalise import finalise
+
+    try:
+        end_run(run_dir, exit_code=end.exit_code, status=end.status)
+    except RunError as error:
+        say(str(error))
+    try:
+        _, text = finalise(run_dir, end=end.to_dict(), color=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    except RunError as error:
+        say(f"no summary: {error}")
+        return
+    if not quiet:
+        print(text, file=sys.stderr)
+
+
+def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *, quiet: bool) -> None:
+    """The hub has all of this node's part, and it can go; or it stays for ``stepscope send``."""
+    if agent.delivered:
+        discard_run(paths)
+        if not quiet:
+            say(f"all of node {link.node} was sent to {host_of(link.url)}; the summary of the run {link.run} is there")
+        return
+    try:
+        end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)
+    except RunError as error:
+        say(str(error))
+    short = _short(paths.run_dir)
+    why = f" ({agent.why_not})" if agent.why_not else ""
+    say(f"the hub at {host_of(link.url)} does not have all of node {link.node}{why}; send the rest later with")
+    say(f"    stepscope send {short}")
+
+
+def _environment(job: Job, run_dir: Path, session: Path) -> dict[str, str]:
+    environment = _bare_environment(job)
+    environment.pop(ENV_CLAIM, None)
+    earlier = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
+    environment[ENV_RUN_DIR] = str(run_dir)
+    environment[ENV_SESSION] = str(session)
+    return environment
+
+
+def _bare_environment(job: Job) -> dict[str, str]:
+    """The job's own; the key with which our nodes know one another is none of its business."""
+    ranks = rank_variables(job.step, os.environ) if job.ranks_are_tasks and job.step is not None else {}
+    return {**{name: value for name, value in os.environ.items() if name != ENV_KEY}, **ranks}
+
+
+def _run_unrecorded(job: Job) -> NoReturn:
+    os.execve(job.command[0], job.command, _bare_environment(job))
+
+
+def _short(path: Path) -> str:
+    """The path as the user would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,122 @@
+"""``stepscope serve``: the HTTP API of one run, or of a folder of runs past and live."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.errors import StepscopeError, UsageError
+
+if TYPE_CHECKING:
+    from stepscope.hub.tls import TlsFiles
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
+HELP = "serve a run, or a folder of runs, over HTTP"
+EPILOG = """\
+examples:
+  stepscope serve                       the runs in runs/, for this machine only
+  stepscope serve runs/NAME             one run
+  stepscope serve --host 0.0.0.0        for others, too: TLS, with a certificate made for it
+  stepscope serve runs --accept         takes what nodes still hold (stepscope send)
+
+Everything needs the reader's token, which stands in a file that only you can read:
+  curl -H "Authorization: Bearer $(cat ~/.config/stepscope/reader-token)" http://127.0.0.1:7070/api/v1/runs
+"""
+DEFAULT = Path("runs")
+DEFAULT_PORT = 7070
+TOKEN_FILE = "reader-token"
+ANYWHERE = ("", "0.0.0.0", "::")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="a run, or a folder of runs")
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--port", metavar="N", type=int, default=DEFAULT_PORT, help="0: any that is free")
+    parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate in PEM; with --tls-key")
+    parser.add_argument("--tls-key", metavar="FILE", type=Path, help="its private key")
+    parser.add_argument("--no-tls", action="store_true", help="plain HTTP even where others can listen in")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="of the reader's token (default: ~/.config/stepscope/reader-token)",
+    )
+    parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepscope.cli.hub_child import HubOptions, certificate_of, listen, url_of
+    from stepscope.hub.entrance import is_local
+    from stepscope.hub.server import run_loop
+    from stepscope.hub.tls import remove_certificate
+    from stepscope.wire.keys import kept_secret, key_path
+
+    host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
+    options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
+    if not args.dir.is_dir():
+        raise UsageError(f"{args.dir} is not a folder")
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: there is no such port")
+    place = args.token_file or key_path(os.environ).with_name(TOKEN_FILE)
+    token = kept_secret(place, "token", "name another file with --token-file")
+    with listen(host, port) as listening:
+        shown = socket.gethostname() if host in ANYWHERE else host
+        secured = options.tls and (outside or options.certificate is not None)
+        tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
+        _tell(args.dir, url_of(shown, listening.getsockname()[1], tls=secured), place, token, tls)
+        try:
+            run_loop(_serve(args.dir, listening, token, tls, accept=args.accept))
+        finally:
+            if tls is not None:
+                remove_certificate(tls)
+    return 0
+
+
+def _tell(folder: Path, url: str, place: Path, token: str, tls: TlsFiles | None) -> None:
+    """The token itself only to somebody who sits there: what is not a terminal may be kept, or read by others."""
+    print(f"stepscope: serving {folder} at {url}; Ctrl-C ends it", file=sys.stderr)
+    print(f"stepscope: the token is in {place}", file=sys.stderr)
+    if tls is not None:
+        print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}", file=sys.stderr)
+    print(f"{url} {token}" if sys.stdout.isatty() else url, flush=True)
+
+
+async def _serve(folder: Path, listening: socket.socket, token: str, tls: TlsFiles | None, *, accept: bool) -> None:
+    """Until SIGINT or SIGTERM."""
+    from stepscope.hub.accepting import Accepting
+    from stepscope.hub.app import make_app
+    from stepscope.hub.readers import Readers
+    from stepscope.hub.refusals import Refusals
+    from stepscope.hub.runs import Runs
+    from stepscope.hub.server import Server
+
+    refusals, runs = Refusals(), Runs.of_folder(folder)
+    fingerprint = tls.fingerprint if tls is not None else b""
+    agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish) if accept else None
+    app = make_app(runs, Readers(token, secure=tls is not None), agents, refusals=refusals)
+    server = Server(app, listening, tls=tls, refusals=refusals)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    try:
+        await server.run()
+    finally:
+        if agents is not None:
+            await agents.close()
+
+
+def _finish(run_dir: Path) -> None:
+    """What nodes handed in becomes a part of the run and of its summary."""
+    from stepscope.cli.finalise import finalise
+
+    try:
+        finalise(run_dir)
+    except StepscopeError as error:
+        print(f"stepscope: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,37 @@
+"""``python -m stepscope.hub --run-dir RUN --fd N``: started by the launcher, with a pipe as its input."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from stepscope.errors import StepscopeError
+from stepscope.hub.process import HubSettings, serve_run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="stepscope.hub", description="Receive what other nodes send; show the run.")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--fd", type=int, required=True, help="the socket to listen on")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--name", default="", help="what the run was to be called")
+    parser.add_argument("--tls-cert", type=Path)
+    parser.add_argument("--tls-key", type=Path)
+    args = parser.parse_args()
+    settings = HubSettings(
+        run_dir=args.run_dir,
+        fd=args.fd,
+        nnodes=args.nnodes,
+        name=args.name,
+        certificate=args.tls_cert,
+        key=args.tls_key,
+    )
+    try:
+        return serve_run(settings)
+    except StepscopeError as error:
+        print(f"stepscope: hub: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+sys.exit(main())

@@ -1,0 +1,210 @@
+"""The hub as a process: put its parts together, serve until the job is over, wait for the last of the others, end.
+
+    launcher ── socket, stdin ──► Server ── IngestApp ── Inbox (on disk) ──► LiveRun ◄── Tail (this node's own files)
+                                    └────── the API ◄───────────────────────────┘
+
+One event loop does all but the rules and the sealing of journals, which have a thread each when it is their turn.  The
+launcher says on our standard input how the job ended, or that it died (nothing more comes); on our standard output we
+say for whom we wait.  A hub of one node that nobody asks anything ends by itself: the launcher still listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.agent.control import Control
+from stepscope.errors import HubError
+from stepscope.hub.app import make_app
+from stepscope.hub.entrance import ServerLimits
+from stepscope.hub.gathering import Gathering
+from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.model.looks import keep_up
+from stepscope.hub.readers import Readers
+from stepscope.hub.refusals import Refusals
+from stepscope.hub.runs import Runs
+from stepscope.hub.server import Server, run_loop
+from stepscope.hub.tail import Tail
+from stepscope.hub.tls import TlsFiles, remove_certificate
+from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
+from stepscope.store.meta import read_meta
+from stepscope.store.processes import processes_alive
+
+__all__ = ["HubSettings", "serve_run"]
+
+NICE = 5
+TICK_S = 1.0
+END_S = 60.0
+"""How long the last of other nodes may take after the job is over here."""
+IDLE_S = 600.0
+"""A hub of one node that nobody asked anything for so long ends."""
+ORPHAN_LOOK_S = 1.0
+LAST_LOOKS_S = 0.5
+"""For those who watch to be told the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSettings:
+    run_dir: Path
+    fd: int
+    nnodes: int = 1
+    name: str = ""
+    """That the run was to have; it may have another."""
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def serve_run(settings: HubSettings) -> int:
+    """Until the run is over; the exit code.  NotARun or HubError when there is nothing to serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher tells us the end
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.nice(NICE)
+    about = read_hub_file(settings.run_dir)
+    if about is None:
+        raise HubError(f"nothing in {settings.run_dir} says where its hub is to listen")
+    with socket.socket(fileno=settings.fd) as listening:
+        listening.set_inheritable(False)
+        orphaned = run_loop(_Hub(settings, about, listening).run())
+    if orphaned:
+        _finish_alone(settings, _tls(settings, about))
+    return 0
+
+
+class _Hub:
+    def __init__(self, settings: HubSettings, about: HubFile, listening: socket.socket) -> None:
+        meta = read_meta(settings.run_dir)
+        self._settings = settings
+        self._listening = listening
+        self._about = about
+        self._control = Control(0)
+        self._told_to_stop = False
+        self._live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta)
+        self._tail = Tail(settings.run_dir, self._live)
+        self._refusals = Refusals()
+        self._gathering: Gathering | None = None
+        if settings.nnodes > 1:
+            self._gathering = Gathering(
+                settings.run_dir,
+                self._live,
+                self._refusals,
+                names=tuple(dict.fromkeys((settings.run_dir.name, settings.name or settings.run_dir.name))),
+                nnodes=settings.nnodes,
+                fingerprint=bytes.fromhex(about.fingerprint),
+                own_spool=str(meta.get("spool", "")),
+            )
+
+    async def run(self) -> bool:
+        """Whether our launcher died meanwhile, so that nobody else will finish the run."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+        os.set_blocking(self._control.fd, False)
+        loop.add_reader(self._control.fd, self._hear)
+        server = self._server()
+        serving = asyncio.create_task(server.run())
+        feeding = asyncio.create_task(keep_up(self._live, poll=self._tail.poll))
+        try:
+            await self._until_over(server, [serving, feeding])
+            self._tail.poll()
+            self._live.tick()
+            if server.connections:
+                await asyncio.sleep(LAST_LOOKS_S)
+        finally:
+            feeding.cancel()
+            server.stop()
+            done = await asyncio.gather(serving, feeding, return_exceptions=True)
+            if self._gathering is not None:
+                self._gathering.close()
+        for outcome in done:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return self._control.closed and self._control.end is None and not self._told_to_stop
+
+    def _server(self) -> Server:
+        settings, about = self._settings, self._about
+        tls = _tls(settings, about)
+        readers = Readers(about.token, secure=tls is not None)
+        runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
+        ingest = self._gathering.ingest if self._gathering is not None else None
+        app = make_app(runs, readers, ingest, refusals=self._refusals)
+        limits = ServerLimits.for_nodes(settings.nnodes)
+        return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals)
+
+    # ── until the end ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _until_over(self, server: Server, tasks: list[asyncio.Task[Any]]) -> None:
+        """A failure of ours ends it too: the launcher starts another."""
+        idle_since_s = time.monotonic()
+        while not self._told_to_stop and not any(task.done() for task in tasks):
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            if self._gathering is not None:
+                self._gathering.tick()
+            if server.connections:
+                idle_since_s = now_s
+            if self._control.end is not None:
+                await self._last_of_others()
+                return
+            if self._control.closed:
+                if await self._all_gone():
+                    return
+            elif self._gathering is None and now_s - idle_since_s >= IDLE_S:
+                return
+
+    async def _last_of_others(self) -> None:
+        if self._gathering is None:
+            return
+        until_s = time.monotonic() + END_S
+        told: list[int] = []
+        while (missing := self._gathering.missing()) and time.monotonic() < until_s and not self._told_to_stop:
+            if missing != told:
+                told = missing
+                _say({"waiting": missing})
+            await asyncio.sleep(TICK_S / 4)
+            self._gathering.tick()
+
+    async def _all_gone(self) -> bool:
+        """Without a launcher: whether no process of the run is left, here or on another node."""
+        await asyncio.sleep(ORPHAN_LOOK_S)
+        others = self._gathering is not None and bool(self._gathering.missing())
+        return not others and not await asyncio.to_thread(processes_alive, self._settings.run_dir)
+
+    def _hear(self) -> None:
+        self._control.feed()
+        if self._control.closed:
+            asyncio.get_running_loop().remove_reader(self._control.fd)
+
+    def _stop(self) -> None:
+        self._told_to_stop = True
+
+
+def _tls(settings: HubSettings, about: HubFile) -> TlsFiles | None:
+    if settings.certificate is None or settings.key is None:
+        return None
+    fingerprint = bytes.fromhex(about.fingerprint)
+    return TlsFiles(certificate=settings.certificate, key=settings.key, fingerprint=fingerprint)
+
+
+def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
+    """In place of the launcher, which is dead: what it would have removed, and the summary."""
+    remove_hub_file(settings.run_dir)
+    if tls is not None:
+        remove_certificate(tls)
+    if settings.nnodes > 1:
+        words = [sys.executable, "-m", "stepscope", "report", "--quiet", str(settings.run_dir)]
+        os.execv(sys.executable, words)
+
+
+def _say(word: dict[str, Any]) -> None:
+    """To the launcher, if it is there."""
+    try:
+        os.write(1, json.dumps(word).encode() + b"\n")
+    except OSError:
+        pass

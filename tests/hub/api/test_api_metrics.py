@@ -1,0 +1,135 @@
+"""What Prometheus is told, read by the real one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.hub.exposition import LONGEST_LABEL, Exposition
+from stepscope.hub.metrics import WORST
+
+READER = "reader-token-of-the-tests"
+
+
+def series_of(text: str) -> dict[str, float]:
+    """By name and labels."""
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line and not line.startswith("#")
+    }
+
+
+def test_the_open_runs_and_the_hub_are_told(hub: Any) -> None:
+    hub.get("/api/v1/runs/demo")
+    answer = hub.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = series_of(answer.body.decode())
+    assert found['stepscope_run_info{run="demo",status="finished"}'] == 1
+    assert found['stepscope_run_step{run="demo"}'] == 599
+    assert found['stepscope_ranks{run="demo"}'] == 8
+    assert found['stepscope_ranks_live{run="demo"}'] == 0
+    assert 0.06 < found['stepscope_step_duration_seconds{run="demo",stat="p50"}'] < 0.08
+    assert found['stepscope_phase_seconds{run="demo",phase="forward",stat="max"}'] > 0.03
+    assert found['stepscope_findings{run="demo",kind="compute_straggler",severity="critical"}'] == 1
+    assert found['stepscope_finding_ranks{run="demo",kind="compute_straggler",severity="critical"}'] == 1
+    assert found['stepscope_nodes{run="demo"}'] == 2
+    assert found['stepscope_node_cpu_percent{run="demo",node="node1",host="node1"}'] == 40
+    assert found["process_resident_memory_bytes"] > 1 << 20
+    assert found["process_cpu_seconds_total"] > 0
+    worst = [name for name in found if name.startswith("stepscope_worst_rank_work_seconds")]
+    assert 'rank="3"' in worst[0]
+    assert len(worst) <= WORST
+
+
+def test_promtool_finds_nothing_to_say(hub: Any) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (Debian's prometheus) is not installed")
+    for run in ("demo", "plain"):
+        hub.get(f"/api/v1/runs/{run}")
+    text = hub.get("/metrics").body
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_whatever_a_label_holds_stays_a_label() -> None:
+    page = Exposition()
+    page.family("a", "gauge", "Two\nlines \\ and a slash.")
+    hostile = 'x"} 1\nb{c="\\ \r\x00\u2028\ud800' + "y" * 500
+    page.sample("a", 1, name=hostile)
+    page.sample("a", None, name="missing")
+    page.sample("a", float("nan"), name="nan")
+    page.sample("a", 2**63)
+    page.family("empty", "counter", "Nothing.")
+    lines = page.text().splitlines()
+    assert lines[0] == "# HELP a Two\\nlines \\\\ and a slash."
+    assert lines[1] == "# TYPE a gauge"
+    label = re.fullmatch(r'a\{name="((?:[^"\\\n]|\\.)*)"\} 1', lines[2])
+    assert label is not None
+    assert label[1].startswith('x\\"} 1\\nb{c=\\"\\\\ ���')
+    assert len(label[1]) <= 2 * LONGEST_LABEL
+    assert lines[3:] == [f"a {2**63}"]
+
+
+def test_prometheus_scrapes_it(hub: Any, tmp_path: Path) -> None:
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("prometheus is not installed")
+    hub.get("/api/v1/runs/demo")
+    token = tmp_path / "token"
+    token.write_text(READER)
+    token.chmod(0o600)
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [
+            {
+                "job_name": "stepscope",
+                "authorization": {"credentials_file": str(token)},
+                "static_configs": [{"targets": [f"127.0.0.1:{hub.port}"]}],
+            }
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+    words = [
+        prometheus,
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        "--web.listen-address=127.0.0.1:0",
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        address = _address(process, tmp_path / "log")
+        query = urllib.parse.urlencode({"query": 'stepscope_run_step{run="demo"}'})
+        found: list[Any] = []
+        deadline = time.monotonic() + 60
+        while not found and time.monotonic() < deadline:
+            with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=10) as answer:
+                found = json.loads(answer.read())["data"]["result"]
+            time.sleep(0.2)
+        assert [row["value"][1] for row in found] == ["599"]
+        assert found[0]["metric"]["job"] == "stepscope"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where it listens: the kernel chose the port."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        said = re.search(r"Listening on\W.*?address=(\S+)", log.read_text())
+        if said:
+            return said[1]
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())

@@ -1,0 +1,147 @@
+"""``stepscope serve`` as a user starts it: where it listens, what it says, how it ends, what it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from stepscope.cli import serve as command
+from stepscope.cli.main import run_command
+from stepscope.errors import UsageError
+from stepscope.store.load import open_run
+from stepscope.store.meta import read_meta, write_meta
+from stepscope.testing.cluster import Cluster
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "tmp").mkdir()
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "TMPDIR": str(tmp_path / "tmp")}
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, process.stderr.read() if process.stderr else ""
+    return line
+
+
+def ask(url: str, token: str, path: str, context: ssl.SSLContext | None = None) -> Any:
+    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_folder_is_served_to_whoever_can_read_the_token_file(
+    commands: Any, folder: Path, home: dict[str, str], tmp_path: Path
+) -> None:
+    process = commands.start("serve", folder, "--port", "0", env=home)
+    url = url_of(process)
+    assert url.startswith("http://127.0.0.1:")
+    place = tmp_path / "config" / "stepscope" / "reader-token"
+    assert place.stat().st_mode & 0o777 == 0o600
+    token = place.read_text().strip()
+    assert ask(url, token, "/api/v1/runs")["total"] == 3
+    assert ask(url, token, "/api/v1/runs/plain")["step"] == 39
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(url, "wrong", "/api/v1/runs")
+    process.send_signal(signal.SIGINT)
+    done = commands.finish(process)
+    assert done.code == 0
+    assert token not in done.stdout + done.stderr
+    assert f"the token is in {place}" in done.stderr
+    again = commands.start("serve", folder / "plain", "--port", "0", env=home)
+    assert ask(url_of(again), token, "/api/v1/runs")["total"] == 1
+    again.send_signal(signal.SIGTERM)
+    assert commands.finish(again).code == 0
+
+
+def test_for_others_it_speaks_tls(commands: Any, folder: Path, home: dict[str, str], tmp_path: Path) -> None:
+    process = commands.start("serve", folder, "--port", "0", "--host", "0.0.0.0", env=home)
+    parts = urlsplit(url_of(process))
+    assert parts.scheme == "https"
+    certificate = ssl.get_server_certificate(("127.0.0.1", parts.port or 0))
+    seen = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
+    context = ssl.create_default_context(cadata=certificate)
+    token = (tmp_path / "config" / "stepscope" / "reader-token").read_text().strip()
+    assert ask(f"https://127.0.0.1:{parts.port}", token, "/api/v1/runs", context)["total"] == 3
+    process.send_signal(signal.SIGINT)
+    done = commands.finish(process)
+    assert (done.code, seen in done.stderr) == (0, True)
+    assert list((tmp_path / "tmp").glob("stepscope-tls-*")) == []
+
+
+def test_the_token_is_shown_to_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command._tell(Path("runs"), "http://x:1", Path("t"), "secret", None)
+    assert "secret" not in "".join(capsys.readouterr())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    command._tell(Path("runs"), "http://x:1", Path("t"), "secret", None)
+    assert capsys.readouterr().out == "http://x:1 secret\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nowhere"], "not a folder"),
+        ([".", "--port", "70000"], "no such port"),
+        ([".", "--tls-cert", "x.pem"], "belong together"),
+        ([".", "--tls-cert", "x.pem", "--tls-key", "x.key", "--no-tls"], "contradict"),
+        ([".", "--token-file", "open"], "others may read the token"),
+        ([".", "--token-file", "short"], "cut off"),
+    ],
+)
+def test_what_cannot_be_served_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "open").write_text("x" * 64)
+    (tmp_path / "open").chmod(0o644)
+    (tmp_path / "short").write_text("x")
+    (tmp_path / "short").chmod(0o600)
+    with pytest.raises(UsageError, match=why):
+        run_command(["serve", *words])
+
+
+def test_nodes_hand_in_what_they_still_hold(
+    commands: Any, record_run: Any, home: dict[str, str], tmp_path: Path
+) -> None:
+    """A job of two nodes, one of which could not send: it sends to ``serve --accept``, and the run is whole."""
+    whole = Cluster(ranks=4, steps=30, hosts=2).run()
+    run_dir = record_run(tmp_path / "runs", "job", _of_host(whole, "node0"))
+    write_meta(run_dir, {**read_meta(run_dir), "nnodes": 2})
+    spool = record_run(tmp_path / "kept", "job.node1", _of_host(whole, "node1"), sealed=False)
+    hub = {"url": "https://127.0.0.1:1", "run": "job", "node": 1, "nnodes": 2}
+    write_meta(spool, {**read_meta(spool), "hub": hub})
+    process = commands.start("serve", "runs", "--port", "0", "--accept", env=home)
+    url = url_of(process)
+    token = (tmp_path / "config" / "stepscope" / "reader-token").read_text().strip()
+    assert ask(url, token, "/api/v1/runs/job")["ranks"] == 2
+    sent = commands.finish(commands.start("send", spool, "--to", url, env=home))
+    assert (sent.code, spool.exists()) == (0, False), sent.stderr
+    stranger = {**home, "XDG_CONFIG_HOME": str(tmp_path / "other")}
+    spool = record_run(tmp_path / "kept", "alone", _of_host(whole, "node1"), sealed=False)
+    write_meta(spool, {**read_meta(spool), "hub": hub})
+    assert commands.finish(commands.start("send", spool, "--to", url, env=stranger)).code != 0
+    process.send_signal(signal.SIGINT)
+    assert commands.finish(process).code == 0
+    run = open_run(run_dir)
+    assert [(series.rank, len(series.steps)) for series in run.ranks] == [(rank, 30) for rank in range(4)]
+    assert json.loads((run_dir / "summary.json").read_bytes())["steps"]["compared"] == 30
+
+
+def _of_host(run: Any, host: str) -> Any:
+    return replace(run, ranks=tuple(series for series in run.ranks if series.identity.host == host))

@@ -1,0 +1,34 @@
+"""What the hub saw is part of the run's events: while it lasts, sealed, and once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from stepscope.store.create import create_run
+from stepscope.store.load import open_run
+from stepscope.store.meta import read_meta, write_meta
+from stepscope.store.paths import EVENTS, HUB_EVENTS
+from stepscope.store.seal import seal
+from tests.hub.gate_parts import Parts, join_of
+
+
+def test_the_hubs_events_are_the_runs(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "night", ["train.py"], sessions=tmp_path / "sessions").run_dir
+    parts = Parts(run_dir)
+    parts.journal.event("node_joined", node=1, host="b")
+    parts.journal.flush()
+    (run_dir / EVENTS).write_text(json.dumps({"schema": 1, "wall_ns": 1, "event": "rank_start"}) + "\n")
+    parts.welcome(join_of(1))
+    parts.watch.close()
+    parts.close()
+    assert [event["event"] for event in open_run(run_dir).events] == ["rank_start", "node_joined"]
+    write_meta(run_dir, {**read_meta(run_dir), "end": {"exit_code": 0}})
+    kept = tmp_path / "kept"
+    shutil.copytree(run_dir / "inbox", kept)
+    seal(run_dir)
+    assert not (run_dir / HUB_EVENTS).exists()
+    assert [event["event"] for event in open_run(run_dir).events] == ["rank_start", "node_joined"]
+    shutil.copytree(kept, run_dir / "inbox")  # as if the seal had been killed before it cleaned up
+    assert [event["event"] for event in open_run(run_dir).events] == ["rank_start", "node_joined"]

@@ -1,0 +1,93 @@
+"""The hub of a job of one node: nothing until somebody looks, and out of the job's sight."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+WATCHED = """
+import os, sys, time
+import stepscope
+
+def target(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+print([name for name in os.environ if "KEY" in name or "TOKEN" in name and "TEST" not in name])
+print([link for link in map(target, os.listdir("/proc/self/fd")) if link.startswith("socket:")], flush=True)
+with stepscope.step():
+    pass
+while not os.path.exists("over"):
+    time.sleep(0.02)
+"""
+
+
+def get(url: str, path: str, token: str = "") -> tuple[int, Any]:
+    """As soon as somebody answers: a connection waits until the hub is there."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"null")
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def watched(commands: Any, nodes: Any, script: Callable[..., Path], tmp_path: Path) -> dict[str, Any]:
+    script(WATCHED)
+    process = commands.start("run", "--name", "one", "script.py", env={"STEPSCOPE_KEY": "a key of the tests alone"})
+    assert [process.stdout.readline() for _ in range(2)] == ["[]\n", "[]\n"]
+    hub = json.loads((tmp_path / "runs" / "one" / "hub.json").read_text())
+    return {"process": process, **hub}
+
+
+def test_it_is_started_by_whoever_knocks_and_again_when_it_died(
+    commands: Any, nodes: Any, watched: dict[str, Any], tmp_path: Path
+) -> None:
+    assert watched["url"].startswith("http://127.0.0.1:")
+    assert ((tmp_path / "runs/one/hub.json").stat().st_mode & 0o777) == 0o600
+    assert nodes.pids("stepscope.hub", "one") == []
+    assert get(watched["url"], "/healthz") == (200, {"schema": 1, "status": "ok"})
+    (first,) = nodes.pids("stepscope.hub", "one")
+    os.kill(first, signal.SIGKILL)
+    status, runs = get(watched["url"], "/api/v1/runs", watched["token"])
+    assert status == 200
+    assert "one" in json.dumps(runs)
+    assert get(watched["url"], "/api/v1/runs", "wrong")[0] == 401
+    (second,) = nodes.pids("stepscope.hub", "one")
+    assert second != first
+    (tmp_path / "over").touch()
+    done = commands.finish(watched["process"])
+    assert done.code == 0
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["stepscope: recording to runs/one", "stepscope: the hub died (signal 9); it is started again"]
+    assert not (tmp_path / "runs/one/hub.json").exists()
+    assert watched["token"] not in done.stderr
+
+
+def test_when_nobody_knocks_there_is_none(commands: Any, nodes: Any, watched: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "over").touch()
+    done = commands.finish(watched["process"])
+    assert done.code == 0
+    assert nodes.pids("stepscope.hub", "one") == []
+    assert not (tmp_path / "runs/one/hub.json").exists()
+    with pytest.raises(ConnectionRefusedError):
+        get(watched["url"], "/healthz")
+
+
+def test_no_hub_means_none(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
+    script("import glob; print(glob.glob('runs/*/hub.json'))\n")
+    done = run_stepscope("run", "--no-hub", "script.py")
+    assert (done.code, done.stdout) == (0, "[]\n")

@@ -1,0 +1,197 @@
+"""``srun stepscope run``, on a real Slurm of this machine: its own daemons, on free ports, in a temporary folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
+PATIENCE_S = 60.0
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmctldPort={ports[0]}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+MpiDefault=none
+SwitchType=switch/none
+SlurmdParameters=config_overrides
+PropagateResourceLimits=NONE
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not() -> str | None:
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"Slurm is not installed (Debian: slurm-wlm): no {', '.join(missing)}"
+    return None if os.geteuid() == 0 else "Slurm's daemons need root"
+
+
+class Slurm:
+    """Two nodes of four slots each; both are this machine."""
+
+    def __init__(self, folder: Path, stack: ExitStack, ports: list[int]) -> None:
+        self.folder = folder
+        self._stack = stack
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        for name in ("state", "log"):
+            (folder / name).mkdir()
+        key = folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        text = CONFIGURATION.format(host=platform.node(), folder=folder, ports=ports)
+        (folder / "slurm.conf").write_text(text)
+
+    def begin(self) -> None:
+        places = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
+        self._start(
+            "munged", "--foreground", "--force", *(f"--{key}={self.folder / name}" for key, name in places.items())
+        )
+        self._until((self.folder / "munge.socket").exists)
+        self._start("slurmctld", "-D", "-i")
+        for node in ("n0", "n1"):
+            self._start("slurmd", "-D", "-N", node)
+        self._until(lambda: self.run(["sinfo", "-h", "-o", "%T"]).stdout.split() == ["idle"])
+
+    def run(self, words: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        environment = {**self.environment, **how.pop("env", {})}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, **how)
+
+    def said(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.folder.rglob("*.log"))
+
+    def _start(self, program: str, *words: str) -> None:
+        with (self.folder / "log" / f"{program}-{words[-1].rpartition('/')[2]}.log").open("w") as log:
+            process = subprocess.Popen([program, *words], env=self.environment, stdout=log, stderr=log)
+        self._stack.callback(_end, process)
+
+    def _until(self, what: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not what():
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, port: Callable[[], int]) -> Iterator[Slurm]:
+    if (why := why_not()) is not None:
+        pytest.skip(why)
+    with ExitStack() as stack:
+        folder = tmp_path / "slurm"
+        folder.mkdir()
+        slurm = Slurm(folder, stack, [port() for _ in range(3)])
+        slurm.begin()
+        yield slurm
+
+
+TOY = """
+import os, sys
+import stepscope
+
+for step in range(int(sys.argv[1])):
+    with stepscope.step(), stepscope.phase("work"):
+        pass
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "STEPSCOPE_KEY")
+print(*(os.environ.get(name) for name in names))
+codes = dict(word.split("=") for word in sys.argv[2:])
+sys.exit(int(codes.get(os.environ["RANK"], 0)))
+"""
+
+
+STEPSCOPE = (sys.executable, "-m", "stepscope", "run", "--quiet")
+
+
+@pytest.mark.ranks
+def test_tasks_of_slurms_are_ranks_of_one_run(slurm: Slurm, commands: Any, tmp_path: Path) -> None:
+    """All in one test, since the daemons take a while to start."""
+    (tmp_path / "toy.py").write_text(TOY)
+    environment = commands.environment()
+
+    # One task per rank.  Each has its own exit code, and the run that of the one that failed.
+    done = slurm.run(["srun", "-N1", "-n3", "-l", *STEPSCOPE, "toy.py", "5", "1=7"], cwd=tmp_path, env=environment)
+    assert done.returncode == 7
+    assert "task 1: Exited with exit code 7" in done.stderr
+    assert "task 0" not in done.stderr
+    port = 10_000 + 17
+    assert sorted(done.stdout.splitlines()) == [f"{n}: {n} 3 {n} 3 127.0.0.1 {port} None" for n in range(3)]
+    summary = summary_of(tmp_path / "runs" / "toy-slurm-1")
+    assert (summary["status"], summary["exit_code"]) == ("failed", 7)
+    assert steps_of(summary) == [(0, 5), (1, 5), (2, 5)]
+    meta = json.loads((tmp_path / "runs" / "toy-slurm-1" / "run.json").read_text())
+    assert meta["slurm"] == {"job": 1, "step": 0, "restarts": 0}
+
+    # One task per node, and torchrun.
+    line = ["srun", "-N1", "-n1", *STEPSCOPE, "--nproc-per-node", "2", "toy.py", "5"]
+    done = slurm.run(line, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(summary_of(tmp_path / "runs" / "toy-slurm-2")) == [(0, 5), (1, 5)]
+
+    # Two nodes: the first has the hub.  Their names are known to Slurm alone, so the address is given.
+    several = {"MASTER_ADDR": "127.0.0.1", "STEPSCOPE_KEY": "a key of the tests alone"}
+    line = ["srun", "-N2", "--ntasks-per-node=2", "-l", *STEPSCOPE, "toy.py", "6"]
+    done = slurm.run(line, cwd=tmp_path, env={**environment, **several})
+    assert done.returncode == 0, done.stderr
+    shown = [f"{n}: {n} 4 {n % 2} 2 127.0.0.1 {10_000 + 3 * 17} None" for n in range(4)]
+    assert sorted(done.stdout.splitlines()) == shown
+    assert steps_of(summary_of(tmp_path / "runs" / "toy-slurm-3")) == [(rank, 6) for rank in range(4)]
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["toy-slurm-1", "toy-slurm-2", "toy-slurm-3"]
+
+
+@pytest.mark.ranks
+@pytest.mark.soak
+def test_a_job_that_trains_together(slurm: Slurm, commands: Any, job: Path, tmp_path: Path) -> None:
+    """Ranks that gloo brings together by the variables that we set, and by torchrun's."""
+    for number, line in enumerate((["-n2", *STEPSCOPE], ["-n1", *STEPSCOPE, "--nproc-per-node", "2"]), 1):
+        words = ["srun", "-N1", *line, str(job), "--steps", "8"]
+        done = slurm.run(words, cwd=tmp_path, env=commands.environment())
+        assert done.returncode == 0, done.stderr
+        summary = summary_of(tmp_path / "runs" / f"job-slurm-{number}")
+        assert (steps_of(summary), summary["world_size"]) == ([(0, 8), (1, 8)], 2)
+
+
+def steps_of(summary: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(row["rank"], row["steps"]) for row in summary["ranks"]]
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return summary
