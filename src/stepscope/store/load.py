@@ -109,7 +109,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
     notices += remote.notices(bad_sent)
     told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(live=found.live), over=not found.live)
-    seen = [] if alone else _hub_events(path, found.events if sealed else [])
+    seen = _hub_events(path, found.events if sealed else [])
     data = RunData(
         name=meta["name"],
         path=str(path),
