@@ -181,7 +181,7 @@ def _row(
         "peak_mb": peak_mb,
         "lag_steps": max(watch.lags, default=0.0),
         "frames_per_s": report.frames / report.simulated_s,
-        "rows_per_s": report.rows / report.simulated_s,
+        "rows_per_s": report.rows / watch.seconds,
         "sent_bytes_per_row": report.sent_bytes / max(1, report.rows),
         "statuses": dict(report.statuses),
         "failed": len(report.failed),

@@ -22,13 +22,14 @@ from stepscope.agent.subjects import Subjects
 from stepscope.agent.watchdog import LOSS_S, Watchdog
 from stepscope.hangs.evidence import Evidence
 from stepscope.hangs.judge import NotAHang
+from stepscope.hangs.kept import KeptEvidence
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import Culprit, HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import CHECKPOINT
 from stepscope.ring import RingReader, RingState
 from stepscope.ring.layout import SERVER_WORD
-from stepscope.store.hangs import read_hangs
+from stepscope.store.hangs import read_evidence, read_hangs
 from stepscope.store.jsonl import read_jsonl
 from stepscope.testing.rings import RingStream, write_step, write_steps
 
@@ -284,6 +285,74 @@ def test_a_job_that_comes_back_was_a_stall(job: Job, capsys: pytest.CaptureFixtu
     assert [event["number"] for event in job.events("hang")] == [1, 2]
     job.dog.finish()
     assert [record.over for record in read_hangs(job.run_dir)[0]] == ["recovered", "ended"]
+
+
+def kept(job: Job) -> list[KeptEvidence]:
+    found, bad = read_evidence(job.run_dir)
+    assert bad == ()
+    return [one for _, one in found]
+
+
+def test_with_ranks_elsewhere_what_was_gathered_is_kept(job: Job) -> None:
+    for rank in (0, 1):
+        job.rank(rank, world=4)
+    job.look()
+    job.wait(11)
+    (record,), (one,) = read_hangs(job.run_dir)[0], kept(job)
+    assert (one.number, one.excuse, one.over_wall_ns, one.evidence.host) == (record.number, "", None, "node")
+    assert (one.stopped_wall_ns, one.gathered_wall_ns) == (record.stopped_wall_ns, record.declared_wall_ns)
+    assert one.evidence == job.judged[0]
+    job.step()
+    job.wait(1)
+    assert read_hangs(job.run_dir)[0][0].over == "recovered"  # which is where that is told
+    assert kept(job) == [one]
+
+
+def test_an_excuse_is_kept_and_that_it_is_over(job: Job) -> None:
+    """Other hosts may have called it a hang: there it counts for as long as it lasts."""
+    for rank in (0, 1):
+        job.rank(rank, world=4)
+    job.look()
+    job.verdict = excuse("Rank 1 compiles.", 5.0)
+    job.wait(11)
+    (one,) = kept(job)
+    assert (one.number, one.excuse, one.over_wall_ns) == (1, "Rank 1 compiles.", None)
+    job.step()
+    job.wait(1)
+    (over,) = kept(job)
+    assert over.over_wall_ns is not None
+    assert replace(over, over_wall_ns=None) == one
+    job.verdict = hang
+    job.wait(11)
+    assert [(one.number, one.excuse) for one in kept(job)] == [(1, "")]
+    job.step()
+    job.wait(1)
+    job.verdict = excuse("Rank 1 compiles.", 5.0)
+    job.wait(11)
+    job.dog.finish()
+    assert [(one.number, one.over_wall_ns is None) for one in kept(job)] == [(1, True), (2, False)]
+
+
+def test_one_that_went_on_while_it_was_looked_into_is_over(job: Job) -> None:
+    for rank in (0, 1):
+        job.rank(rank, world=4)
+    job.look()
+
+    def late(evidence: Evidence, number: int) -> HangRecord:
+        job.step()
+        return hang(evidence, number)
+
+    job.verdict = late
+    job.wait(11)
+    assert read_hangs(job.run_dir)[0] == ()
+    assert [one.over_wall_ns is None for one in kept(job)] == [False]
+
+
+def test_of_a_job_on_one_host_nothing_is_kept(job: Job) -> None:
+    two(job)
+    job.wait(11)
+    assert len(read_hangs(job.run_dir)[0]) == 1
+    assert kept(job) == []
 
 
 def test_a_verdict_on_a_job_that_went_on_is_dropped(job: Job) -> None:

@@ -26,15 +26,15 @@ from typing import Any
 
 import psutil
 
-from stepscope.hub.admission import Admission
-from stepscope.hub.entrance import ServerLimits
-from stepscope.hub.ingest import IngestApp, in_front
-from stepscope.hub.journal import HubJournal
-from stepscope.hub.refusals import Refusals
-from stepscope.hub.senders import SenderLimits
-from stepscope.hub.server import Server, run_loop
-from stepscope.hub.tls import TlsFiles, user_certificate
-from stepscope.hub.watch import NodeWatch
+from stepscope.hub.gate.admission import Admission
+from stepscope.hub.gate.entrance import ServerLimits
+from stepscope.hub.gate.ingest import IngestApp, in_front
+from stepscope.hub.gate.journal import HubJournal
+from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.gate.senders import SenderLimits
+from stepscope.hub.gate.server import Server, run_loop
+from stepscope.hub.gate.tls import TlsFiles, user_certificate
+from stepscope.hub.gate.watch import NodeWatch
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.store.inbox import Inbox
 from stepscope.store.sidecar import RingSidecar, guess_sidecar

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.buckets import Bucket, Buckets
-from stepscope.hub.claims import RankClaims
-from stepscope.hub.refusals import REASONS, SOURCES, Refusals, Refused
-from stepscope.hub.senders import SenderLimits, neighbours
+from stepscope.hub.gate.buckets import Bucket, Buckets
+from stepscope.hub.gate.claims import RankClaims
+from stepscope.hub.gate.refusals import REASONS, SOURCES, Refusals, Refused
+from stepscope.hub.gate.senders import SenderLimits, neighbours
 from stepscope.wire.joining import Join, Welcome, write_join
 from tests.hub.gate_parts import KEY, Parts, join_of, ring_of
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from stepscope.hub.gate.senders import SenderLimits
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.senders import SenderLimits
 from stepscope.store.inbox import Inbox
 from stepscope.wire.frames import FrameHead, Part, inflate_part, pack_frame, part_of, read_frame
 from stepscope.wire.joining import write_join

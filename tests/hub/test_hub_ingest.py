@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepscope.errors import FrameError
-from stepscope.hub.senders import SenderLimits
+from stepscope.hub.gate.senders import SenderLimits
 from stepscope.store.nodes import read_nodes, read_refused
 from stepscope.store.sidecar import write_sidecar
 from stepscope.wire.frames import FrameHead, pack_frame, part_of
@@ -107,7 +107,7 @@ def test_a_full_disk_takes_nothing_and_is_told_once(
         for _ in range(2):
             status, said = node.send(rings_part(about))
             assert (status, said["retry_s"]) == (507, 5.0)
-        patch.setattr("stepscope.hub.journal.append_jsonl", full)
+        patch.setattr("stepscope.hub.gate.journal.append_jsonl", full)
         parts.journal.flush()
     assert (parts.live.rings, names(parts)) == ([], ["warning", "refused"])
     assert capsys.readouterr().err.count("No space left on device; the other nodes keep what they have") == 1

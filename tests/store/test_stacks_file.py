@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -31,10 +32,11 @@ def test_stacks_come_in_order_of_time_and_stay_when_sealed(paths: RunPaths, ring
     assert open_run(paths.run_dir).stacks == before
 
 
-def test_a_stack_belongs_to_the_rank_that_its_process_is_shown_as(paths: RunPaths, rings: Any) -> None:
-    first, second = rings(0), rings(0)  # at the same time: one after the other would be two attempts
-    write_steps(first, 3)
-    write_steps(second, 3)
+def test_a_stack_belongs_to_the_rank_that_its_process_is_shown_as(paths: RunPaths, rings: Any, drain: Any) -> None:
+    first, second = rings(0), rings(0)
+    for ring in (first, second):
+        write_steps(ring, 3)
+        drain(ring, ended=time.time_ns() + 10 * 10**9)  # at the same time: one after the other would be two attempts
     append_jsonl(paths.run_dir / "stacks.jsonl", [{**STACK, "pid": int(second.path.stem)}])
     end_run(paths.run_dir, exit_code=0, status="finished")
     assert [stack["rank"] for stack in open_run(paths.run_dir).stacks] == [1]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.hub.admission import Admission
-from stepscope.hub.ingest import IngestApp
-from stepscope.hub.journal import HubJournal
+from stepscope.hub.gate.admission import Admission
+from stepscope.hub.gate.ingest import IngestApp
+from stepscope.hub.gate.journal import HubJournal
+from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.gate.server import Server
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.refusals import Refusals
-from stepscope.hub.server import Server
 from stepscope.store.inbox import Inbox
 from stepscope.store.sidecar import RingSidecar
 from stepscope.testing.load import LoadJob, LoadPlan, LoadReport, run_load

@@ -30,9 +30,10 @@ from stepscope.agent.probes import Probes
 from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
+from stepscope.errors import RunUnwritable
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
-from stepscope.store.meta import read_meta
+from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
 
@@ -79,6 +80,7 @@ class Agent:
     ) -> None:
         """NotARun when ``run_dir`` is none.  ``launcher`` is the descriptor on which the launcher hears us."""
         meta = read_meta(run_dir)
+        self._run_dir = run_dir
         self._session = session
         self._interval_s = interval_s
         self._node = platform.node()
@@ -318,10 +320,20 @@ class Agent:
         end = self._control.end or {"exit_code": None, "status": "orphaned"}
         patience_s = SHIPPING_S if self._shipper.to.node else GREETING_S
         self.delivered = self._shipper.finish(end, patience_s, given_up=lambda: self._terminated)
+        if not self.delivered.whole and self._shipper.run_name != self._shipper.to.run:
+            self._note_name(self._shipper.run_name)
         try:
             os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
         except OSError:
             pass  # nobody is there to hear it
+
+    def _note_name(self, name: str) -> None:
+        """For ``stepscope send``: what is left belongs to the run that the hub made, whatever was asked for."""
+        meta = read_meta(self._run_dir)
+        try:
+            write_meta(self._run_dir, {**meta, "hub": {**meta.get("hub", {}), "run": name}})
+        except RunUnwritable as error:
+            self._journal.event("warning", message=str(error))
 
     def _let_ranks_end(self) -> None:
         deadline = time.monotonic() + LAST_GASP_S

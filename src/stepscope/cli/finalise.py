@@ -42,7 +42,7 @@ def finalise(
     if run.meta.get("end") is None and end is not None:
         run = replace(run, meta={**run.meta, "end": dict(end)})
     summary = summarise(run, alive=alive, logs=_logs(run_dir))
-    summary["notices"] += problems
+    summary["notices"] += [*_part(run_dir, run.meta), *problems]
     saved = not alive
     if saved:
         try:
@@ -51,6 +51,15 @@ def finalise(
             saved = False
             summary["notices"].append(f"Not saved: {error}.")
     return summary, render_text(summary, width=width, color=color, saved=saved)
+
+
+def _part(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
+    """That a spool is not the whole run."""
+    hub = meta.get("hub")
+    if not isinstance(hub, Mapping):
+        return []
+    whole = f"This is only what node {hub.get('node')} of the run {hub.get('run')} recorded"
+    return [f"{whole}, and it is not delivered yet: `stepscope send {run_dir}`."]
 
 
 def _logs(run_dir: Path) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from stepscope.cli.ends import JobEnd
 from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals, say
 from stepscope.errors import HubError, UsageError
-from stepscope.hub.tls import TlsFiles, make_certificate, remove_certificate, user_certificate
+from stepscope.hub.gate.tls import TlsFiles, make_certificate, remove_certificate, user_certificate
 from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
 
 __all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "open_hub", "url_of"]

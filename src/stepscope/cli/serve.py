@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stepscope.errors import StepscopeError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.hub.tls import TlsFiles
+    from stepscope.hub.gate.tls import TlsFiles
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepscope.cli.hub_child import HubOptions, certificate_of, listen, url_of
-    from stepscope.hub.entrance import is_local
-    from stepscope.hub.server import run_loop
-    from stepscope.hub.tls import remove_certificate
+    from stepscope.hub.gate.entrance import is_local
+    from stepscope.hub.gate.server import run_loop
+    from stepscope.hub.gate.tls import remove_certificate
     from stepscope.wire.keys import kept_secret, key_path
 
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
@@ -91,11 +91,11 @@ def _tell(folder: Path, url: str, place: Path, token: str, tls: TlsFiles | None)
 async def _serve(folder: Path, listening: socket.socket, token: str, tls: TlsFiles | None, *, accept: bool) -> None:
     """Until SIGINT or SIGTERM."""
     from stepscope.hub.accepting import Accepting
+    from stepscope.hub.api.readers import Readers
     from stepscope.hub.app import make_app
-    from stepscope.hub.readers import Readers
-    from stepscope.hub.refusals import Refusals
+    from stepscope.hub.gate.refusals import Refusals
+    from stepscope.hub.gate.server import Server
     from stepscope.hub.runs import Runs
-    from stepscope.hub.server import Server
 
     refusals, runs = Refusals(), Runs.of_folder(folder)
     fingerprint = tls.fingerprint if tls is not None else b""

@@ -17,11 +17,11 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from stepscope.errors import NotARun, StepscopeError
-from stepscope.hub.answers import failure
+from stepscope.hub.api.answers import failure
+from stepscope.hub.gate.ingest import IngestFigures
+from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gathering import Gathering
-from stepscope.hub.ingest import IngestFigures
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.refusals import Refusals
 from stepscope.hub.runs import Runs
 from stepscope.store.meta import read_meta
 from stepscope.store.processes import launcher_alive

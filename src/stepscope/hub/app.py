@@ -21,22 +21,22 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from stepscope.hub.answers import Body, failure
 from stepscope.hub.api import files, findings, ranks, samples, steps
 from stepscope.hub.api import runs as run_resources
+from stepscope.hub.api.answers import Body, failure
+from stepscope.hub.api.exposition import CONTENT_TYPE
+from stepscope.hub.api.headers import SafeHeaders
+from stepscope.hub.api.metrics import metrics_text
+from stepscope.hub.api.openapi import openapi
+from stepscope.hub.api.readers import Readers, ReadersOnly
 from stepscope.hub.api.resource import Asked, Parameter, Resource, route_of
 from stepscope.hub.api.session import session_routes
-from stepscope.hub.exposition import CONTENT_TYPE
-from stepscope.hub.headers import SafeHeaders
-from stepscope.hub.ingest import Agents, in_front
-from stepscope.hub.metrics import metrics_text
-from stepscope.hub.openapi import openapi
-from stepscope.hub.readers import Readers, ReadersOnly
+from stepscope.hub.api.stream import MEDIA_TYPE, Streams
+from stepscope.hub.gate.ingest import Agents, in_front
 from stepscope.hub.runs import Runs
-from stepscope.hub.stream import MEDIA_TYPE, Streams
 
 if TYPE_CHECKING:
-    from stepscope.hub.refusals import Refusals
+    from stepscope.hub.gate.refusals import Refusals
 
 __all__ = ["make_app", "resources_of"]
 

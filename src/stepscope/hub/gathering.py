@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepscope.errors import FrameError
-from stepscope.hub.admission import SILENT_S, Admission
-from stepscope.hub.claims import RankClaims
-from stepscope.hub.ingest import IngestApp
-from stepscope.hub.journal import HubJournal
+from stepscope.hub.gate.admission import SILENT_S, Admission
+from stepscope.hub.gate.claims import RankClaims
+from stepscope.hub.gate.ingest import IngestApp
+from stepscope.hub.gate.journal import HubJournal
+from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.gate.watch import NodeWatch
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.refusals import Refusals
-from stepscope.hub.watch import NodeWatch
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journal_path, journals, read_journal
 from stepscope.store.parts import rest_path

@@ -23,17 +23,17 @@ from typing import Any
 
 from stepscope.agent.control import Control
 from stepscope.errors import HubError
+from stepscope.hub.api.readers import Readers
 from stepscope.hub.app import make_app
-from stepscope.hub.entrance import ServerLimits
+from stepscope.hub.gate.entrance import ServerLimits
+from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.gate.server import Server, run_loop
+from stepscope.hub.gate.tls import TlsFiles, remove_certificate
 from stepscope.hub.gathering import Gathering
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.looks import keep_up
-from stepscope.hub.readers import Readers
-from stepscope.hub.refusals import Refusals
 from stepscope.hub.runs import Runs
-from stepscope.hub.server import Server, run_loop
 from stepscope.hub.tail import Tail
-from stepscope.hub.tls import TlsFiles, remove_certificate
 from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
 from stepscope.store.meta import read_meta
 from stepscope.store.processes import processes_alive

@@ -56,8 +56,13 @@ def seal(run_dir: Path) -> None:
 
 
 def needs_seal(run_dir: Path) -> bool:
-    """Whether something of a run is not sealed: all of it, or what other nodes sent after that."""
+    """Whether something of a run is not sealed: all of it, or what other nodes sent after that.
+
+    A spool never is: it is on its way to the run that it belongs to.
+    """
     meta = read_meta(run_dir)
+    if isinstance(meta.get("hub"), dict):
+        return False
     return meta.get("sealed") is not True or staging.is_committed(run_dir) or _late(run_dir)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.tls import TlsFiles, make_certificate, server_context
+from stepscope.hub.gate.tls import TlsFiles, make_certificate, server_context
 from stepscope.records.identity import RankIdentity
 from stepscope.records.slot import SLOT_BYTES, SLOT_HEAD, STEP
 from stepscope.ring import RingBatch

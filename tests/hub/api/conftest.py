@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
-from stepscope.hub.entrance import ServerLimits
-from stepscope.hub.readers import Readers
+from stepscope.hub.gate.entrance import ServerLimits
+from stepscope.hub.gate.server import Server, run_loop
 from stepscope.hub.runs import Runs
-from stepscope.hub.server import Server, run_loop
-from stepscope.hub.stream import Streams
 from stepscope.records.hang import Culprit, HangRecord, StackGroup, ThreadStack
 from stepscope.records.hang import Frame as StackFrame
 from stepscope.records.series import RankSeries, RunData

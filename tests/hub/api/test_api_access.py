@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from stepscope.hub import readers as readers_module
-from stepscope.hub.answers import json_body
+from stepscope.hub.api import readers as readers_module
+from stepscope.hub.api.answers import json_body
+from stepscope.hub.api.headers import POLICY
+from stepscope.hub.api.readers import OPEN_PATHS, Readers
+from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import resources_of
-from stepscope.hub.headers import POLICY
-from stepscope.hub.readers import OPEN_PATHS, Readers
 from stepscope.hub.runs import Runs
-from stepscope.hub.stream import Streams
 
 READER = "reader-token-of-the-tests"
 RESOURCES = resources_of(Streams(), lambda: "", ingest=False)

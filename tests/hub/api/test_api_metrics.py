@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.exposition import LONGEST_LABEL, Exposition
-from stepscope.hub.metrics import WORST
+from stepscope.hub.api.exposition import LONGEST_LABEL, Exposition
+from stepscope.hub.api.metrics import WORST
 
 READER = "reader-token-of-the-tests"
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.hub.entrance import ServerLimits
+from stepscope.hub.api.stream import MOST_STEPS, Cursor, Streams, news
+from stepscope.hub.gate.entrance import ServerLimits
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.runs import OpenRun, Runs
-from stepscope.hub.stream import MOST_STEPS, Cursor, Streams, news
 from stepscope.hub.tail import Tail
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.meta import end_run, read_meta

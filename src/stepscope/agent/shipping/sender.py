@@ -104,6 +104,7 @@ class Sender:
         self._clock = HubClock()
         self._client: HubClient | None = None
         self._welcome: Welcome | None = None
+        self._joined_run: str | None = None
         self._next_s = FIRST_PAUSE_S
         self._tries = 0
         """Calls since the hub last took something."""
@@ -143,6 +144,11 @@ class Sender:
         """The hub reads our run directory where it is."""
         return self._welcome is not None and self._welcome.local
 
+    @property
+    def run_name(self) -> str:
+        """What the run is called at the hub, as far as it said so."""
+        return self._to.run if self._joined_run is None else self._joined_run
+
     def left_bytes(self) -> int:
         """What is yet to be sent, about."""
         return self._outgoing.left_bytes()
@@ -162,6 +168,7 @@ class Sender:
         self._welcome = welcome = self._client.join(self._who(), patience_s=patience_s)
         self.heard_s = time.monotonic()
         self.refusal = ""
+        self._joined_run = welcome.run
         self.counts.joins += 1
         self._outgoing.rewind(welcome.positions)
         self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop looks at the peers, then takes the key

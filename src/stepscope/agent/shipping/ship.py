@@ -88,6 +88,11 @@ class Shipper:
     def counts(self) -> Counts:
         return self._sender.counts
 
+    @property
+    def run_name(self) -> str:
+        """What the run is called at the hub."""
+        return self._sender.run_name
+
     def finish(
         self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
     ) -> Delivered:

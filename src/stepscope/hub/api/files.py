@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.hub.answers import ApiError, Body, json_body
+from stepscope.hub.api.answers import ApiError, Body, json_body
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.files import MOST_BYTES, list_files, media_type_of, read_piece
+from stepscope.hub.views.files import MOST_BYTES, list_files, media_type_of, read_piece
 from stepscope.store.paths import META
 
 __all__ = ["RESOURCES"]

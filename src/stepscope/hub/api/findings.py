@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.hub.api.resource import Asked, Resource
-from stepscope.hub.findings import findings_of
+from stepscope.hub.views.findings import findings_of
 from stepscope.store.hangs import read_hangs
 from stepscope.store.paths import hang_path
 

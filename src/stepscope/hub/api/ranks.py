@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.hub.answers import ApiError
+from stepscope.hub.api.answers import ApiError
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.steps import FIRST, LAST
-from stepscope.hub.rank_series import column_of, rank_series
+from stepscope.hub.views.rank_series import column_of, rank_series
 from stepscope.records.places import log_path
 
 __all__ = ["RESOURCES"]

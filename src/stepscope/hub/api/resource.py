@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stepscope.hub.answers import ApiError, Body, answer, failure
+from stepscope.hub.api.answers import ApiError, Body, answer, failure
 from stepscope.hub.runs import OpenRun, Runs
 
 __all__ = ["Asked", "Parameter", "Resource", "route_of"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.findings import findings_of, status_of
+from stepscope.hub.views.findings import findings_of, status_of
 
 __all__ = ["RESOURCES"]
 

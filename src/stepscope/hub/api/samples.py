@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.hub.answers import ApiError
+from stepscope.hub.api.answers import ApiError
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.model.lines import parse_raw
-from stepscope.hub.nodes import nodes_of
-from stepscope.hub.sample_series import WHO, sample_series
+from stepscope.hub.views.nodes import nodes_of
+from stepscope.hub.views.sample_series import WHO, sample_series
 from stepscope.store.paths import SAMPLES, STACKS
 
 __all__ = ["RESOURCES"]

@@ -7,8 +7,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stepscope.hub.answers import JSON, failure, json_body
-from stepscope.hub.readers import SESSION_PATH, SESSION_S, Readers, address_of
+from stepscope.hub.api.answers import JSON, failure, json_body
+from stepscope.hub.api.readers import SESSION_PATH, SESSION_S, Readers, address_of
 
 __all__ = ["session_routes"]
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.hub.answers import ApiError, Body
+from stepscope.hub.api.answers import ApiError, Body
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.heat_map import HeatMap, heat_map, pack_heat
+from stepscope.hub.views.heat_map import HeatMap, heat_map, pack_heat
 
 __all__ = ["FIRST", "HEAT_TYPE", "LAST", "RESOURCES"]
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 __all__ = ["Heat"]
 
-BUDGET_BYTES = 72 << 20
+BUDGET_BYTES = 40 << 20
 MOST_BINS = 512
-LEAST_BINS = 64
+LEAST_BINS = 32
 FIRST_ROOM = 64
 _CELL = 4 + 4 + 4
 

@@ -23,7 +23,7 @@ from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, COMM, OTHER, PHAS
 
 __all__ = ["NONE", "Names", "Planes"]
 
-BUDGET_BYTES = 256 << 20
+BUDGET_BYTES = 224 << 20
 MOST_STEPS = 256
 """As many as the rules look at while a job runs (``diagnosis.thresholds.LIVE_STEPS``)."""
 LEAST_STEPS = 32

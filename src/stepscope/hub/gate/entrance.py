@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final, Protocol
 
-from stepscope.hub.buckets import Buckets
-from stepscope.hub.refusals import Reason, Refusals
+from stepscope.hub.gate.buckets import Buckets
+from stepscope.hub.gate.refusals import Reason, Refusals
 from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
 
 __all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address"]

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from stepscope.errors import FrameError
-from stepscope.hub.buckets import Buckets
-from stepscope.hub.claims import RankClaims
-from stepscope.hub.entrance import is_local
-from stepscope.hub.refusals import Refused
-from stepscope.hub.senders import Sender, SenderLimits, neighbours, sender_of_join
+from stepscope.hub.gate.buckets import Buckets
+from stepscope.hub.gate.claims import RankClaims
+from stepscope.hub.gate.entrance import is_local
+from stepscope.hub.gate.refusals import Refused
+from stepscope.hub.gate.senders import Sender, SenderLimits, neighbours, sender_of_join
 from stepscope.store.sidecar import RingSidecar
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
 from stepscope.wire.keys import sign, signed

@@ -18,8 +18,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from stepscope.hub.entrance import Entrance
-from stepscope.hub.refusals import Reason
+from stepscope.hub.gate.entrance import Entrance
+from stepscope.hub.gate.refusals import Reason
 
 __all__ = ["AGENT", "GuardedProtocol", "Stage"]
 

@@ -23,7 +23,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stepscope.hub.answers import failure
+from stepscope.hub.api.answers import failure
 
 __all__ = ["OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
 

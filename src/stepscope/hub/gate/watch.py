@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from stepscope.hub.admission import Admission
-from stepscope.hub.journal import HubJournal
-from stepscope.hub.refusals import Refusals
+from stepscope.hub.gate.admission import Admission
+from stepscope.hub.gate.journal import HubJournal
+from stepscope.hub.gate.refusals import Refusals
 from stepscope.store.inbox import Inbox
 from stepscope.store.sidecar import read_sidecars
 

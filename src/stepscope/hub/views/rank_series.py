@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.heat_map import MEMORY, heat_map
 from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.views.heat_map import MEMORY, heat_map
 
 __all__ = ["column_of", "rank_series"]
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from stepscope import __version__
-from stepscope.hub.exposition import Exposition
-from stepscope.hub.findings import findings_of, status_of
-from stepscope.hub.nodes import NodeNow, nodes_of
-from stepscope.hub.readers import Readers
+from stepscope.hub.api.exposition import Exposition
+from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.stream import Streams
 from stepscope.hub.runs import OpenRun, Runs
-from stepscope.hub.stream import Streams
+from stepscope.hub.views.findings import findings_of, status_of
+from stepscope.hub.views.nodes import NodeNow, nodes_of
 
 if TYPE_CHECKING:
-    from stepscope.hub.ingest import Agents
-    from stepscope.hub.refusals import Refusals
+    from stepscope.hub.gate.ingest import Agents
+    from stepscope.hub.gate.refusals import Refusals
 
 __all__ = ["metrics_text"]
 

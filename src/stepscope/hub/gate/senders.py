@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from stepscope.hub.buckets import Bucket
+from stepscope.hub.gate.buckets import Bucket
 from stepscope.wire.joining import Join, Peer
 
 __all__ = ["Sender", "SenderLimits", "neighbours", "sender_of_join"]

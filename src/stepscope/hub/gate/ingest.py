@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
 from stepscope.errors import FrameError
-from stepscope.hub.admission import Admission, Admitted
-from stepscope.hub.entrance import plain_address
-from stepscope.hub.guard import AGENT
-from stepscope.hub.journal import HubJournal, LineSink
-from stepscope.hub.refusals import Refusals, Refused
-from stepscope.hub.senders import Sender
+from stepscope.hub.gate.admission import Admission, Admitted
+from stepscope.hub.gate.entrance import plain_address
+from stepscope.hub.gate.guard import AGENT
+from stepscope.hub.gate.journal import HubJournal, LineSink
+from stepscope.hub.gate.refusals import Refusals, Refused
+from stepscope.hub.gate.senders import Sender
 from stepscope.store.inbox import Accepted, Gap, Inbox
 from stepscope.store.sidecar import RingSidecar
 from stepscope.store.spools import sidecars_of

@@ -20,9 +20,9 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stepscope.hub.answers import failure, json_body
-from stepscope.hub.findings import findings_of, status_of
+from stepscope.hub.api.answers import failure, json_body
 from stepscope.hub.runs import OpenRun
+from stepscope.hub.views.findings import findings_of, status_of
 
 __all__ = ["Cursor", "EventStream", "Streams"]
 

@@ -25,10 +25,10 @@ from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
 from stepscope.errors import HubError
-from stepscope.hub.entrance import Entrance, ServerLimits, plain_address
-from stepscope.hub.guard import GuardedProtocol
-from stepscope.hub.refusals import Refusals
-from stepscope.hub.tls import TlsFiles, server_context
+from stepscope.hub.gate.entrance import Entrance, ServerLimits, plain_address
+from stepscope.hub.gate.guard import GuardedProtocol
+from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.gate.tls import TlsFiles, server_context
 
 __all__ = ["App", "Server", "run_loop"]
 

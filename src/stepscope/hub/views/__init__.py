@@ -1,0 +1,1 @@
+"""What the API shows of a run, as plain values: findings, nodes, ranks, samples, the map, files."""
