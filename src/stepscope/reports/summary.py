@@ -20,6 +20,7 @@ from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
 from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
+from stepscope.reports.nodes import nodes_table
 from stepscope.reports.notices import notices_of
 from stepscope.reports.price import price_text
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
@@ -68,6 +69,7 @@ def summarise(
         "errors": _errors_table(run),
         "hangs": hangs_table(run.hangs),
         "attempts": attempts_table(run),
+        "nodes": nodes_table(run, alive=status == "running"),
         "notices": notices_of(run, window),
         "logs": list(logs),
     }

@@ -14,6 +14,7 @@ from typing import Any
 from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 from stepscope.reports.attempts import attempt_items
 from stepscope.reports.hangs import hang_section
+from stepscope.reports.nodes import node_items
 from stepscope.reports.page import LABEL, NARROWEST, Page, bar, cut
 from stepscope.reports.text_communication import communication_lines
 
@@ -161,6 +162,8 @@ def _run(page: Page, summary: Summary) -> None:
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
     if run["command"]:
         page.labelled("command", [_command(run["command"], 2 * (page.width - 2 - LABEL) - LABEL)])
+    for label, facts in node_items(summary["nodes"]):
+        page.items(label, facts)
     time = summary["step_time"]
     if time["p50_ms"] is None:
         return
