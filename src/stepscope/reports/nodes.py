@@ -28,15 +28,17 @@ def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
     """One row a node, by number; several where it was started more than once."""
     if not run.nodes:
         return []
-    by_host: dict[str, list[RankSeries]] = {}
-    for series in run.ranks:
-        by_host.setdefault(series.identity.host, []).append(series)
+    series = {(one.identity.attempt, one.rank): one for one in run.ranks}
+    sent = {node["spool"]: [series.pop(pair) for pair in node["series"] if pair in series] for node in run.nodes}
     hosts = {node["spool"]: node["host"] for node in run.nodes}
-    here = [series for host, own in by_host.items() if host not in hosts.values() for series in own]
+    # What nobody sent was recorded here, by an agent that said hello to the hub or never got to it.
     own = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
-    rows = [_row(own, here, hosts, lost=False)]
+    here = next((node for node in run.nodes if node["here"]), own)
+    rows = [_row({**here, "bye": own["bye"]}, list(series.values()), hosts, lost=False)]
     rows += [
-        _row(node, by_host.get(node["host"], []), hosts, lost=node["bye"] is None and not alive) for node in run.nodes
+        _row(node, sent[node["spool"]], hosts, lost=node["bye"] is None and not alive)
+        for node in run.nodes
+        if not node["here"]
     ]
     odd = [row for row in rows if _is_odd(row)][:LISTED]
     kept = [*odd, *[row for row in rows if not _is_odd(row)][: LISTED - len(odd)]]

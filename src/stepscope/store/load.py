@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         stacks=_in_order(stacks, sent_stacks),
         hangs=hangs,
         flight=flight,
-        nodes=tuple(asdict(node) for node in remote.nodes),
+        nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
         notices=(*notices, *large, *told, *remote.reduced),
     )
     return Loaded(data=data, kept_notices=tuple(notices), shown=found.shown)
@@ -184,6 +184,16 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
         remote=remote,
         shown={whose: pair for whose, pair in pairs if pair is not None},
         live=live,
+    )
+
+
+def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str, Any], ...]:
+    """Each with what it sent; ``here``: it sent nothing, because this is its own run directory."""
+    sent: dict[str, list[tuple[int, int]]] = {}
+    for (spool, _), pair in shown.items():
+        sent.setdefault(spool, []).append(pair)
+    return tuple(
+        {**asdict(node), "here": node.spool == own, "series": sorted(sent.get(node.spool, ()))} for node in nodes
     )
 
 
