@@ -103,8 +103,8 @@ def test_cut_slowed_killed_and_skewed(
         assert any("host2" in notice and "clock" in notice for notice in summary["notices"])
         spread = duckdb.sql(
             f"SELECT max(wall_ns) - min(wall_ns) FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host'"
-        ).fetchone()
-        assert spread is not None and spread[0] < 120e9, "times of host2 are shown by host0's clock"
+        ).fetchall()
+        assert spread[0][0] < 120e9, "times of host2 are shown by host0's clock"
 
 
 def test_a_hub_whose_disk_is_full(cluster: MakeCluster) -> None:
