@@ -91,6 +91,6 @@ class RunData:
     flight: dict[str, Any] = field(default_factory=dict)
     """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
     nodes: tuple[dict[str, Any], ...] = ()
-    """The other nodes that sent to this one, as in ``nodes.json`` (docs/schema.md)."""
+    """Those that sent to this one, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of theirs."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

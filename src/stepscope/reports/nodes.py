@@ -28,16 +28,18 @@ def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
     """One row a node, by number; several where it was started more than once."""
     if not run.nodes:
         return []
-    by_host: dict[str, list[RankSeries]] = {}
-    for series in run.ranks:
-        by_host.setdefault(series.identity.host, []).append(series)
+    series = {(one.identity.attempt, one.rank): one for one in run.ranks}
     hosts = {node["spool"]: node["host"] for node in run.nodes}
-    here = [series for host, own in by_host.items() if host not in hosts.values() for series in own]
-    own = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
-    rows = [_row(own, here, hosts, lost=False)]
-    rows += [
-        _row(node, by_host.get(node["host"], []), hosts, lost=node["bye"] is None and not alive) for node in run.nodes
-    ]
+    rows = []
+    here = dict(series)
+    for node in run.nodes:
+        own = [series[pair] for pair in node["series"] if pair in series]
+        for pair in node["series"]:
+            here.pop(pair, None)
+        if node["spool"] != run.meta.get("spool"):
+            rows.append(_row(node, own, hosts, lost=node["bye"] is None and not alive))
+    said = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
+    rows.append(_row(said, list(here.values()), hosts, lost=False))
     odd = [row for row in rows if _is_odd(row)][:LISTED]
     kept = [*odd, *[row for row in rows if not _is_odd(row)][: LISTED - len(odd)]]
     return sorted(kept, key=lambda row: (row["node"], row["joined_wall_ns"] or 0))

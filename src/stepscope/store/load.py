@@ -121,7 +121,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         stacks=_in_order(stacks, sent_stacks),
         hangs=hangs,
         flight=flight,
-        nodes=tuple(asdict(node) for node in remote.nodes),
+        nodes=_nodes(remote.nodes, found.shown),
         notices=(*notices, *large, *told, *remote.reduced),
     )
     return Loaded(data=data, kept_notices=tuple(notices), shown=found.shown)
@@ -185,6 +185,14 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
         shown={whose: pair for whose, pair in pairs if pair is not None},
         live=live,
     )
+
+
+def _nodes(nodes: Sequence[NodeInfo], shown: Shown) -> tuple[dict[str, Any], ...]:
+    """As in ``nodes.json``, and which series (attempt and rank) are of each."""
+    series: dict[str, list[tuple[int, int]]] = {node.spool: [] for node in nodes}
+    for (spool, _), pair in shown.items():
+        series.setdefault(spool, []).append(pair)
+    return tuple({**asdict(node), "series": sorted(series[node.spool])} for node in nodes)
 
 
 def _lost(*, live: bool) -> Callable[[NodeInfo], bool]:
