@@ -55,7 +55,7 @@ def node_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]
         items.append(("", [f"… and {len(odd) - SHOWN:,} more of which something was lost or is odd"]))
     rest = [row for row in rows if not _is_odd(row)]
     if rest:
-        steps = sorted({row["steps"] for row in rest})
+        steps = sorted({row["steps"] for row in rest if row["ranks"]}) or [0]
         words = count_text(steps[0], "step") if len(steps) == 1 else f"{steps[0]:,}–{steps[-1]:,} steps"
         worst = max(abs(row["clock_offset_ms"] or 0.0) for row in rest)
         items.append(
@@ -100,7 +100,7 @@ def _facts(row: Mapping[str, Any]) -> list[str]:
     facts = [str(row["host"])]
     if first is not None:
         facts.append(f"rank {first}" if first == last else f"ranks {first}–{last}")
-    facts.append(count_text(row["steps"], "step"))
+        facts.append(count_text(row["steps"], "step"))
     offset, error = row["clock_offset_ms"], row["clock_error_ms"]
     if offset is not None and abs(offset) >= CLOCK_SHOWN_MS:
         way = "ahead" if offset > 0 else "behind"
