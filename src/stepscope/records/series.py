@@ -91,7 +91,6 @@ class RunData:
     flight: dict[str, Any] = field(default_factory=dict)
     """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
     nodes: tuple[dict[str, Any], ...] = ()
-    """Those that joined, as in ``nodes.json`` (docs/schema.md), with the (attempt, rank) of what each sent as ``series``;
-    ``here``: the one whose own directory this is."""
+    """Those that sent to this one, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of theirs."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

@@ -28,6 +28,7 @@ def node_notices(
     ``over``: whether nobody can join any more.
     """
     notices = _absent(meta, nodes) if over else []
+    nodes = [node for node in nodes if node.spool != meta.get("spool")]  # this host's own agent says it is there, too
     hosts = {node.spool: node.host for node in nodes}
     gone = [_lost(node, hosts) for node in nodes if node.bye is None and lost(node)]
     off = [node for node in nodes if abs(node.offset_ns or 0) > CLOCK_OFF_S * 1e9]

@@ -39,7 +39,16 @@ from stepscope.wire.frames import Frame, Part, pack_frame, part_of, read_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PHASE_COLUMNS", "main", "part_steps", "read_part_steps", "rest_path", "seal_journal"]
+__all__ = [
+    "PHASE_COLUMNS",
+    "main",
+    "part_steps",
+    "parts_locked",
+    "read_part_steps",
+    "rest_path",
+    "rewrite_journal",
+    "seal_journal",
+]
 
 CHUNK_ROWS = 1 << 17
 """Steps that are sorted and written at a time: 32 MB of them."""
@@ -58,18 +67,35 @@ def seal_journal(run_dir: Path, number: int) -> None:
 
     RunError when it is not its turn, OSError when there is no room; the journal is there as long as the part is not.
     """
-    with _locked(run_dir):
-        sealed = read_positions(run_dir)
-        path = journal_path(run_dir, number)
-        if number > sealed.through + 1 or (number > sealed.through and not path.exists()):
-            raise RunError(f"{path} cannot be sealed: {journal_path(run_dir, sealed.through + 1).name} comes first")
-        if number > sealed.through:
-            for left in [rest_path(run_dir, number), *part_steps(run_dir, [number])]:
-                left.unlink(missing_ok=True)
-            steps = _write(run_dir, number, read_journal(path), sealed)
-            atomic.fsync_folder(run_dir / PARTS)
-            write_positions(run_dir, replace(sealed, through=number, steps=sealed.steps + steps))
-        path.unlink(missing_ok=True)
+    with parts_locked(run_dir):
+        rewrite_journal(run_dir, number)
+
+
+def rewrite_journal(run_dir: Path, number: int) -> None:
+    """The same for whoever has the lock."""
+    sealed = read_positions(run_dir)
+    path = journal_path(run_dir, number)
+    if number > sealed.through + 1 or (number > sealed.through and not path.exists()):
+        raise RunError(f"{path} cannot be sealed: {journal_path(run_dir, sealed.through + 1).name} comes first")
+    if number > sealed.through:
+        for left in [rest_path(run_dir, number), *part_steps(run_dir, [number])]:
+            left.unlink(missing_ok=True)
+        steps = _write(run_dir, number, read_journal(path), sealed)
+        atomic.fsync_folder(run_dir / PARTS)
+        write_positions(run_dir, replace(sealed, through=number, steps=sealed.steps + steps))
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def parts_locked(run_dir: Path) -> Iterator[None]:
+    """Nobody else makes parts meanwhile: a helper of a hub that was killed may still be at it."""
+    (run_dir / PARTS).mkdir(exist_ok=True)
+    fd = os.open(run_dir / PARTS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def rest_path(run_dir: Path, number: int) -> Path:
@@ -197,17 +223,6 @@ def _write_chunk(path: Path, chunk: Sequence[tuple[NDArray[Any], NDArray[Any]]])
 
 def _kinds(slots: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(slots[:, _KIND_AT : _KIND_AT + 2]).view("<u2").reshape(-1)
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    (run_dir / PARTS).mkdir(exist_ok=True)
-    fd = os.open(run_dir / PARTS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _order(path: Path) -> tuple[int, int]:

@@ -70,7 +70,8 @@ def processes_alive(run_dir: Path) -> bool:
                 return True
         elif meta.get("end") is None and time.time() - sidecar.heard_wall_ns / 1e9 < REMOTE_SILENCE_S:
             return True
-    if meta.get("end") is None and not all(node.bye is not None or node_silent(node) for node in read_nodes(run_dir)):
+    others = [node for node in read_nodes(run_dir) if node.spool != meta.get("spool")]
+    if meta.get("end") is None and not all(node.bye is not None or node_silent(node) for node in others):
         return True
     for path in ring_files(run_dir, meta):
         try:

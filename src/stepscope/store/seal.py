@@ -95,7 +95,7 @@ def _write(run_dir: Path) -> None:
 def _seal_journals(run_dir: Path) -> bool:
     """What other nodes sent, as parts, if it is much; whether they are so many that they stay as they are."""
     from stepscope.store.journal import JOURNAL_BYTES, journals
-    from stepscope.store.parts import seal_journal
+    from stepscope.store.parts import rewrite_journal
     from stepscope.store.positions import read_positions
     from stepscope.store.recovery import unsealed_bytes
     from stepscope.store.selection import is_too_large
@@ -103,7 +103,7 @@ def _seal_journals(run_dir: Path) -> bool:
     sealed = read_positions(run_dir)
     if sealed.parts or unsealed_bytes(run_dir) > JOURNAL_BYTES:
         for number in journals(run_dir, after=sealed.through):
-            seal_journal(run_dir, number)
+            rewrite_journal(run_dir, number)
     return is_too_large(read_positions(run_dir))
 
 
@@ -183,4 +183,7 @@ def _hub_shut_out(run_dir: Path) -> Iterator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"{run_dir} cannot be sealed: its hub still receives") from None
+            from stepscope.store.parts import parts_locked
+
+            stack.enter_context(parts_locked(run_dir))
         yield

@@ -24,7 +24,7 @@ MOST_STEPS = 3_000_000
 RANKS = 512
 WORST = 24
 """By each measure."""
-_ASKED_ROWS = 20_000_000
+_ASKED_ROWS = 2_000_000
 """Steps that are looked at to find them."""
 
 
