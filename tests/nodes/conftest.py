@@ -100,7 +100,9 @@ class Cluster:
             command = [sys.executable, "-m", "stepscope", "run", *line, *options, "--nproc-per-node", str(ranks)]
             extra = (environment or {}).get(node.rank, {})
             ours = {name: value for name, value in os.environ.items() if name != "STEPSCOPE_KEY"}
-            ours |= {"HOME": str(self._home), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **extra}
+            # No name server is there to answer torch, which asks one for every host's name, again and again.
+            resolver = {"RES_OPTIONS": "timeout:1 attempts:1"}
+            ours |= {"HOME": str(self._home), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **resolver, **extra}
             with (node.folder / "out.txt").open("w") as out, (node.folder / "err.txt").open("w") as err:
                 node.process = node.host.start(
                     [*command, str(self._job), *job], cwd=node.folder, env=ours, stdout=out, stderr=err, text=True
