@@ -14,8 +14,8 @@ import pytest
 from stepscope.agent.journal import Journal
 from stepscope.agent.on_hang import HangPolicy, OnHang, seconds_from
 from stepscope.agent.oom import OomWatch
+from stepscope.cli.ends import aborted_end
 from stepscope.cli.main import build_parser
-from stepscope.cli.supervise import _aborted_end
 from stepscope.errors import UsageError
 from stepscope.records.hang import Culprit, HangRecord
 from stepscope.store.jsonl import read_jsonl
@@ -133,7 +133,7 @@ def test_options() -> None:
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (-15, 1), (-9, 1), (1, 1), (7, 7), (255, 1)])
 def test_a_job_that_was_ended_failed(code: int, exit_code: int) -> None:
-    end = _aborted_end(code)
+    end = aborted_end(code)
     assert (end.exit_code, end.status) == (exit_code, "failed")
 
 

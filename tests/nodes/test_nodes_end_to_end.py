@@ -48,9 +48,10 @@ def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster) -> None:
     assert steps_of(two.run_dir) == {rank: list(range(30)) for rank in range(4)}
     summary = two.summary()
     assert (summary["world_size"], summary["status"]) == (4, "finished")
-    assert [(node["node"], node["host"], node["ranks"]) for node in summary["nodes"]] == [
-        (0, "host0", [0, 1]),
-        (1, "host1", [2, 3]),
+    told = ("node", "host", "ranks", "first_rank", "last_rank", "steps", "lost")
+    assert [tuple(node[name] for name in told) for node in summary["nodes"]] == [
+        (0, "host0", 2, 0, 1, 30, False),
+        (1, "host1", 2, 2, 3, 30, False),
     ]
     assert not two.nodes[1].run_dir.exists(), "what was delivered is not kept twice"
     assert {path.name for path in (two.run_dir / "logs").glob("rank-*.log")} == {
@@ -96,10 +97,9 @@ def test_cut_slowed_killed_and_skewed(
     assert sorted(agents) == ["host0", "host1", "host1", "host2"]
     assert len(three.events("hub_start")) == 2
     assert "The hub died 1 time and was started again; nothing is lost by that." in summary["notices"]
-    assert any("samples of host host1: the agent was gone" in notice for notice in summary["notices"])
     if skew:
         (skewed,) = [node for node in summary["nodes"] if node["node"] == 2]
-        assert 299 < skewed["clock_offset_s"] < 301
+        assert 299_000 < skewed["clock_offset_ms"] < 301_000
         assert any("host2" in notice and "clock" in notice for notice in summary["notices"])
         spread = duckdb.sql(
             f"SELECT max(wall_ns) - min(wall_ns) FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host'"

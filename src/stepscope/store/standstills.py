@@ -14,7 +14,7 @@ from stepscope.hangs.kept import KeptEvidence
 from stepscope.records.hang import HangRecord
 from stepscope.records.series import RankError, RankSeries
 from stepscope.store.hangs import read_evidence, read_records
-from stepscope.store.nodes import NodeInfo
+from stepscope.store.nodes import NodeInfo, clock_offsets
 
 __all__ = ["elsewhere_of", "read_standstills", "seen_hangs"]
 
@@ -32,7 +32,7 @@ def read_standstills(
     nodes: Sequence[NodeInfo],
 ) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
     """In order of time, and the names of files that could not be read."""
-    offsets = {node.spool: node.offset_ns for node in nodes if node.offset_ns}
+    offsets = clock_offsets(nodes)
     records, bad = read_records(run_dir, offsets)
     evidence, worse = read_evidence(run_dir, offsets) if records else ([], ())
     if not evidence:

@@ -42,7 +42,8 @@ RESOURCES = (
     ),
     Resource(
         path="/api/v1/runs/{run}/hangs",
-        about="The times that the job stood still: culprits, victims, stacks, what the Flight Recorders knew.",
+        about="The times that the job stood still, as each host saw them: culprits, victims, stacks, Flight Recorders. "
+        "`/summary` has those of several hosts judged as one.",
         answer=_hangs,
     ),
     Resource(
