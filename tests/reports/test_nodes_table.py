@@ -15,14 +15,14 @@ from stepscope.testing.cluster import Cluster
 def node(number: int, **more: Any) -> dict[str, Any]:
     known = {"node": number, "host": f"node{number}", "spool": f"{number:032x}", "address": f"10.0.0.{number}"}
     clock = {"offset_ns": 1_500_000, "rtt_ns": 200_000, "joined_wall_ns": 5, "heard_wall_ns": 9}
-    counts = {"duplicates": 0, "refused": 0, "replaced_by": "", "series": [(0, 2 * number), (0, 2 * number + 1)]}
-    return {**known, **clock, **counts, "bye": {"exit_code": 0, "status": "finished"}, **more}
+    counts = {"duplicates": 0, "refused": 0, "replaced_by": ""}
+    sent = {"here": False, "series": [(0, 2 * number), (0, 2 * number + 1)]}
+    return {**known, **clock, **counts, **sent, "bye": {"exit_code": 0, "status": "finished"}, **more}
 
 
 def run_of(*nodes: dict[str, Any], hosts: int) -> RunData:
     run = Cluster(ranks=2 * hosts, hosts=hosts, steps=40).run()
-    meta = {**run.meta, "host": "node0", "spool": "f" * 32, "end": {"exit_code": 0, "status": "finished"}}
-    return replace(run, meta=meta, nodes=nodes)
+    return replace(run, meta={**run.meta, "host": "node0", "end": {"exit_code": 0, "status": "finished"}}, nodes=nodes)
 
 
 def lines_of(text: str) -> list[str]:
@@ -38,7 +38,7 @@ def test_one_node_is_not_told() -> None:
 def test_a_line_a_node() -> None:
     ahead = node(1, offset_ns=300_200_000_000)
     lost = node(2, bye=None, refused=3)
-    run = run_of(node(0, spool="f" * 32, bye=None, series=[]), ahead, lost, hosts=3)
+    run = run_of(ahead, lost, hosts=3)
     own, first, second = nodes_table(run, alive=False)
     assert (own["node"], own["host"], own["ranks"], own["status"], own["lost"]) == (0, "node0", 2, "finished", False)
     assert first == {
@@ -67,6 +67,11 @@ def test_a_line_a_node() -> None:
     ]
 
 
+def test_node_0_is_told_once_though_its_own_agent_joined_too() -> None:
+    rows = nodes_table(run_of(node(0, here=True, series=[]), node(1), hosts=2), alive=False)
+    assert [(row["node"], row["ranks"], row["address"]) for row in rows] == [(0, 2, "10.0.0.0"), (1, 2, "10.0.0.1")]
+
+
 def test_two_nodes_of_one_host_have_their_own_ranks() -> None:
     rows = nodes_table(run_of(node(1, host="node0"), hosts=2), alive=False)
     assert [(row["host"], row["first_rank"], row["last_rank"]) for row in rows] == [("node0", 0, 1), ("node0", 2, 3)]
@@ -77,7 +82,7 @@ def test_nobody_is_lost_while_the_run_goes_on() -> None:
 
 
 def test_a_node_that_was_replaced() -> None:
-    gone = node(1, host="old", spool="a" * 32, bye=None, replaced_by="b" * 32, offset_ns=None, rtt_ns=None, series=[])
+    gone = node(1, host="old", series=[], spool="a" * 32, bye=None, replaced_by="b" * 32, offset_ns=None, rtt_ns=None)
     rows = nodes_table(run_of(gone, node(1, spool="b" * 32, joined_wall_ns=7), hosts=2), alive=False)
     assert [(row["host"], row["ranks"], row["replaced_by"]) for row in rows] == [
         ("node0", 2, None),

@@ -91,6 +91,7 @@ class RunData:
     flight: dict[str, Any] = field(default_factory=dict)
     """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
     nodes: tuple[dict[str, Any], ...] = ()
-    """Those that sent to this one, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of theirs."""
+    """Those that joined, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of what each sent;
+    ``here``: the one whose own directory this is."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

@@ -29,17 +29,17 @@ def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
     if not run.nodes:
         return []
     series = {(one.identity.attempt, one.rank): one for one in run.ranks}
+    sent = {node["spool"]: [series.pop(pair) for pair in node["series"] if pair in series] for node in run.nodes}
     hosts = {node["spool"]: node["host"] for node in run.nodes}
-    rows = []
-    here = dict(series)
-    for node in run.nodes:
-        own = [series[pair] for pair in node["series"] if pair in series]
-        for pair in node["series"]:
-            here.pop(pair, None)
-        if node["spool"] != run.meta.get("spool"):
-            rows.append(_row(node, own, hosts, lost=node["bye"] is None and not alive))
-    said = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
-    rows.append(_row(said, list(here.values()), hosts, lost=False))
+    # What nobody sent was recorded here, by an agent that said hello to the hub or never got to it.
+    own = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
+    here = next((node for node in run.nodes if node["here"]), own)
+    rows = [_row({**here, "bye": own["bye"]}, list(series.values()), hosts, lost=False)]
+    rows += [
+        _row(node, sent[node["spool"]], hosts, lost=node["bye"] is None and not alive)
+        for node in run.nodes
+        if not node["here"]
+    ]
     odd = [row for row in rows if _is_odd(row)][:LISTED]
     kept = [*odd, *[row for row in rows if not _is_odd(row)][: LISTED - len(odd)]]
     return sorted(kept, key=lambda row: (row["node"], row["joined_wall_ns"] or 0))

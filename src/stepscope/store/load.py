@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         stacks=_in_order(stacks, sent_stacks),
         hangs=hangs,
         flight=flight,
-        nodes=_nodes(remote.nodes, found.shown),
+        nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
         notices=(*notices, *large, *told, *remote.reduced),
     )
     return Loaded(data=data, kept_notices=tuple(notices), shown=found.shown)
@@ -187,12 +187,14 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
     )
 
 
-def _nodes(nodes: Sequence[NodeInfo], shown: Shown) -> tuple[dict[str, Any], ...]:
-    """As in ``nodes.json``, and which series (attempt and rank) are of each."""
-    series: dict[str, list[tuple[int, int]]] = {node.spool: [] for node in nodes}
+def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str, Any], ...]:
+    """Each with what it sent; ``here``: it sent nothing, because this is its own run directory."""
+    sent: dict[str, list[tuple[int, int]]] = {}
     for (spool, _), pair in shown.items():
-        series.setdefault(spool, []).append(pair)
-    return tuple({**asdict(node), "series": sorted(series[node.spool])} for node in nodes)
+        sent.setdefault(spool, []).append(pair)
+    return tuple(
+        {**asdict(node), "here": node.spool == own, "series": sorted(sent.get(node.spool, ()))} for node in nodes
+    )
 
 
 def _lost(*, live: bool) -> Callable[[NodeInfo], bool]:
