@@ -304,8 +304,8 @@ class Agent:
     def _take_news(self) -> None:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
-            if event == "hub_refused":  # somebody has to do something about it
-                print(f"stepscope: {fields['why']}", file=sys.stderr, flush=True)
+            if event in ("hub_refused", "hub_lost"):  # somebody may have to do something about it
+                print(f"stepscope: {fields['why']}; recording goes on here", file=sys.stderr, flush=True)
 
     def _ship_rest(self, ending: Ending) -> None:
         """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all.

@@ -60,6 +60,8 @@ class AgentChild:
         self.delivered = False
         """Whether the hub has all of this node."""
         self.why_not = ""
+        self.run_name = "" if link is None else link.run
+        """What the run is called at the hub."""
 
     def start(self, mask: Mask) -> None:
         self._helper.start(mask)
@@ -102,6 +104,7 @@ class AgentChild:
             self._wants_end = self._wants_end or "abort" in word
             self.delivered = self.delivered or word.get("delivered") is True
             self.why_not = str(word.get("why", self.why_not))
+            self.run_name = str(word.get("run") or self.run_name)
 
 
 def host_of(url: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope.errors import RunError, RunUnwritable
 from stepscope.reports import render_text, summarise
+from stepscope.store.hub_file import remove_hub_file
 from stepscope.store.load import open_run
 from stepscope.store.processes import processes_alive
 from stepscope.store.results import save_summary
@@ -45,6 +46,7 @@ def finalise(
     summary["notices"] += [*_part(run_dir, run.meta), *problems]
     saved = not alive
     if saved:
+        remove_hub_file(run_dir)  # of a launcher that could not do it itself any more
         try:
             save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True))
         except RunUnwritable as error:

@@ -196,7 +196,8 @@ def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *
     if agent.delivered:
         discard_run(paths)
         if not quiet:
-            say(f"all of node {link.node} was sent to {host_of(link.url)}; the summary of the run {link.run} is there")
+            where = host_of(link.url)
+            say(f"all of node {link.node} was sent to {where}; the summary of the run {agent.run_name} is there")
         return
     try:
         end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.store.paths import META
 
 if TYPE_CHECKING:
     from stepscope.hub.gate.tls import TlsFiles
@@ -82,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
 def _tell(folder: Path, url: str, place: Path, token: str, tls: TlsFiles | None) -> None:
     """The token itself only to somebody who sits there: what is not a terminal may be kept, or read by others."""
     print(f"stepscope: serving {folder} at {url}; Ctrl-C ends it", file=sys.stderr)
+    if not any((folder / name).exists() for name in (META, *(f"{child.name}/{META}" for child in folder.iterdir()))):
+        print(f"stepscope: there is no run in {folder} yet; name a run, or a folder of runs", file=sys.stderr)
     print(f"stepscope: the token is in {place}", file=sys.stderr)
     if tls is not None:
         print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}", file=sys.stderr)

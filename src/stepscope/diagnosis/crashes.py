@@ -41,6 +41,8 @@ OF_THE_NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
 """Exceptions that torch.distributed raises when a peer or the way to it is not there."""
 MEMORY_SECONDS = 30.0
 """How long before a death the host's memory is looked at."""
+BEFORE_S = 5.0
+"""By so much an exception must come before a death that was not its cause: deaths are seen late, clocks differ."""
 MESSAGE_SHOWN = 120
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
@@ -141,7 +143,20 @@ def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
         # With a cause known, who merely vanished after it was ended by the launcher.
         first_ns = min(failure.wall_ns for failure in found if not failure.victim and (failure.type or failure.signal))
         found = [replace(failure, victim=True) if _silent_after(failure, first_ns) else failure for failure in found]
+    found = _in_order_of_time(found)
     return sorted(found, key=lambda failure: (failure.victim, failure.wall_ns or float("inf"), failure.rank))
+
+
+def _in_order_of_time(found: list[Failure]) -> list[Failure]:
+    """Who raised long before anybody vanished did not do so because of it, whatever it said of its peers."""
+    spoke = [one for one in found if one.victim and one.type and one.type not in STOPPED_BY_HAND and one.wall_ns]
+    began = [one for one in found if not one.victim]
+    if not spoke or not began or any(one.cause != "vanished" or not one.wall_ns for one in began):
+        return found
+    first_ns = min(one.wall_ns for one in spoke)
+    if first_ns + BEFORE_S * 1e9 >= min(one.wall_ns for one in began):
+        return found
+    return [replace(one, victim=one not in spoke) for one in found]
 
 
 def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
@@ -165,7 +180,9 @@ def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
     elif lead.exit_code:
         what = f"exited with code {lead.exit_code}"
     else:
-        what = "vanished without a word"
+        hosts = {series.rank: series.identity.host for series in attempt.series}
+        where = sorted({hosts[rank] for rank in ranks if rank in hosts}) if len(set(hosts.values())) > 1 else []
+        what = "vanished without a word" + (f" on {where[0]}" if len(where) == 1 else "")
     return f"{who} {what}{_where(lead)}"
 
 
@@ -255,6 +272,9 @@ def _last_step(series: RankSeries | None) -> int | None:
 def _phase(series: RankSeries | None) -> str | None:
     if series is None or not 0 <= series.live_phase < len(series.phase_names):
         return None
+    last = series.steps[-1:]
+    if len(last) and 0 < series.live_since_ns < int(last["start_ns"][0]) + int(last["wall_ns"][0]):
+        return None  # of a node that was lost: it said where it was before it sent its last step
     return series.phase_names[series.live_phase] or None
 
 

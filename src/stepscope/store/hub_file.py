@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,4 +59,6 @@ def read_hub_file(run_dir: Path) -> HubFile | None:
 
 
 def remove_hub_file(run_dir: Path) -> None:
-    (run_dir / HUB).unlink(missing_ok=True)
+    """Whether it was there or not, or cannot be removed."""
+    with suppress(OSError):
+        (run_dir / HUB).unlink()

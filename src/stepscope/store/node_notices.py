@@ -12,6 +12,26 @@ from stepscope.store.nodes import NodeInfo
 __all__ = ["node_notices"]
 
 CLOCK_OFF_S = 1.0
+REFUSED = {
+    "tls": "no TLS that it speaks, or its certificate was not taken",
+    "key": "joins with another key",
+    "join": "joins to another run",
+    "join_rate": "joins too often",
+    "token": "wrong tokens",
+    "frame": "no frames of ours",
+    "rank": "ranks that another node has",
+    "spool": "frames in another's name",
+    "node_taken": "a number that another node has",
+    "connections": "too many connections",
+    "connection_rate": "connections too often",
+    "body_large": "too large",
+    "body_slow": "too slow",
+    "head_slow": "too slow to begin",
+    "head_large": "headers too large",
+    "http": "no HTTP",
+    "disk": "the disk was full",
+}
+"""What the hub turned away, in words."""
 SHOWN = 8
 """Nodes of one sort that get a sentence of their own."""
 
@@ -34,11 +54,14 @@ def node_notices(
     off = [node for node in nodes if abs(node.offset_ns or 0) > CLOCK_OFF_S * 1e9]
     notices += _some(gone, "more nodes were lost")
     notices += _some([_clock(node) for node in off], "more clocks are off")
+    badly = [node for node in nodes if node.bye is not None and node.bye.get("status") not in ("finished", "orphaned")]
+    notices += _some([_ended(node) for node in badly if node.node], "more nodes ended badly")
     bad = [f"{_who(node)}: {count_text(node.refused, 'frame')} refused." for node in nodes if node.refused]
     notices += _some(bad, "more nodes sent what was refused")
     if refused:
-        reasons = ", ".join(f"{why} {count:,}" for why, count in sorted(refused.items(), key=lambda one: -one[1]))
-        notices.append(f"Strangers were turned away {count_text(sum(refused.values()), 'time')}: {reasons}.")
+        counts = sorted(refused.items(), key=lambda one: -one[1])
+        reasons = ", ".join(f"{REFUSED.get(why, why.replace('_', ' '))} ({count:,})" for why, count in counts)
+        notices.append(f"The hub refused {count_text(sum(refused.values()), 'request')}: {reasons}.")
     return notices
 
 
@@ -60,6 +83,13 @@ def _lost(node: NodeInfo, hosts: Mapping[str, str]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.heard_wall_ns / 1e9))
     after = f"; host {hosts[node.replaced_by]} took its place" if node.replaced_by in hosts else ""
     return f"{_who(node)} was lost: it was last heard of at {when} and never said how it ended{after}."
+
+
+def _ended(node: NodeInfo) -> str:
+    bye = node.bye or {}
+    code = f" (exit code {bye['exit_code']})" if bye.get("exit_code") is not None else ""
+    how = "was interrupted" if bye.get("status") == "interrupted" else str(bye.get("status"))
+    return f"{_who(node)} {how}{code}."
 
 
 def _clock(node: NodeInfo) -> str:

@@ -254,11 +254,14 @@ def _records(ring: _Ring, about: RingSidecar, node: NodeInfo, *, gone: bool) -> 
         about = replace(about, state=max(about.state, _STATES[state % len(_STATES)], key=_STATES.index))
         if about.state in ("starting", "running") and gone:
             about = replace(about, state="vanished")
+    ended_ns = None if about.ended_wall_ns is None else shifted(about.ended_wall_ns, node.offset_ns)
+    if about.state == "vanished" and ended_ns is None:
+        ended_ns = node.heard_wall_ns or None  # by the hub's clock: until then at least its node was there
     about = replace(
         about,
         anchor_wall_ns=shifted(about.anchor_wall_ns, node.offset_ns),
         heard_wall_ns=shifted(about.heard_wall_ns, node.offset_ns),
-        ended_wall_ns=None if about.ended_wall_ns is None else shifted(about.ended_wall_ns, node.offset_ns),
+        ended_wall_ns=ended_ns,
     )
     return RingRecords(about=about, slots=slots, lost=ring.lost, torn=ring.torn)
 

@@ -40,11 +40,13 @@ class Delivered:
     why: str = ""
     local: bool = False
     """The hub reads the run directory where it is."""
+    run: str = ""
+    """What the run is called there."""
 
     def word(self) -> dict[str, Any]:
         """As the launcher is told."""
         if self.whole:
-            return {"delivered": True}
+            return {"delivered": True, "run": self.run}
         return {"delivered": False, "left_bytes": self.left_bytes, "why": self.why}
 
 
@@ -133,7 +135,7 @@ class Shipper:
         self._sender.close()
         unsent = self._sender.unsent()
         if whole and not unsent:
-            self._delivered = Delivered(whole=True, local=self._sender.local)
+            self._delivered = Delivered(whole=True, local=self._sender.local, run=self._sender.run_name)
         else:
             why = self._sender.refusal or self._sender.trouble or (unsent if whole else OUT_OF_TIME)
             self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)

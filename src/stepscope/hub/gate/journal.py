@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,6 +39,8 @@ class HubJournal:
         self._full = False
 
     def event(self, event: str, **fields: Any) -> None:
+        if line := _line(event, fields):
+            print(f"stepscope: {line}", file=sys.stderr, flush=True)
         record = {"schema": 1, "wall_ns": self._wall(), "event": event, **fields}
         self._waiting.append(record)
         self._live.lines(EVENTS, [json.dumps(record).encode()], node=_NODE, offset_ns=0)
@@ -68,3 +70,20 @@ class HubJournal:
         if self._full:
             self._full = False
             self.event("warning", message=f"the hub can write to {self._path.parent} again")
+
+
+def _line(event: str, fields: Mapping[str, Any]) -> str:
+    """What whoever sits at node 0 should know while the job runs; empty: it can wait for the summary."""
+    who = f"node {fields.get('node')} ({fields.get('host')})"
+    if event == "node_lost":
+        return f"{who} has not been heard of for {fields['silent_s']:.0f} s"
+    if event == "node_back":
+        return f"{who} is back"
+    if event == "node_absent":
+        numbers = ", ".join(str(number) for number in fields["nodes"][:8])
+        return f"not yet heard of: node {numbers}{' …' if len(fields['nodes']) > 8 else ''}; waiting for it"
+    if event == "node_bye" and (end := fields["end"]).get("status") not in ("finished", "orphaned", None):
+        return f"{who} ended: {end['status']} (exit code {end.get('exit_code')})"
+    if event == "refused" and fields["reason"] == "key":
+        return f"{fields['source']} wants to join and has another key; see docs/multi-node.md"
+    return ""

@@ -14,6 +14,8 @@ from stepscope.store.sidecar import read_sidecars
 
 __all__ = ["NodeWatch"]
 
+ABSENT_S: Final = 30.0
+"""After so long it is told which nodes never came."""
 _SAVE_S: Final = 3.0
 _COST: Final = 50
 """What writing ``nodes.json`` takes may be one in so many of our seconds: with many nodes it is written less often."""
@@ -34,12 +36,18 @@ class NodeWatch:
         self._admission, self._inbox, self._journal, self._refusals = admission, inbox, journal, refusals
         self._clock = clock
         self._save_at_s = 0.0
+        self._absent_at_s = clock() + ABSENT_S
         self._told: set[str] = set()
 
     def tick(self) -> None:
         for sender in self._admission.look():
             silent_s = round(sender.silent_s(self._clock()), 1)
             self._journal.event("node_lost", node=sender.node, host=sender.host, silent_s=silent_s)
+        if self._clock() >= self._absent_at_s:
+            self._absent_at_s = float("inf")
+            came = {known.node for known in (*self._inbox.nodes(), *self._admission.senders.values())}
+            if absent := sorted(set(range(1, self._admission.nnodes)) - came):
+                self._journal.event("node_absent", nodes=absent)
         for reason, count in self._counts().items():
             if reason not in self._told:
                 self._told.add(reason)

@@ -123,15 +123,19 @@ class LiveRun(Intake):
         since = of["live_since_ns"][at] - of["anchor_mono_ns"][at] + of["anchor_wall_ns"][at]
         names = [self.registry.phase_names(ring) for ring in at.tolist()]
         live = zip(names, of["live_phase"][at].tolist(), strict=True)
-        plain = ("attempt", "local_rank", "pid", "last_step", "live_step", "rows", "lost", "torn", "hook_failures")
+        heard = of["live_step"][at] > of["last_step"][at]  # else it said where it was before it sent its last step
+        plain = ("attempt", "local_rank", "pid", "last_step", "rows", "lost", "torn", "hook_failures")
         return {
             "total": len(rings),
             "rank": shown[place].tolist(),
             **{name: of[name][at].tolist() for name in plain},
+            "live_step": np.maximum(of["live_step"][at], of["last_step"][at] + 1).tolist(),
             "node": [self.registry.nodes[node] for node in of["node"][at].tolist()],
             "host": [self.registry.hosts[host] for host in of["host"][at].tolist()],
             "state": [self.registry.state(ring) for ring in at.tolist()],
-            "live_phase": [given[slot] for given, slot in live],
+            "live_phase": [
+                given[slot] if known else None for (given, slot), known in zip(live, heard.tolist(), strict=True)
+            ],
             "live_since_wall_ns": (since - offsets[of["node"][at]]).tolist() if len(at) else [],
             "ended_wall_ns": [ended or None for ended in of["ended_wall_ns"][at].tolist()],
             "mean_ns": {name: np.round(values[place]).astype(np.int64).tolist() for name, values in means.items()},
