@@ -45,7 +45,8 @@ class NodeWatch:
             self._journal.event("node_lost", node=sender.node, host=sender.host, silent_s=silent_s)
         if self._clock() >= self._absent_at_s:
             self._absent_at_s = float("inf")
-            came = {known.node for known in (*self._inbox.nodes(), *self._admission.senders.values())}
+            came = {node.node for node in self._inbox.nodes()}
+            came |= {sender.node for sender in self._admission.senders.values()}
             if absent := sorted(set(range(1, self._admission.nnodes)) - came):
                 self._journal.event("node_absent", nodes=absent)
         for reason, count in self._counts().items():
