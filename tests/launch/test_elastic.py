@@ -99,6 +99,7 @@ def attempts(run_stepscope: Run, script: Callable[..., Path], port: Callable[[],
     return attempts
 
 
+@pytest.mark.soak
 @pytest.mark.ranks
 def test_a_node_that_joins_begins_an_attempt_that_torchrun_does_not_count(
     attempts: Callable[..., list[Row]],

@@ -48,6 +48,7 @@ def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int
 
 
 @pytest.mark.faults
+@pytest.mark.soak
 def test_the_hub_is_killed_and_then_the_agent_of_the_other_node(nodes: Any, tmp_path: Path) -> None:
     for node in (0, 1):
         nodes.start(node)
@@ -90,6 +91,7 @@ def test_ctrl_c_on_one_node_is_told_by_the_other(nodes: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.faults
+@pytest.mark.soak
 def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
     """Somebody else has its port: node 0 is recorded by itself, node 1 keeps its part and says how to send it."""
     with socket.create_server(("127.0.0.1", nodes.port)):
