@@ -18,13 +18,13 @@ LONG_S = 5.0
 QUICK = (
     CalmCase(do="evaluate,checkpoint"),
     CalmCase(do="mesh", ranks=4),
-    CalmCase(do="ends_apart"),
 )
 LONG = (
     # One after the other in one job: starting it takes longer than what is looked at.
     CalmCase(do="evaluate,figures,run_program,checkpoint,save_checkpoint,evaluate_everywhere"),
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
     CalmCase(do="compiled"),
+    CalmCase(do="ends_apart"),
 )
 CASES = [
     *(pytest.param(case, id=case.id) for case in QUICK),

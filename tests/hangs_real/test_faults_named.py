@@ -14,7 +14,7 @@ from hang_cases import FAULTS, FaultCase, line_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.ranks]
 
-LONG = ("recv-4", "gil_lock-2", "other-2", "exception-2")
+LONG = ("recv-4", "gil_lock-2", "other-2", "exception-2", "deadlock-4")
 """In ``make soak``: each takes twenty seconds and differs little from one that is always run."""
 
 

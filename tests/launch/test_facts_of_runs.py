@@ -131,6 +131,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 @pytest.mark.ranks
 def test_a_mesh_of_data_and_tensor_parallelism(run_stepscope: Run, script: Callable[..., Path]) -> None:
     script(MESH)

@@ -19,10 +19,9 @@ SUBSET = (
     "place/1/between-always",
     "place/2/comm-always",
     "memory/1/host-leak",
-    "time/1/input-once-40",
     "healthy/1/tiny",
 )
-LONG = ("uneven/2/backward-always", "healthy/2/padded-2", "healthy/1/quickstart")
+LONG = ("time/1/input-once-40", "uneven/2/backward-always", "healthy/2/padded-2", "healthy/1/quickstart")
 SYNTHETIC = (
     "healthy/*",
     "place/*",

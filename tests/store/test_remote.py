@@ -122,7 +122,7 @@ def test_lost_absent_and_refused_are_told(
     inbox.introduce(node.spool, node=1, host="b")
     send(inbox, node.frame([node.sidecars(), node.block([0, 0], [3, 4])]))
     inbox.refuse(node.spool)
-    inbox.save_nodes(refused={"wrong token": 3, "garbage": 1})
+    inbox.save_nodes(refused={"token": 3, "frame": 1})
     inbox.close()
     write_meta(paths.run_dir, {**read_meta(paths.run_dir), "nnodes": 5})
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
@@ -132,7 +132,7 @@ def test_lost_absent_and_refused_are_told(
         "Node 1 (host b) was lost: it was last heard of at 2023-11-14 22:13:20 and never said how it ended.",
         "Node 1 (host b): its clock is 2.5 s behind; times are shown by this host's.",
         "Node 1 (host b): 1 frame refused.",
-        "Strangers were turned away 4 times: wrong token 3, garbage 1.",
+        "The hub refused 4 requests: wrong tokens (3), no frames of ours (1).",
     ]
     assert told(paths.run_dir) == expected
     seal(paths.run_dir)

@@ -65,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.dir} is not a folder")
     if not 0 <= port < 1 << 16:
         raise UsageError(f"--port {port}: there is no such port")
+    if not any(
+        (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
+    ):
+        print(f"stepscope: there is no run in {args.dir} yet; name a run, or a folder of runs", file=sys.stderr)
     place = args.token_file or key_path(os.environ).with_name(TOKEN_FILE)
     token = kept_secret(place, "token", "name another file with --token-file")
     with listen(host, port) as listening:
@@ -83,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
 def _tell(folder: Path, url: str, place: Path, token: str, tls: TlsFiles | None) -> None:
     """The token itself only to somebody who sits there: what is not a terminal may be kept, or read by others."""
     print(f"stepscope: serving {folder} at {url}; Ctrl-C ends it", file=sys.stderr)
-    if not any((folder / name).exists() for name in (META, *(f"{child.name}/{META}" for child in folder.iterdir()))):
-        print(f"stepscope: there is no run in {folder} yet; name a run, or a folder of runs", file=sys.stderr)
     print(f"stepscope: the token is in {place}", file=sys.stderr)
     if tls is not None:
         print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}", file=sys.stderr)

@@ -49,10 +49,10 @@ def test_it_sends_while_the_run_goes_on_and_ends_with_a_bye(spool: Any, hub: Any
         spool.steps(0, count)
         until(lambda count=count: hub.kept and hub.spool().last_seq.get(spool.key(0)) == 5 * count * (count + 1))
     spool.lines("events.jsonl", {"event": "agent_end"})
-    assert ship.finish(BYE, PATIENCE_S) == Delivered(whole=True)
+    assert ship.finish(BYE, PATIENCE_S) == Delivered(whole=True, run="job-2")
     spool.equals(hub.spool())
     assert (hub.spool().byes, len(hub.joins), ship.counts.joins) == ([BYE], 1, 1)
-    assert ship.finish(BYE, 0.0).word() == {"delivered": True}
+    assert ship.finish(BYE, 0.0).word() == {"delivered": True, "run": "job-2"}
     assert ship.news() == []
 
 
@@ -212,7 +212,7 @@ def test_agents_that_are_killed_are_followed_by_one_that_delivers(node: Node, se
         secure_hub.start()
     agent = node.agent()
     node.steps(50)
-    assert node.end(agent) == [{"delivered": True}]
+    assert node.end(agent) == [{"delivered": True, "run": "job-2"}]
     kept = secure_hub.spool()
     assert received(secure_hub) == 1450
     assert kept.byes == [BYE]
