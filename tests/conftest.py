@@ -119,6 +119,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     return check
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 class PageReader(HTMLParser):
     """What a browser would make of a page of ours."""
 

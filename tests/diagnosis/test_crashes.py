@@ -314,3 +314,26 @@ def test_where_all_lost_a_peer_those_who_said_so_lead_not_those_who_were_stopped
     deaths = (Death(rank=0, step=19), Death(rank=1, step=20, state="exception"))
     found = crash_of(Cluster(ranks=2, steps=20, errors=errors, deaths=deaths))
     assert (found.ranks, found.evidence["followers"]) == ((1,), 1)
+
+
+@pytest.mark.parametrize(("vanished_s", "lead"), [(30.0, "Rank 0 raised RuntimeError"), (2.0, "Rank 1 vanished")])
+def test_who_raised_long_before_another_vanished_was_not_taken_along(vanished_s: float, lead: str) -> None:
+    run = Cluster(
+        ranks=2,
+        steps=40,
+        hosts=2,
+        deaths=(Death(rank=0, step=30, state="exception"), Death(rank=1, step=30)),
+        errors=(raised(0, "RuntimeError", GLOO, at_s=1.0),),
+    ).run()
+    ended_ns = ANCHOR_WALL_NS + int(vanished_s * 1e9)
+    run = replace(run, ranks=tuple(replace(one, ended_wall_ns=ended_ns) if one.rank else one for one in run.ranks))
+    found = diagnose(run, build_window(run))[0]
+    assert found.kind == "rank_crashed"
+    assert found.title.startswith(lead)
+    assert (" on node1 " in found.title) is lead.endswith("vanished")
+
+
+def test_a_phase_that_is_older_than_the_last_step_is_not_told() -> None:
+    run = Cluster(ranks=2, steps=40, deaths=(Death(rank=1, step=30, phase="forward"),)).run()
+    stale = tuple(replace(one, live_since_ns=1) if one.rank else one for one in run.ranks)
+    assert [failure.phase for failure in failures_of(replace(run, ranks=stale))] == [None]

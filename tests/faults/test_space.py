@@ -5,25 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def fill(folder: Path) -> Path:
@@ -51,25 +39,25 @@ def test_a_run_directory_that_cannot_be_made(
 
 
 def test_a_full_disk_from_the_start(
-    run_stepscope: Callable[..., Any], script: Callable[..., Path], small: Path
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], small_disk: Path
 ) -> None:
     script("print('ran'); raise SystemExit(4)\n")
-    fill(small)
-    done = run_stepscope("run", "--dir", small / "runs", "script.py")
+    fill(small_disk)
+    done = run_stepscope("run", "--dir", small_disk / "runs", "script.py")
     assert (done.code, done.stdout) == (4, "ran\n")
     assert done.stderr.endswith("No space left on device; the job runs unrecorded\n")
     assert done.stderr.count("\n") == 1
 
 
 def test_a_disk_that_fills_up_while_it_runs(
-    start: Callable[..., Any], job: Path, small: Path, run_stepscope: Callable[..., Any]
+    start: Callable[..., Any], job: Path, small_disk: Path, run_stepscope: Callable[..., Any]
 ) -> None:
-    patient = start("run", "--dir", small / "runs", "--name", "one", job, "--steps", "120", "--pause-ms", "5")
+    patient = start("run", "--dir", small_disk / "runs", "--name", "one", job, "--steps", "120", "--pause-ms", "5")
     patient.wait_for("step 10 ")
     patient.until(patient.ranks)
-    filler = fill(small)
+    filler = fill(small_disk)
     done = patient.finish()
-    run_dir = small / "runs" / "one"
+    run_dir = small_disk / "runs" / "one"
     assert done.code == 0
     assert (patient.printed + done.stdout).count(" loss ") == 120
     assert f"stepscope: cannot write to {run_dir}: No space left on device" in done.stderr
@@ -90,7 +78,7 @@ def test_a_disk_that_fills_up_while_it_runs(
 TINY_MEMORY = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" "$@"'
 
 
-def test_no_room_in_memory(run_stepscope: Callable[..., Any], commands: Any, job: Path, small: Path) -> None:
+def test_no_room_in_memory(run_stepscope: Callable[..., Any], commands: Any, job: Path, small_disk: Path) -> None:
     """A container's /dev/shm is often tiny: the ring goes to the disk, with a line saying so, and never a SIGBUS."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this needs a mount namespace")

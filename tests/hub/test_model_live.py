@@ -140,24 +140,10 @@ def test_ranks_are_ordered_and_paged() -> None:
     assert live.ranks()["total"] == 30
 
 
-def test_the_map_joins_neighbours_and_shows_the_slowest_of_them() -> None:
-    series = Cluster(ranks=12, steps=6, noise=0.2).series()
-    live = LiveRun()
-    introduce(live, series)
-    live.rows(taken_of(series, range(6)))
-    said = live.heat(rows=3, what="wall")
-    assert said["first_ranks"] == [0, 4, 8]
-    assert said["last_ranks"] == [3, 7, 11]
-    walls = np.array([one.steps["wall_ns"] for one in series], float)
-    assert np.allclose(np.array(said["most_ns"], float), walls.reshape(3, 4, 6).max(axis=1), rtol=1e-6)
-    assert np.allclose(np.array(said["mean_ns"], float), walls.reshape(3, 4, 6).mean(axis=1), rtol=1e-6)
-    assert live.heat(first_step=2, last_step=3)["first_steps"] == [2, 3]
-
-
 def test_an_empty_run_has_documents_too() -> None:
     live = LiveRun(name="empty")
     live.tick()
-    for document in (live.info(), live.ranks(), live.steps(), live.heat(), live.findings()):
+    for document in (live.info(), live.ranks(), live.steps(), live.findings()):
         json.dumps(document)
     assert live.steps()["first"] == []
     assert live.events() == []
@@ -229,7 +215,7 @@ def test_rows_of_any_bytes_do_no_harm(seed: int) -> None:
             slots[:, 5] = 0
             live.rows(FedRows(slots=slots, table=taken.table))
             live.tick()
-        for document in (live.info(), live.ranks(), live.steps(), live.heat()):
+        for document in (live.info(), live.ranks(), live.steps()):
             json.dumps(document)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,9 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A run on a file system of one megabyte."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield create_run(folder / "runs", "test", ["x"], environ={}, sessions=tmp_path / "sessions").run_dir
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def small(small_disk: Path, tmp_path: Path) -> Path:
+    """A run on it."""
+    return create_run(small_disk / "runs", "test", ["x"], environ={}, sessions=tmp_path / "sessions").run_dir
 
 
 def fill(run_dir: Path) -> Path:

@@ -334,3 +334,10 @@ def test_another_machines_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_sealed_is_not_believed_without_a_reason(run: Path) -> None:
     write_meta(run, {**read_meta(run), "sealed": "yes"})
     assert len(open_run(run).ranks) == 4
+
+
+def test_a_spool_is_never_sealed(paths: RunPaths) -> None:
+    """It is on its way to the run that it belongs to."""
+    assert seal.needs_seal(paths.run_dir)
+    write_meta(paths.run_dir, {**read_meta(paths.run_dir), "hub": {"url": "http://a:1", "run": "r", "node": 1}})
+    assert not seal.needs_seal(paths.run_dir)

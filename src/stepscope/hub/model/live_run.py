@@ -178,44 +178,6 @@ class LiveRun(Intake):
             },
         }
 
-    def heat(
-        self,
-        *,
-        what: str = "work",
-        first_step: int = 0,
-        last_step: int | None = None,
-        first_rank: int = 0,
-        last_rank: int | None = None,
-        rows: int = 256,
-    ) -> dict[str, Any]:
-        """Mean work (or ``wall``) by ranks and bins of steps; neighbouring ranks share a row where there are more.
-
-        Of each row the mean over its ranks, and that of its slowest rank in each bin; null where nothing is known.
-        """
-        self.settle()
-        shown = self.registry.of["shown"][self.ring_of]
-        order = np.argsort(shown, kind="stable")
-        order = order[(shown[order] >= first_rank) & (shown[order] <= (1 << 31 if last_rank is None else last_rank))]
-        heat, span = self.map, self.map.span
-        last_step = heat.newest if last_step is None else min(last_step, heat.newest)
-        bins = slice(max(0, first_step) // span, max(-1, last_step) // span + 1)
-        sums = (heat.wall_ns if what == "wall" else heat.work_ns)[order, bins]
-        count = heat.count[order, bins]
-        with np.errstate(invalid="ignore"):
-            means = sums / count
-        per_row = max(1, -(-len(order) // max(1, min(rows, MOST_BINS))))
-        starts = np.arange(0, len(order), per_row)
-        most, mean = _rows_of(means, starts)
-        return {
-            "what": what,
-            "span": span,
-            "first_steps": (np.arange(bins.start, bins.stop) * span).tolist(),
-            "first_ranks": shown[order[starts]].tolist(),
-            "last_ranks": shown[order[np.minimum(starts + per_row, len(order)) - 1]].tolist(),
-            "mean_ns": _nullable(mean),
-            "most_ns": _nullable(most),
-        }
-
     def findings(self) -> dict[str, Any]:
         return {**self._judged(), "findings": [finding.to_dict() for finding in self.judged.findings]}
 
@@ -278,20 +240,3 @@ class LiveRun(Intake):
         """Whether every rank of the last attempt is known to be gone."""
         states = self.registry.of["state"][self.ring_of]
         return bool(len(states)) and bool((states >= ENDED).all())
-
-
-def _rows_of(means: NDArray[np.float64], starts: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The most and the mean of each run of ranks, nan aside."""
-    if not len(starts) or not means.shape[1]:
-        empty = np.zeros((len(starts), means.shape[1]))
-        return empty, empty
-    known = ~np.isnan(means)
-    most = np.maximum.reduceat(np.where(known, means, -1.0), starts, axis=0)
-    count = np.add.reduceat(known, starts, axis=0, dtype=np.int64)
-    total = np.add.reduceat(np.where(known, means, 0.0), starts, axis=0)
-    with np.errstate(invalid="ignore"):
-        return np.where(most < 0, np.nan, most), total / count
-
-
-def _nullable(values: NDArray[np.float64]) -> list[list[int | None]]:
-    return [[None if value != value else round(value) for value in row] for row in values.tolist()]
