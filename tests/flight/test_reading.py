@@ -269,7 +269,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(mutated())
 def test_damaged_dumps_are_refused_or_judged(data: bytes) -> None:
     try:
@@ -312,6 +312,29 @@ def test_any_data_in_the_right_places(rows: list[dict[str, Any]], around: dict[s
     document["entries"] = [{**row, **more} for row, more in zip(document["entries"], rows, strict=False)]
     dump = read_dump(pickle.dumps({**document, **around}), rank=0)
     json.dumps(judge([dump, read_dump(REAL[0], rank=1)]).to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("claimed", "world"), [(1 << 17, 2), (1 << 62, 2), (40_000, 40_001)])
+def test_claims_of_large_jobs(claimed: int, world: int) -> None:
+    """Ranks have no gaps: one that no job has would have all below it looked for, pair by pair."""
+    document = asleep(2).document(0)
+    dump = read_dump(pickle.dumps({**document, "pg_config": {"a": [claimed]}}), rank=0)
+    found = judge([dump, read_dump(REAL[0], rank=1)])
+    assert found.world == world
+    assert (found.kind, len(found.suspects)) == (
+        "hang_unknown" if world == 2 else "rank_lost",
+        world if world == 2 else world - 2,
+    )
+    assert read_dump(pickle.dumps({**document, "rank": claimed})).rank == (claimed if world > 2 else -1)
+
+
+def test_dates_in_names_are_no_ranks(tmp_path: Path) -> None:
+    names = ["dump-20261011", "dump-20261012"]
+    assert ranks_by_name(names) == {}
+    assert ranks_by_name([f"{name}.{place}.x" for place, name in enumerate(names)]) == {
+        "dump-20261011.0.x": 0,
+        "dump-20261012.1.x": 1,
+    }
 
 
 def test_coalesced_calls_are_one(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.flight.entries import DONE, Dump, GroupKey, Operation, Trace
+from stepscope.records.collectives import NO_DESCRIPTION, group_name
 from stepscope.records.hang import Frame
 
 __all__ = ["Group", "Progress", "groups_of", "world_of"]
@@ -95,8 +96,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        name, description = self.key
-        return description if description not in ("", "undefined") else name or "the group"
+        return group_name(*self.key) or "the group"
 
     @property
     def waiting(self) -> dict[int, int]:
@@ -190,7 +190,7 @@ def _members(groups: Mapping[GroupKey, list[Dump]], world: tuple[int, ...]) -> d
     shown = {key: tuple(sorted(dump.rank for dump in dumps)) for key, dumps in groups.items()}
     families: dict[str, list[GroupKey]] = {}
     for key in shown:
-        if key[1] == DEFAULT or (key[0] == "0" and key[1] in ("", "undefined")):
+        if key[1] == DEFAULT or (key[0] == "0" and key[1] in NO_DESCRIPTION):
             shown[key] = world
         else:
             families.setdefault(key[1], []).append(key)

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.errors import DumpError
 from stepscope.flight.build import Builder, Columns, text, whole
 from stepscope.flight.entries import DONE, Dump, GroupKey, Status, Trace
-from stepscope.flight.spelling import ranks_of
+from stepscope.flight.spelling import rank_or, ranks_of
 from stepscope.records.hang import Frame
 
 __all__ = ["builder_for", "decode_dump", "finish_dump"]
@@ -50,7 +50,7 @@ def finish_dump(raw: Mapping[str, Any], builder: Builder, *, source: str, rank: 
         for key in {**builder.columns, **statuses}
     }
     return Dump(
-        rank=whole(raw.get("rank"), -1) if rank is None else rank,
+        rank=rank_or(whole(raw.get("rank"), -1), -1) if rank is None else rank,
         source=source,
         version=text(raw.get("version"))[:16],
         groups=groups,

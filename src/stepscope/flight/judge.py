@@ -31,7 +31,7 @@ from stepscope.flight.reasons import (
 from stepscope.flight.stacks import group_stacks
 from stepscope.flight.titan import RankLog
 from stepscope.flight.verdict import Accused, Verdict
-from stepscope.flight.waits import Edge, cycle_in, ends_of, reaching
+from stepscope.flight.waits import Edge, cycle_in, ends_of, reaching, waits_for
 from stepscope.flight.wording import called, ranks_text
 from stepscope.records.hang import HangKind, ThreadStack
 
@@ -158,6 +158,7 @@ def _at_the_end(case: Case) -> Verdict | None:
     if _in_flight(case):
         return None
     edge = telling(case.edges, certain)
+    owed = waits_for(case.edges, certain)
     places = {rank: place_of(case.stacks.get(rank, ())) for rank in certain}
     kind: HangKind = "hang_missing_collective"
     if all(place is not None and place.doing == "input" for place in places.values()):
@@ -166,7 +167,7 @@ def _at_the_end(case: Case) -> Verdict | None:
         healthy=False,
         kind=kind,
         title=missing_title(case, edge, certain),
-        culprits=tuple(accused(case, rank, missing_reason(case, rank, places[rank])) for rank in certain),
+        culprits=tuple(accused(case, rank, missing_reason(case, rank, owed[rank], places[rank])) for rank in certain),
         victims=tuple(sorted(reaching(case.edges, certain) - set(certain))),
         group=edge.group.key[0],
         description=edge.group.key[1],
@@ -342,7 +343,8 @@ def _rest(case: Case, culprits: Collection[int]) -> tuple[int, ...]:
 
 
 def _waiters(edges: Sequence[Edge], culprits: Collection[int]) -> list[int]:
-    return sorted({edge.waiter for edge in edges if edge.waited in culprits})
+    blamed = set(culprits)
+    return sorted({edge.waiter for edge in edges if edge.waited in blamed})
 
 
 def _and(words: Sequence[str]) -> str:

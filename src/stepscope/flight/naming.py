@@ -40,7 +40,7 @@ def ranks_by_name(names: Sequence[str]) -> Mapping[str, int]:
     fields = {name: _NUMBER.findall(stem) for name, stem in stems.items()}
     widest = max((len(found) for found in fields.values()), default=0)
     for place in range(1, widest + 1):
-        chosen = {name: int(found[-place]) if len(found) >= place else None for name, found in fields.items()}
+        chosen = {name: _last(found[-place:][:1] if len(found) >= place else ()) for name, found in fields.items()}
         distinct = _distinct(chosen)
         if len(distinct) == len(names):
             return distinct

@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from stepscope.flight.quick import quick_dump
 from stepscope.flight.stacks import is_stacks, parse_threads
 from stepscope.flight.titan import RankLog, is_titan_log, read_titan_log
 from stepscope.records.hang import ThreadStack
+from stepscope.records.progress import Progress, unheard
 
 __all__ = ["Reading", "read_dump", "read_paths"]
 
@@ -36,8 +37,6 @@ TEXT_BYTES = 1 << 20
 WORTH_A_POOL = 1 << 22
 """Bytes: below, starting processes takes longer than reading."""
 QUOTED = 100
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump
         raise DumpError(f"not a dump: {type(error).__name__}") from None
 
 
-def read_paths(paths: Iterable[Path], *, progress: Progress | None = None, jobs: int | None = None) -> Reading:
+def read_paths(paths: Iterable[Path], *, progress: Progress = unheard, jobs: int | None = None) -> Reading:
     """Everything that can be used in these files and folders."""
     files = _files(paths)
     found = list(_each(files, progress, jobs))
@@ -133,14 +132,13 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield path
 
 
-def _each(files: Sequence[Path], progress: Progress | None, jobs: int | None) -> Iterator[_Found]:
+def _each(files: Sequence[Path], progress: Progress, jobs: int | None) -> Iterator[_Found]:
     workers = jobs if jobs is not None else min(len(os.sched_getaffinity(0)), 16)
     pooled = workers > 1 and len(files) > 1 and sum(_size(path) for path in files) > WORTH_A_POOL
     results = _pooled(files, workers) if pooled else map(_look, files)
     for done, found in enumerate(results, 1):
         yield found
-        if progress is not None:
-            progress(done, len(files))
+        progress(done, len(files))
 
 
 def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:

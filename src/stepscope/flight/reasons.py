@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from stepscope.flight.align import Group
 from stepscope.flight.case import Case, Place
 from stepscope.flight.compare import Departure, usually_follows
+from stepscope.flight.entries import GroupKey
 from stepscope.flight.failures import FailureText
 from stepscope.flight.stacks import user_frame
 from stepscope.flight.verdict import Accused
@@ -116,8 +118,8 @@ def _site(case: Case, group: Group, rank: int, sequence: int) -> tuple[Frame, ..
     return next((thread.frames for thread in case.stacks.get(rank, ()) if thread.main), ())
 
 
-def missing_reason(case: Case, rank: int, place: Place | None) -> str:
-    owed = [edge for edge in case.edges if edge.waited == rank]
+def missing_reason(case: Case, rank: int, owed: Sequence[Edge], place: Place | None) -> str:
+    """``owed``: all waits for it."""
     first = telling(owed, [rank])
     text = f"has not called {in_group(first)}"
     if len({(edge.group.key, edge.sequence) for edge in owed}) > 1:
@@ -136,7 +138,8 @@ def missing_reason(case: Case, rank: int, place: Place | None) -> str:
 
 
 def missing_title(case: Case, edge: Edge, culprits: Sequence[int]) -> str:
-    waiting = sorted({e.waiter for e in case.edges if e.group is edge.group and e.waited in culprits})
+    blamed = set(culprits)
+    waiting = sorted({e.waiter for e in case.edges if e.group is edge.group and e.waited in blamed})
     verb = "has" if len(culprits) == 1 else "have"
     waits = "waits" if len(waiting) == 1 else "wait"
     return (
@@ -147,11 +150,16 @@ def missing_title(case: Case, edge: Edge, culprits: Sequence[int]) -> str:
 
 def telling(edges: Iterable[Edge], culprits: Collection[int]) -> Edge:
     """Of the waits for these: in the collective in which most wait for most of them, and of such the first called."""
-    into = [edge for edge in edges if edge.waited in culprits]
-    many: dict[tuple[object, int], int] = {}
-    for edge in into:
-        many[edge.group.key, edge.sequence] = many.get((edge.group.key, edge.sequence), 0) + 1
-    return min(into, key=lambda e: (-many[e.group.key, e.sequence], when(e.group, e.sequence), e.waiter))
+    blamed = set(culprits)
+    many: Counter[tuple[GroupKey, int]] = Counter()
+    firsts: dict[tuple[int, int], Edge] = {}
+    for edge in edges:
+        if edge.waited in blamed:
+            many[edge.group.key, edge.sequence] += 1
+            first = firsts.setdefault((id(edge.group), edge.sequence), edge)
+            if edge.waiter < first.waiter:
+                firsts[id(edge.group), edge.sequence] = edge
+    return min(firsts.values(), key=lambda e: (-many[e.group.key, e.sequence], when(e.group, e.sequence), e.waiter))
 
 
 def when(group: Group, sequence: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["MAX_RANK", "operation_name", "peers_of", "ranks_of"]
+__all__ = ["MAX_RANK", "operation_name", "peers_of", "rank_or", "ranks_of"]
 
-MAX_RANK = 1 << 24
-MAX_RANKS = 1 << 20
+MAX_RANK = 1 << 17
+"""No job is that large; ranks have no gaps, so whoever claims one of a billion would have a billion looked for."""
 
 SAME = {
     "_all_gather_base": "all_gather",
@@ -66,8 +66,12 @@ def peers_of(wording: str) -> tuple[int, int, bool] | None:
 def ranks_of(value: Any) -> tuple[int, ...]:
     """``"[0, 1, 2]"``, or a list of them; nothing for anything else."""
     if isinstance(value, str):
-        value = [int(number) for number in _NUMBER.findall(value[: 16 * MAX_RANKS])]
-    if not isinstance(value, list | tuple) or len(value) > MAX_RANKS:
+        value = [int(number) for number in _NUMBER.findall(value[: 16 * MAX_RANK])]
+    if not isinstance(value, list | tuple) or len(value) > MAX_RANK:
         return ()
     ranks = [rank for rank in value if type(rank) is int and 0 <= rank < MAX_RANK]
     return tuple(dict.fromkeys(ranks)) if len(ranks) == len(value) else ()
+
+
+def rank_or(number: int, default: int) -> int:
+    return number if 0 <= number < MAX_RANK else default

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stepscope.flight.align import Group
 from stepscope.flight.entries import Operation
 
-__all__ = ["Edge", "collective_edges", "cycle_in", "ends_of", "p2p_edges", "reaching"]
+__all__ = ["Edge", "collective_edges", "cycle_in", "ends_of", "p2p_edges", "reaching", "waits_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,15 @@ def ends_of(edges: Sequence[Edge]) -> tuple[int, ...]:
     """Ranks that are waited for and wait for nobody."""
     waiters = {edge.waiter for edge in edges}
     return tuple(sorted({edge.waited for edge in edges} - waiters))
+
+
+def waits_for(edges: Iterable[Edge], targets: Iterable[int]) -> dict[int, list[Edge]]:
+    """By rank, of these: who waits for it, and where."""
+    found: dict[int, list[Edge]] = {rank: [] for rank in targets}
+    for edge in edges:
+        if edge.waited in found:
+            found[edge.waited].append(edge)
+    return found
 
 
 def reaching(edges: Sequence[Edge], targets: Iterable[int]) -> set[int]:
