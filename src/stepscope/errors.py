@@ -9,7 +9,8 @@
     ├── DumpError                  a dump of a Flight Recorder cannot be used          exit 3
     ├── FrameError                 what came over the network is not of ours           exit 3
     ├── HubError                   the hub cannot be started or reached                exit 3
-    │   └── HubRefused             it answers, and does not take us
+    │   ├── HubRefused             it answers, and does not take us
+    │   └── HubMissing             it has no such run, rank or file
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
         ├── RingVersion            written by another version of the layout
@@ -25,6 +26,7 @@ __all__ = [
     "DumpError",
     "FrameError",
     "HubError",
+    "HubMissing",
     "HubRefused",
     "NotARun",
     "RingError",
@@ -78,6 +80,10 @@ class HubError(StepscopeError):
 
 
 class HubRefused(HubError):
+    pass
+
+
+class HubMissing(HubError):
     pass
 
 

@@ -220,3 +220,38 @@ def test_a_process_that_wants_a_processor_and_hardly_gets_one_is_at_work() -> No
     assert job.excuse().reason == "Rank 0 computes."
     job.at(0, process_state="S").at(1, process_state="S")
     assert job.hang().kind == "hang_unknown"
+
+
+KERNEL = (
+    ("/venv/lib/python3.11/site-packages/tornado/platform/asyncio.py", 203, "start"),
+    ("/venv/lib/python3.11/site-packages/ipykernel/kernelapp.py", 768, "start"),
+    ("/venv/lib/python3.11/site-packages/ipykernel_launcher.py", 18, "<module>"),
+)
+BETWEEN_CELLS = stack(("/usr/lib/python3.11/selectors.py", 468, "select"), *KERNEL)
+IN_A_CELL = stack(
+    ("/tmp/ipykernel_12324/322854956.py", 3, "<module>"),
+    ("/venv/lib/python3.11/site-packages/IPython/core/interactiveshell.py", 3823, "run_code"),
+    *KERNEL,
+)
+IN_A_TERMINAL = stack(
+    ("/usr/lib/python3.11/selectors.py", 468, "select"),
+    ("/venv/lib/python3.11/site-packages/IPython/terminal/interactiveshell.py", 900, "prompt_for_code"),
+)
+
+
+@pytest.mark.parametrize("threads", (BETWEEN_CELLS, IN_A_TERMINAL))
+def test_a_notebook_whose_cells_are_done_rests_as_long_as_it_likes(threads: Stack) -> None:
+    for silent_s in (11.0, 1e6):
+        rests = Job(ranks=1, silent_s=silent_s).alone(0, threads).excuse()
+        assert rests.reason == "The process waits for somebody to run the next cell."
+        assert rests.look_again_s == 60.0
+
+
+def test_a_cell_that_stands_still_is_a_hang_as_anywhere() -> None:
+    assert Job(ranks=1).alone(0, IN_A_CELL).hang().kind == "hang_host"
+
+
+def test_a_kernel_that_the_others_wait_for_is_to_blame() -> None:
+    found = Job(ranks=2).alone(1, BETWEEN_CELLS).hang()
+    assert [culprit.rank for culprit in found.culprits] == [1]
+    assert "it waits for somebody to run the next cell" in found.culprits[0].reason

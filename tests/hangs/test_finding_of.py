@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from stepscope.hangs.finding import finding_of, stood_s
+from stepscope.hangs.tense import told_of
+from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import HangKind, HangRecord
 from stepscope.testing.standstill import LOOP, SCRIPT, Job, stack, worker
 
@@ -70,11 +72,31 @@ def test_one_that_came_back_is_a_stall() -> None:
     finding = finding_of(record)
     assert (finding.kind, finding.severity) == ("stall", "warning")
     assert finding.title == (
-        "The job stood still for 14 s and came back. Rank 1 had not called all_reduce of default_pg: it sleeps at "
-        "train.py:41 (time.sleep(999)); ranks 0, 2 and 3 wait for it."
+        "The job stood still for 14 s and came back. Rank 1 had not called all_reduce of default_pg: it slept at "
+        "train.py:41 (time.sleep(999)); ranks 0, 2 and 3 waited for it."
     )
     assert finding.advice[0] == "Begin at train.py:41 in next_batch."
     assert stood_s(record) == 14.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "does", "last"),
+    [
+        ({}, "sleeps", "; nothing has happened for more than 12 s."),
+        ({"over": "ended", "over_wall_ns": 403 * SECOND_NS}, "slept", "; nothing happened for 5 min 03 s."),
+        ({"over": "aborted", "over_wall_ns": 130 * SECOND_NS}, "slept", "; nothing happened for 30 s."),
+    ],
+)
+def test_where_nobody_waits_the_time_is_told_as_it_was_measured(fields: dict[str, Any], does: str, last: str) -> None:
+    record = Job(ranks=1).alone(0).hang()
+    assert finding_of(replace(record, **fields)).title == f"The process {does} at train.py:41 (time.sleep(999)){last}"
+    waited_for = replace(Job().alone(1).hang(), **fields)
+    assert finding_of(waited_for).title == told_of(waited_for).title  # whose wait says enough
+
+
+def test_of_one_that_goes_on_no_more_is_said_than_was_seen() -> None:
+    record = replace(Job(ranks=1).alone(0).hang(), declared_wall_ns=111_900_000_000)
+    assert finding_of(record).title.endswith("; nothing has happened for more than 11 s.")
 
 
 @pytest.mark.parametrize("over", ("ended", "aborted"))
@@ -102,6 +124,11 @@ def test_every_kind_has_advice(kind: HangKind) -> None:
 
 IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("train.py", 30, "epoch"), LOOP)
 
+FETCHING = ("torch/utils/data/_utils/fetch.py", 52, "fetch")
+ITS_OWN_LOADER = stack(
+    ("shards.py", 8, "__getitem__"), FETCHING, ("torch/utils/data/dataloader.py", 788, "_next_data"), LOOP
+)
+
 
 @pytest.mark.parametrize(
     ("fields", "words"),
@@ -112,8 +139,36 @@ IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("t
         ({"threads": IN_LOADER, "workers": (worker(process_state="T"),)}, "Somebody stopped the worker process"),
         ({"threads": IN_LOADER, "workers": ()}, "A worker that died silently"),
         ({"threads": IN_LOADER, "workers": (worker(),)}, "DataLoader(timeout=…)"),
+        ({"threads": ITS_OWN_LOADER, "workers": ()}, "DataLoader(num_workers=1, timeout=…)"),
     ],
 )
 def test_advice_is_about_what_was_found(fields: dict[str, object], words: str) -> None:
     hang = Job(ranks=2).alone(1).at(1, **fields).at(1, threads_later=()).hang()
     assert any(words in advice for advice in finding_of(hang).advice)
+
+
+@pytest.mark.parametrize(
+    ("steps", "begins"),
+    [
+        (
+            (60, 61),
+            (
+                "Rank 1 went on to step 61 without all_reduce number 7 of group 1, in which rank 0 waits in step 60, "
+                "at train.py:59: look for a branch that only some ranks take."
+            ),
+        ),
+        ((60, 60), "Begin at train.py:59 in step."),
+        ((60, None), "Begin at train.py:59 in step."),
+    ],
+)
+def test_a_call_that_a_rank_went_past_is_told_from_groups_in_another_order(
+    steps: tuple[int | None, ...], begins: str
+) -> None:
+    job = Job(ranks=2)
+    own = ProcessGroup(slot=1, name="1", description="undefined", size=2, ranks=(0, 1))
+    for rank, group in enumerate((own, None)):
+        job.at(rank, step=steps[rank], collective=job.waits(group=group))
+    of_world = {"waiters": [1], "waited": [0], "group": "0", "description": "default_pg", "sequence": 67}
+    of_own = {"waiters": [0], "waited": [1], "group": "1", "description": "undefined", "sequence": 7}
+    hang = replace(job.hang(), flight={"wait_for": [{**row, "op": "all_reduce"} for row in (of_world, of_own)]})
+    assert (hang.kind, finding_of(hang).advice[0]) == ("hang_deadlock", begins)

@@ -110,7 +110,8 @@ def test_places() -> None:
 def test_collectives() -> None:
     assert collective_text(None) == "a collective"
     assert collective_text(WaitingIn(group="")) == "a collective"
-    assert collective_text(WaitingIn(group="3", op="barrier")) == "barrier of 3"
+    assert collective_text(WaitingIn(group="3", op="barrier")) == "barrier of group 3"
+    assert collective_text(WaitingIn(group="1", description="undefined", op="barrier")) == "barrier of group 1"
     assert collective_text(WaitingIn(group="3", description="tp", op="barrier", sequence=2)) == "barrier number 2 of tp"
     assert collective_text(WaitingIn(group="0", op="send", peer=4)) == "send to rank 4"
     assert collective_text(WaitingIn(group="0", op="recv", peer=4)) == "recv from rank 4"

@@ -162,8 +162,8 @@ def test_a_host_that_was_lost_is_to_blame() -> None:
     (hang,) = join_hangs([here], Elsewhere(silent=[silent(98.0)]))
     assert (hang.kind, hang.undecidable) == ("rank_lost", False)
     assert hang.title == (
-        "Host b (ranks 4–7) has not been heard of for 14 s; ranks 0–3 wait for them in all_reduce number 12 of "
-        "default_pg."
+        "Host b (ranks 4–7) has not been heard of for more than 14 s; ranks 0–3 wait for them in all_reduce number 12 "
+        "of default_pg."
     )
     assert [one.rank for one in hang.culprits] == [4, 5, 6, 7]
     assert (hang.host, hang.hosts) == ("a", ("a", "b"))
@@ -185,7 +185,8 @@ def test_several_hosts_that_were_lost() -> None:
     here = seen(Job(ranks=16), "a", range(4))
     lost = [silent(90.0 + at, host, range(4 + 2 * at, 6 + 2 * at)) for at, host in enumerate("bcdef")]
     (hang,) = join_hangs([here], Elsewhere(silent=lost))
-    assert hang.title.startswith("Hosts b, c, d and 2 more have not been heard of for 18 s; ranks 0–3 wait for them")
+    who = "Hosts b, c, d and 2 more have not been heard of for more than 18 s"
+    assert hang.title.startswith(f"{who}; ranks 0–3 wait for them")
     assert len(hang.culprits) == 10
 
 

@@ -111,7 +111,7 @@ EVIDENCE = st.builds(
 )
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(EVIDENCE)
 def test_no_evidence_makes_it_raise(evidence: Evidence) -> None:
     answer = judge(evidence, number=1, declared_wall_ns=2, stopped_wall_ns=1)

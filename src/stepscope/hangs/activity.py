@@ -166,6 +166,8 @@ def _alone(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending:
     """What a rank does that waits for no other."""
     own = [frame for frame in frames if is_users(frame.file)]
     free = rank.phase not in BUILT_IN
+    if places.at_prompt(frames):
+        return "blocked", places.FOR_USER
     if places.imports(frames):
         return "computing", "imports modules"
     if places.compiles(frames) or (not frames and _compilers(rank)):

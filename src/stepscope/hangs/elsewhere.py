@@ -9,7 +9,7 @@ from stepscope.hangs.evidence import LostHost
 from stepscope.hangs.reasons import unanswered
 from stepscope.hangs.situation import Ruling, Situation
 from stepscope.hangs.waits import waits_of
-from stepscope.hangs.words import collective_text, listed, seconds_text
+from stepscope.hangs.words import collective_text, listed, more_than_text
 from stepscope.records.hang import Culprit
 
 __all__ = ["rule_elsewhere"]
@@ -50,7 +50,7 @@ def _unheard(situation: Situation, lost: Sequence[LostHost]) -> Ruling:
     names = [one.host for one in lost[:HOSTS_SHOWN]]
     names += [f"{len(lost) - HOSTS_SHOWN} more"] if len(lost) > HOSTS_SHOWN else []
     who = f"Host {names[0]} ({ranks_text(guilty)}) has" if len(lost) == 1 else f"Hosts {listed(names)} have"
-    silent = seconds_text(min(one.silent_s for one in lost))
+    silent = more_than_text(min(one.silent_s for one in lost))
     return Ruling(
         kind="rank_lost",
         title=f"{who} not been heard of for {silent}{situation.wait_for(guilty)}.",

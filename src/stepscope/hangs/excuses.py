@@ -1,7 +1,8 @@
 """A rank that is silent because it is at work: compiling, saving, evaluating, preparing, computing.  Not a hang, yet.
 
 Every excuse ends: it holds for some times the threshold and no longer, and much less when nothing about the process
-moves.  One that is stopped, or whose GIL a C call never gives back, has none (``judge.py`` asks for them first).
+moves.  Only a job that has nothing to do, all of it, may rest as long as it likes.  One that is stopped, or whose GIL a
+C call never gives back, has no excuse (``judge.py`` asks for them first).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 
 from stepscope.hangs.activity import Activity, Doing, is_busy, moves_data
 from stepscope.hangs.evidence import Evidence, RankEvidence
-from stepscope.hangs.places import FOR_PROCESS
+from stepscope.hangs.places import FOR_PROCESS, FOR_USER
 from stepscope.hangs.words import one_line, place_text, seconds_text
 
-__all__ = ["NotAHang", "excuse_of"]
+__all__ = ["NotAHang", "at_rest", "excuse_of"]
 
 AT_WORK = 60.0
 """Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
@@ -24,6 +25,8 @@ STILL = 12.0
 """… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
 LOOK_AGAIN_S = 1.0
 """At least, until the next look."""
+AT_REST_S = 60.0
+"""Between two looks at a notebook in which nothing runs: each asks it for its stack."""
 FIRST = "No step was made yet."
 
 KNOWN: dict[Activity, str] = {
@@ -48,6 +51,22 @@ class _Excuse:
     what: str
     patience: float
     signs: tuple[str, ...]
+
+
+def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
+    """No rank here has anything to do: each has ended, or is a notebook's whose cells are done."""
+    living = [doing for doing in doings if doing.state != "gone"]
+    if not living:
+        again_s = max(LOOK_AGAIN_S, evidence.threshold_s)
+        return NotAHang(reason="Every rank of this host has ended.", evidence=(), look_again_s=again_s)
+    if any(doing.words != FOR_USER for doing in living):
+        return None
+    who = "The process" if evidence.world_size <= 1 else "Every rank of this host"
+    return NotAHang(
+        reason=f"{who} {FOR_USER}.",
+        evidence=("Its stack says so: nothing of a cell is in it.",),
+        look_again_s=max(AT_REST_S, evidence.threshold_s),
+    )
 
 
 def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from stepscope.hangs.advice import advice_for
-from stepscope.hangs.words import group_text, seconds_text
+from stepscope.hangs.tense import told_of
+from stepscope.hangs.words import group_text, more_than_text, seconds_text
 from stepscope.records.finding import Finding
 from stepscope.records.hang import HangRecord
 
-__all__ = ["finding_of", "stood_s"]
+__all__ = ["finding_of", "steps_of", "stood_s", "title_of"]
 
 SURE = 0.95
 UNSURE = 0.6
@@ -23,25 +24,21 @@ RANKS_LISTED = 64
 """Culprits whose reasons are in the evidence; the record has all."""
 
 
-def finding_of(record: HangRecord) -> Finding:
-    """Of a job that came back: the ``stall`` that it was."""
+def finding_of(record: HangRecord, *, over: bool = False) -> Finding:
+    """Of a job that came back: the ``stall`` that it was.  ``over``: as of ``told_of``."""
+    record = told_of(record, over=over)
     back = record.over == "recovered"
     seconds = stood_s(record)
     there = {rank.rank: rank for rank in record.ranks}
     of_culprits = [there[culprit.rank] for culprit in record.culprits if culprit.rank in there]
-    steps = [rank.step for rank in of_culprits or record.ranks if rank.step is not None]
     phases = {rank.phase for rank in of_culprits}
-    title = record.title
-    if back:
-        then = title.replace(" never called ", " had not called ", 1)
-        title = f"The job stood still for {seconds_text(seconds)} and came back. {then}"
     return Finding(
         kind="stall" if back else record.kind,
         severity="warning" if back else "critical",
-        title=title,
+        title=title_of(record),
         ranks=tuple(sorted({culprit.rank for culprit in record.culprits})),
         phase=phases.pop() or None if len(phases) == 1 else None,
-        steps=(min(steps), max(steps)) if steps else None,
+        steps=steps_of(record),
         cost={
             "share": 0.0,
             "seconds": round(seconds, 3),
@@ -52,6 +49,28 @@ def finding_of(record: HangRecord) -> Finding:
         advice=advice_for(record),
         confidence=UNSURE if record.undecidable else SURE,
     )
+
+
+def title_of(record: HangRecord) -> str:
+    """The record's, with the time it took where nothing else in it says that something is wrong: nobody waits."""
+    seconds, record = stood_s(record), told_of(record)
+    if record.over == "recovered":
+        then = record.title.replace(" never called ", " had not called ", 1)
+        return f"The job stood still for {seconds_text(seconds)} and came back. {then}"
+    if record.victims or record.kind not in ("hang_host", "hang_input"):
+        return record.title
+    # Told once and read for as long as it lasts: of one that goes on only what stays true.
+    ended = record.over is not None
+    nothing = f"happened for {seconds_text(seconds)}" if ended else f"has happened for {more_than_text(seconds)}"
+    return f"{record.title.removesuffix('.')}; nothing {nothing}."
+
+
+def steps_of(record: HangRecord) -> tuple[int, int] | None:
+    """The first and the last of the steps that were under way when it stopped; of ranks that are part of it."""
+    part = {*(culprit.rank for culprit in record.culprits), *record.victims}
+    known = [rank for rank in record.ranks if rank.step is not None]
+    steps = [rank.step for rank in [one for one in known if one.rank in part] or known if rank.step is not None]
+    return (min(steps), max(steps)) if steps else None
 
 
 def stood_s(record: HangRecord) -> float:

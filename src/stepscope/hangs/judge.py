@@ -13,7 +13,7 @@ from typing import Any
 from stepscope.flight.stacks import group_stacks, user_frame
 from stepscope.flight.verdict import Verdict
 from stepscope.hangs.evidence import Evidence
-from stepscope.hangs.excuses import LOOK_AGAIN_S, NotAHang, excuse_of
+from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of
 from stepscope.hangs.kinds import rule_certain, rule_waiting
 from stepscope.hangs.recorders import read_recorders
 from stepscope.hangs.situation import Situation, situation_of
@@ -27,12 +27,9 @@ __all__ = ["NotAHang", "judge"]
 def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wall_ns: int) -> HangRecord | NotAHang:
     recorders = read_recorders(evidence)
     situation = situation_of(evidence, recorders)
-    if all(doing.state == "gone" for doing in situation.doings.values()):
-        return NotAHang(
-            reason="Every rank of this host has ended.",
-            evidence=(),
-            look_again_s=max(LOOK_AGAIN_S, evidence.threshold_s),
-        )
+    rest = at_rest(evidence, situation.doings.values())
+    if rest is not None:
+        return rest
     ruling = rule_certain(situation)
     if ruling is None:
         excuse = excuse_of(evidence, situation.doings.values())

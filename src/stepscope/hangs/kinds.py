@@ -18,6 +18,7 @@ from stepscope.hangs.reasons import account, alike, culprits_of, unanswered
 from stepscope.hangs.situation import Ruling, Situation
 from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
 from stepscope.hangs.words import collective_text, group_text, listed, place_text, seconds_text
+from stepscope.records.collectives import group_name
 from stepscope.records.hang import Culprit, HangKind, WaitingIn
 
 __all__ = ["rule_certain", "rule_waiting"]
@@ -145,7 +146,7 @@ def _held_up(situation: Situation) -> Ruling | None:
     else:
         kind = "hang_missing_collective" if victims else "hang_host"
     if kind != "hang_missing_collective":
-        title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}{_since(situation, guilty, victims)}."
+        title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
         return _with(situation, kind, guilty, title, evidence=_idle(situation, guilty))
     return _missing(situation, guilty)
 
@@ -172,11 +173,6 @@ def _other_end(situation: Situation, guilty: Sequence[int], victims: Sequence[in
         if waiting is not None and is_p2p(waiting) and list(guilty) == [waiting.peer]:
             return replace(waiting, op="recv" if "send" in waiting.op else "send", peer=victim)
     return None
-
-
-def _since(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> str:
-    """How long, where there is nobody whose wait would say that something is wrong."""
-    return "" if victims else f", for {seconds_text(min(situation.ranks[rank].silent_s for rank in guilty))} now"
 
 
 def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
@@ -275,9 +271,13 @@ def _disagreeing(situation: Situation) -> Ruling | None:
         return _recorded(situation, found, "hang_mismatch")
     sides = found.first_divergence.call_sites
     told = [f"{ranks_text(side.ranks)} called {_call(side)}" for side in sides[:SIDES_SHOWN] if side.op]
-    title = f"Number {found.sequence} of {found.description or found.group} is not the same call: {listed(told)}."
+    title = f"Number {_numbered(found)} is not the same call: {listed(told)}."
     suspects = [rank for rank in found.suspects if rank in situation.doings]
     return _with(situation, "hang_mismatch", suspects, title, undecidable=True, collective=found.waiting_in)
+
+
+def _numbered(found: Verdict) -> str:
+    return f"{found.sequence} of {group_name(found.group or '', found.description)}"
 
 
 def _call(side: Side) -> str:
@@ -306,7 +306,7 @@ def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
         told = f"{': each' if len(guilty) > 1 else ''} {culprits[0].reason}"
     else:
         told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
-    number = f" (number {found.sequence} of {found.description or found.group})" if kind == "hang_mismatch" else ""
+    number = f" (number {_numbered(found)})" if kind == "hang_mismatch" else ""
     title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
     evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.",)
     more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}

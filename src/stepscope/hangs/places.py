@@ -13,6 +13,8 @@ from stepscope.records.hang import Frame, ThreadStack
 
 __all__ = [
     "FOR_PROCESS",
+    "FOR_USER",
+    "at_prompt",
     "collective_call",
     "compiles",
     "evaluates",
@@ -68,7 +70,12 @@ SAVES = re.compile(r"checkpoint|ckpt|(^|_)(save|snapshot)", re.IGNORECASE)
 EVALUATES = re.compile(r"(^|_)(eval|validat|valid(_|$)|test_(epoch|loop|step|model))", re.IGNORECASE)
 WHOLE_TRAINING = re.compile(r"train|(^|_)(fit|main|run|worker|loop)(_|$)", re.IGNORECASE)
 """``train_and_evaluate`` does not say that it evaluates just now."""
+PROMPTS = ("/ipykernel/kernelapp.py", "/IPython/terminal/")
+"""Loops of programs that wait for the next thing that somebody types; what was typed runs further in …"""
+CELLS = ("/IPython/core/interactiveshell.py",)
+"""… below a frame of these."""
 FOR_PROCESS = "waits for a process that it started"
+FOR_USER = "waits for somebody to run the next cell"
 WAITS = (
     ("socket.py", "waits for a socket"),
     ("ssl.py", "waits for a socket"),
@@ -118,6 +125,11 @@ def collective_call(frames: Sequence[Frame]) -> str | None:
 def imports(frames: Sequence[Frame]) -> bool:
     """Modules being imported run at the depth of whoever asked for them, those of torch.distributed and dynamo too."""
     return any(frame.file.startswith("<frozen importlib") for frame in frames)
+
+
+def at_prompt(frames: Sequence[Frame]) -> bool:
+    """A notebook, or IPython on a terminal, in which nothing runs."""
+    return any(_in(frame, PROMPTS) for frame in frames) and not any(_in(frame, CELLS) for frame in frames)
 
 
 def in_backward(frames: Sequence[Frame]) -> bool:

@@ -10,7 +10,7 @@ from stepscope.hangs import places
 from stepscope.hangs.activity import Doing
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
 from stepscope.hangs.situation import Situation
-from stepscope.hangs.words import collective_text, place_text, seconds_text
+from stepscope.hangs.words import collective_text, more_than_text, place_text
 from stepscope.records.hang import Culprit, Frame
 
 __all__ = ["account", "alike", "blamed_worker", "culprits_of", "unanswered", "worker_words"]
@@ -42,7 +42,7 @@ def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
     if doing.state == "collective":
         words = f"waits in {collective_text(doing.waiting_in)}"
     elif doing.state in LONG:
-        words = f"has been {LONG[doing.state]} for {seconds_text(evidence.silent_s)}"
+        words = f"has been {LONG[doing.state]} for {more_than_text(evidence.silent_s)}"
     place = place_text(doing.at, lines) or _elsewhere(evidence)
     text = f"{words} at {place}" if place else words
     if doing.state != "input":

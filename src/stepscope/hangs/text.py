@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from stepscope.flight.stacks import is_ours, is_users, main_thread
 from stepscope.flight.wording import ranks_text
-from stepscope.hangs.finding import stood_s
-from stepscope.hangs.words import collective_text, one_line, seconds_text
+from stepscope.hangs.finding import steps_of, stood_s
+from stepscope.hangs.words import collective_text, one_line, seconds_text, steps_text
 from stepscope.records.hang import Culprit, Frame, HangRecord, StackGroup
 from stepscope.records.naming import hang_name
 
@@ -29,15 +29,24 @@ FILES_SHOWN = 3
 ENDINGS = {"recovered": "then went on", "ended": "until the job ended", "aborted": "until the job was ended for it"}
 
 
-def hang_lines(record: HangRecord, width: int = 80, *, title: bool = True) -> list[str]:
-    """``title``: whether it stands above; a page that leads with it need not say it again."""
+def hang_lines(
+    record: HangRecord,
+    width: int = 80,
+    *,
+    title: bool = True,
+    now_wall_ns: int | None = None,
+    steps: tuple[int, int] | None = None,
+) -> list[str]:
+    """``title``: whether it stands above; a page that leads with it need not say it again.  ``now_wall_ns``: the time,
+    of a job that is known to go on; else of one that stands only what was known when it was declared is said.
+    ``steps``: as of ``steps_of``, of a record without its ranks."""
     width = max(width, NARROWEST)
     lines = textwrap.wrap(one_line(record.title, 600), width, break_on_hyphens=False) if title else []
     lines += _labelled("culprit", _culprits(record), width)
     lines += _labelled("waiting", _waiting(record), width)
     lines += _labelled("cycle", _cycle(record), width)
     lines += _labelled("told by", record.evidence, width)
-    lines += _labelled("since", [_since(record)], width)
+    lines += _labelled("since", [_since(record, now_wall_ns, steps or steps_of(record))], width)
     lines += _labelled("done", [record.action] if record.action else (), width)
     for number, group in enumerate(record.stacks[:GROUPS_SHOWN]):
         lines += _labelled("" if number else "stacks", [_whose(group)], width)
@@ -111,10 +120,12 @@ def _cycle(record: HangRecord) -> list[str]:
     return [*shown, f"… {len(record.cycle) - CYCLE_SHOWN} more"] if len(record.cycle) > CYCLE_SHOWN else shown
 
 
-def _since(record: HangRecord) -> str:
-    steps = sorted({rank.step for rank in record.ranks if rank.step is not None})
-    where = f" in step {steps[0]}" if steps else ""
+def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] | None) -> str:
+    where = f" in {steps_text(*steps)}" if steps else ""
     usual = f"; a step usually takes {_step_text(record.step_s)}" if record.step_s else ""
+    if record.over is None and now_wall_ns is not None:
+        long_s = max(stood_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
+        return f"nothing has happened for {seconds_text(long_s)}{where}{usual}"
     if record.over is None:
         return f"nothing happened for {seconds_text(stood_s(record))}{where} when this was written{usual}"
     return f"it stood still for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"

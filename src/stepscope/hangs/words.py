@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stepscope.records.collectives import group_name
 from stepscope.records.hang import Frame, WaitingIn
 
 __all__ = [
+    "SOURCE_CHARS",
     "collective_text",
     "file_name",
     "group_text",
     "listed",
+    "more_than_text",
     "one_line",
     "place_text",
     "seconds_text",
+    "steps_text",
 ]
 
 SOURCE_CHARS = 60
+"""Of a line of code in a sentence."""
 MINUTE_S = 60
 HOUR_S = 3600
 
@@ -47,7 +52,7 @@ def place_text(frame: Frame | None, lines: Lines, *, code: bool = True) -> str:
 
 
 def group_text(waiting: WaitingIn) -> str:
-    return waiting.description or waiting.group
+    return group_name(waiting.group, waiting.description)
 
 
 def collective_text(waiting: WaitingIn | None) -> str:
@@ -70,3 +75,13 @@ def seconds_text(seconds: float) -> str:
     if whole < HOUR_S:
         return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
     return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"
+
+
+def steps_text(first: int, last: int) -> str:
+    """``step 41``, ``steps 60–61``."""
+    return f"step {first:,}" if first == last else f"steps {first:,}–{last:,}"
+
+
+def more_than_text(seconds: float) -> str:
+    """``more than 14 s``, of what goes on: true when it is said, and as long as it is read."""
+    return f"more than {seconds_text(int(seconds))}"
