@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stepscope.agent.host import HostSampler
 from stepscope.agent.jobcpu import TICKS_PER_S, JobCpu
 from stepscope.agent.pressure import Pressure
+from stepscope.records.places import log_of_rank
 from stepscope.testing.clock import FakeClock
 
 
@@ -172,12 +173,43 @@ def busy() -> Iterator[int]:
     process.communicate()
 
 
-def test_a_real_child_counts(busy: int) -> None:
+def test_a_real_child_counts(busy: int, tmp_path: Path) -> None:
+    watched = [(busy, 0, tmp_path / "no.log")]
     sampler = HostSampler("node")
     sampler.watch(busy)
-    sampler.sample([(busy, 0)])
+    sampler.sample(watched)
     seen = 0.0
     while not seen:  # its child gets a tick of CPU sooner or later
-        seen = sampler.sample([(busy, 0)])[0].get("own_cpu_percent", 0.0)
+        seen = sampler.sample(watched)[0].get("own_cpu_percent", 0.0)
     assert 0 < seen <= 100
-    assert sampler.sample([(busy, 0)])[0]["procs_running"] >= 1
+    assert sampler.sample(watched)[0]["procs_running"] >= 1
+
+
+def test_the_length_of_a_rank_s_log_is_noted(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    sampler = HostSampler("node")
+    sampler.watch(os.getpid())
+    assert "log_bytes" not in sampler.sample([(os.getpid(), 0, log)])[1]
+    log.write_bytes(b"")
+    assert sampler.sample([(os.getpid(), 0, log)])[1]["log_bytes"] == 0
+    log.write_bytes("früh\n".encode())
+    assert sampler.sample([(os.getpid(), 0, log)])[1]["log_bytes"] == 6
+
+
+@pytest.mark.parametrize(
+    ("rank", "attempt", "there", "found"),
+    [
+        (0, 0, ("main.log", "rank-0.log"), "rank-0.log"),
+        (0, 0, ("main.log",), "main.log"),
+        (0, 2, ("main.attempt-2.log", "rank-0.log"), "main.attempt-2.log"),
+        (1, 0, ("main.log",), "rank-1.log"),
+        (0, 0, (), "rank-0.log"),
+    ],
+)
+def test_where_the_output_of_a_rank_is(
+    tmp_path: Path, rank: int, attempt: int, there: tuple[str, ...], found: str
+) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in there:
+        (tmp_path / "logs" / name).touch()
+    assert log_of_rank(tmp_path, rank=rank, attempt=attempt) == tmp_path / "logs" / found

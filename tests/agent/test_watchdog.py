@@ -192,13 +192,14 @@ def test_a_hang_is_told_everywhere(job: Job, capsys: pytest.CaptureFixture[str])
     job.wait(60)
     assert len(job.judged) == 1
     (event,) = job.events("hang")
-    about = {key: event[key] for key in ("number", "kind", "title", "culprits", "victims")}
+    about = {key: event[key] for key in ("number", "kind", "title", "culprits", "victims", "steps")}
     assert about == {
         "number": 1,
         "kind": "hang_missing_collective",
         "title": "Rank 1 never came.",
         "culprits": [1],
         "victims": [0],
+        "steps": None,
     }
     ((record,), bad) = read_hangs(job.run_dir)
     assert (record.number, record.over, bad) == (1, None, ())

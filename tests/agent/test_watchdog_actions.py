@@ -77,7 +77,8 @@ def test_without_a_launcher_nobody_can_end_it(run_dir: Path, pipe: tuple[int, in
 
 
 def test_a_command_knows_what_hangs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STEPSCOPE_CACHE_GB", raising=False)  # of the tests themselves
+    for name in ("STEPSCOPE_CACHE_GB", "STEPSCOPE_HTML"):  # of the tests themselves
+        monkeypatch.delenv(name, raising=False)
     journal = Journal(run_dir)
     command = "env | grep ^STEPSCOPE_ | sort; echo trouble >&2; exit 3"
     on_hang = OnHang(command, run_dir, journal)

@@ -21,8 +21,7 @@ Run = Callable[..., Any]
 
 pytestmark = pytest.mark.faults
 
-ALONE = """
-import pathlib, sys, time
+TORCH = """
 import torch
 
 model = torch.nn.Linear(4, 1)
@@ -33,6 +32,17 @@ def train(steps):
         optimizer.zero_grad()
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
+"""
+TOY = """
+import stepscope
+
+def train(steps):
+    for step in range(steps):
+        with stepscope.step():
+            pass
+"""
+ALONE = """
+import pathlib, sys, time
 
 def wait_for_nothing():
     while not pathlib.Path("go").exists():
@@ -41,6 +51,10 @@ def wait_for_nothing():
 train(8)
 wait_for_nothing()
 train(8)
+"""
+UNTIL_TOLD = """
+while not pathlib.Path("enough").exists():
+    train(1)
 """
 
 
@@ -68,7 +82,7 @@ def begun(commands: Any) -> Path:
 
 
 def test_a_job_that_hangs_is_ended_and_fails(run_stepscope: Run, script: Callable[..., Path]) -> None:
-    script(ALONE)
+    script(TORCH + ALONE)
     done = run_stepscope("run", "--hang-after", "1", "--on-hang", "abort", "script.py")
     assert done.code == 1
     (record,) = hangs(done.run_dir)
@@ -86,7 +100,7 @@ def test_one_that_takes_no_notice_is_killed(
     commands: Any, script: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process hears nothing but SIGKILL; the launcher gives it ten seconds."""
-    script(ALONE.replace('pathlib.Path("go").exists()', "False"))
+    script(TOY + ALONE.replace('pathlib.Path("go").exists()', "False"))
     process = commands.start("run", "--hang-after", "1", "--on-hang", "abort", "--quiet", "script.py")
     run_dir = begun(commands)
     until(lambda: events(run_dir, "rank_start"))
@@ -99,7 +113,7 @@ def test_one_that_takes_no_notice_is_killed(
 
 
 def test_a_job_that_comes_back_goes_on(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
-    script(ALONE)
+    script(TOY + ALONE + UNTIL_TOLD)
     process = commands.start("run", "--hang-after", "1", "--on-hang", 'cp "$STEPSCOPE_HANG_FILE" told', "script.py")
     run_dir = begun(commands)
     until(lambda: events(run_dir, "hang"))
@@ -107,6 +121,8 @@ def test_a_job_that_comes_back_goes_on(commands: Any, script: Callable[..., Path
     until(lambda: events(run_dir, "on_hang_end"))
     assert json.loads((tmp_path / "told").read_text())["number"] == 1
     (tmp_path / "go").touch()
+    until(lambda: events(run_dir, "hang_over"))
+    (tmp_path / "enough").touch()
     done = commands.finish(process)
     assert done.code == 0
     (record,) = hangs(run_dir)
@@ -120,7 +136,7 @@ def test_a_job_that_comes_back_goes_on(commands: Any, script: Callable[..., Path
 
 
 def test_off(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
-    script(ALONE.replace('while not pathlib.Path("go").exists():', "for _ in range(200):"))
+    script(TOY + ALONE.replace('while not pathlib.Path("go").exists():', "for _ in range(200):"))
     done = commands.finish(commands.start("run", "--hang-after", "0", "--quiet", "script.py"))
     assert (done.code, done.stderr) == (0, "")
     assert events(done.run_dir, "hang", "not_a_hang") == []
@@ -167,11 +183,11 @@ exit 1
 
 
 @pytest.mark.ranks
-def test_a_rank_that_keeps_its_gil(run_stepscope: Run, script: Callable[..., Path]) -> None:
+def test_a_rank_that_keeps_its_gil(run_stepscope: Run, script: Callable[..., Path], forked_ranks: Path) -> None:
     """Its stack is shown, its C call is not interrupted, and the Flight Recorders are kept."""
     script(RANKS, "ranks.py")
-    options = ("--hang-after", "4", "--on-hang", "abort", "--quiet", "--nproc-per-node", "2")
-    done = run_stepscope("run", *options, "ranks.py", "gil")
+    options = ("--hang-after", "4", "--on-hang", "abort", "--quiet")
+    done = run_stepscope("run", *options, forked_ranks, "2", "ranks.py", "gil")
     assert done.code == 1
     (record,) = hangs(done.run_dir)
     assert (record.kind, [culprit.rank for culprit in record.culprits], record.victims) == ("hang_host", [1], (0,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -82,23 +83,53 @@ def test_it_answers_and_goes_with_the_process(tmp_path: Path) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("", 0),
-        ("sys.exit(3)", 3),
-        ("raise ValueError('bad')", 1),
-        ("os._exit(7)", 7),
-        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
-        ("import atexit; atexit.register(ask)", 0),
-        ("os.execv(sys.executable, [sys.executable, '-c', ''])", 0),
-    ],
-)
-def test_a_process_ends_as_it_would_without_it_even_at_once(tmp_path: Path, end: str, code: int) -> None:
-    done = run(tmp_path, end)
-    assert done.returncode == code
-    assert "Server" not in done.stderr
-    assert done.stderr == "" or "ValueError: bad" in done.stderr
+ENDS = {
+    "": 0,
+    "sys.exit(3)": 3,
+    "raise ValueError('bad')": 1,
+    "os._exit(7)": 7,
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": -signal.SIGTERM,
+    "import atexit; atexit.register(ask)": 0,
+    "os.execv(sys.executable, [sys.executable, '-c', ''])": 0,
+}
+FORKED = """
+import json, os, sys
+from pathlib import Path
+import torch
+top, codes = Path(sys.argv[1]), []
+for number, program in enumerate(json.load(sys.stdin)):
+    (folder := top / str(number)).mkdir()
+    if not (pid := os.fork()):
+        os.dup2(os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY), 2)
+        sys.argv[1] = str(folder)
+        break
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+else:
+    print(json.dumps(codes))
+    sys.exit()
+exec(program)
+"""
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """How each went: its code, and what it said.  All are forked from one process that has loaded torch."""
+    top = tmp_path_factory.mktemp("ends")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    programs = json.dumps([BEGIN + end for end in ENDS])
+    command = [sys.executable, "-c", FORKED, str(top)]
+    done = subprocess.run(command, env=environment, input=programs, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = [(top / str(number) / "stderr").read_text() for number in range(len(ENDS))]
+    return dict(zip(ENDS, zip(json.loads(done.stdout), said, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends_as_it_would_without_it_even_at_once(ends: dict[str, tuple[int, str]], end: str) -> None:
+    code, said = ends[end]
+    assert code == ENDS[end]
+    assert "Server" not in said
+    assert said == "" or "ValueError: bad" in said
 
 
 def test_a_fork_has_neither_the_socket_nor_anything_to_wait_for(tmp_path: Path) -> None:

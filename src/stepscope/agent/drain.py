@@ -8,6 +8,7 @@ where the first one was killed, and a write that fails moves nothing.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,9 @@ __all__ = ["RingDrain", "Rings", "drain_leftovers"]
 BATCH_WORDS = 4096
 """So many words of a ring make a frame worth writing at once …"""
 BATCH_S = 2.0
-"""… and so old may a word get otherwise: small frames pack badly."""
+"""… and so old may a word get otherwise: small frames pack badly …"""
+WATCHED_BATCH_S = 0.15
+"""… unless somebody looks on: at each turn of the agent's."""
 SIDECAR_S = 5.0
 RECENT_STEPS = 20
 RECENT_RECORDS = 100
@@ -67,9 +70,9 @@ class RingDrain:
         """More than a quarter full: at this pace the writer will soon overwrite what was not read."""
         return self.pending() * 4 > self.reader.capacity
 
-    def due(self) -> bool:
-        pending = self.pending()
-        return pending >= BATCH_WORDS or (pending > 0 and time.monotonic() - self._written_s >= BATCH_S)
+    def due(self, *, watched: bool = False) -> bool:
+        pending, oldest_s = self.pending(), WATCHED_BATCH_S if watched else BATCH_S
+        return pending >= BATCH_WORDS or (pending > 0 and time.monotonic() - self._written_s >= oldest_s)
 
     def drain(self) -> None:
         """Write what the ring has now; OSError when the disk refuses, and then nothing was lost."""
@@ -96,7 +99,10 @@ class RingDrain:
 
     def save_last_sidecar(self) -> None:
         self.header = self.reader.header()
-        about = sidecar_of(self.header, heard_wall_ns=time.time_ns())
+        about = replace(
+            sidecar_of(self.header, heard_wall_ns=time.time_ns()),
+            usual_step_ns=round(statistics.median(self.recent_ns)) if self.recent_ns else 0,
+        )
         if self.ended_wall_ns is not None:
             about = replace(about, state=self.state(), ended_wall_ns=self.ended_wall_ns)
         write_sidecar(self.run_dir, about)

@@ -2,6 +2,9 @@
 
 By psutil, but for what the kernel says about waiting tasks (``pressure``), the network (``network``) and the CPU of the
 job (``jobcpu``).
+
+How long the log of a rank was at that moment is noted, too: what is printed has no times, and so a step still finds
+its place in it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -48,14 +52,14 @@ class HostSampler:
     def forget(self, pid: int) -> None:
         self._processes.pop(pid, None)
 
-    def sample(self, ranks: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
-        """One record for the host and one for each (pid, rank) that is watched and alive."""
+    def sample(self, ranks: Iterable[tuple[int, int, Path]]) -> list[dict[str, Any]]:
+        """One record for the host and one for each (pid, rank, its log) that is watched and alive."""
         common = {"wall_ns": time.time_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
         records = [{**common, "kind": "host", **self._host()}]
-        for pid, rank in ranks:
+        for pid, rank, log in ranks:
             process = self._processes.get(pid)
             if process is not None and (values := self._process(process)):
-                records.append({**common, "kind": "process", "pid": pid, "rank": rank, **values})
+                records.append({**common, "kind": "process", "pid": pid, "rank": rank, **values, **_length_of(log)})
         return records
 
     def _host(self) -> dict[str, Any]:
@@ -115,3 +119,10 @@ class HostSampler:
         earlier_s, earlier = self._counters.get(name, (now, count))
         self._counters[name] = (now, count)
         return round(max(0, count - earlier) / (now - earlier_s), 1) if now > earlier_s else 0.0
+
+
+def _length_of(log: Path) -> dict[str, int]:
+    try:
+        return {"log_bytes": log.stat().st_size}
+    except OSError:
+        return {}  # nothing was printed, or it is not kept

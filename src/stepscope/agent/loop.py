@@ -31,11 +31,14 @@ from stepscope.agent.stacks import StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
 from stepscope.errors import RunUnwritable
+from stepscope.records.places import log_of_rank
+from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
+from stepscope.store.watched import is_watched
 
 if TYPE_CHECKING:
     from stepscope.agent.shipping.ship import Delivered, Shipper
@@ -143,6 +146,7 @@ class Agent:
 
     def _tick(self) -> None:
         self._look_for_rings()
+        watched = self._watched()
         for drain in list(self._rings.known.values()):
             if drain.pidfd is None and not drain.alive():
                 self._bury(drain)
@@ -150,7 +154,7 @@ class Agent:
                 if not self._watchdog.asks:
                     self._ask_for_stack(drain)
                 self._try(drain.save_sidecar, drain)
-                if drain.due():
+                if drain.due(watched=watched):
                     self._try(drain.drain, drain)
         self._watchdog.look(self._rings.known.values())
         if time.monotonic() - self._sample_s >= SAMPLE_S:
@@ -161,6 +165,10 @@ class Agent:
             self._journal.event("context", git=git)
         self._take_news()
         self._journal.flush()
+
+    def _watched(self) -> bool:
+        """Whether somebody looks at the run, here or at its hub."""
+        return is_watched(self._session) or (self._shipper is not None and self._shipper.watched)
 
     def _hear(self) -> None:
         self._control.feed()
@@ -261,8 +269,8 @@ class Agent:
             self._journal.stack({"rank": drain.header.identity.rank, **stack})
 
     def _sample(self) -> None:
-        ranks = [(drain.header.pid, drain.header.identity.rank) for drain in self._rings.known.values()]
-        self._journal.samples(self._host.sample(ranks))
+        whose = [drain.header for drain in self._rings.known.values()]
+        self._journal.samples(self._host.sample((one.pid, one.identity.rank, self._log_of(one)) for one in whose))
         gpus = self._gpu.collect()
         self._journal.samples(gpus)
         self._subjects.saw_gpus(gpus)
@@ -278,6 +286,9 @@ class Agent:
         if self._gpu.silent() and not self._gpu_said:
             self._gpu_said = True
             self._journal.event("warning", message="the GPU driver (NVML) does not answer; there are no GPU samples")
+
+    def _log_of(self, header: RingHeader) -> Path:
+        return log_of_rank(self._run_dir, rank=header.identity.rank, attempt=header.identity.attempt)
 
     def _finish(self, ending: Ending) -> None:
         if ending == "ended":

@@ -28,7 +28,7 @@ from stepscope.agent.progress import Progress, World, WorldKey
 from stepscope.agent.subjects import Subjects, departed_of
 from stepscope.agent.worker_server import FLIGHT, ask_servers
 from stepscope.hangs.evidence import Evidence, RankEvidence
-from stepscope.hangs.finding import finding_of
+from stepscope.hangs.finding import finding_of, steps_of
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.kept import KeptEvidence
 from stepscope.hangs.text import hang_lines
@@ -294,6 +294,7 @@ class Watchdog:
             title=record.title,
             culprits=[culprit.rank for culprit in record.culprits],
             victims=list(record.victims),
+            steps=steps_of(record),
         )
         _say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]))
         self._journal.flush()  # the evidence comes first: the job may be ended next

@@ -47,13 +47,27 @@ def start_from_environment() -> None:
     if not session or not run_dir or switched_off(os.environ):
         return
     recorder = start(Path(session), Path(run_dir))
-    rank = None if is_launcher(sys.orig_argv) else rank_from(os.environ)
-    claim = "main" if rank is None else f"rank {rank}"
-    claims = os.environ.get(ENV_CLAIM) != claim
-    if claims:
-        os.environ[ENV_CLAIM] = claim
-        keep_output(log_path(Path(run_dir), rank=rank, attempt=attempt_from(os.environ)))
+    claims = _claim(Path(run_dir), None if is_launcher(sys.orig_argv) else rank_from(os.environ))
     watch_end(recorder, Path(run_dir), helper=not claims)
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _claim(run_dir: Path, rank: int | None) -> bool:
+    """Be that rank, with a log of its own; False: the parent is it."""
+    claim = "main" if rank is None else f"rank {rank}"
+    if os.environ.get(ENV_CLAIM) == claim:
+        return False
+    os.environ[ENV_CLAIM] = claim
+    keep_output(log_path(run_dir, rank=rank, attempt=attempt_from(os.environ)))
+    return True
+
+
+@failsafe
+def _forked() -> None:
+    """A child that was given a rank before it was forked, by a launcher that loads torch once for all, is that rank."""
+    rank, run_dir = rank_from(os.environ), os.environ.get(ENV_RUN_DIR)
+    if rank is not None and run_dir and ENV_CLAIM in os.environ:
+        _claim(Path(run_dir), rank)
 
 
 def start(session: Path, run_dir: Path) -> Recorder:

@@ -40,21 +40,25 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
     pid = os.getpid()
     failed = False
 
+    def trained() -> bool:
+        """Whether this very process did; one that the script forked may have, and inherits these hooks."""
+        return recorder.ring is not None and recorder.identity.pid == os.getpid()
+
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal failed
         failed = True
-        if os.getpid() == pid and (not helper or recorder.ring is not None):
+        if (os.getpid() == pid and not helper) or trained():
             _tell(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
         earlier(kind, error, trace)
 
     def kept_inside(error: BaseException, text: str) -> None:
         nonlocal failed
-        if recorder.ring is not None and recorder.identity.pid == os.getpid():
+        if trained():
             failed = True
             _tell(recorder, run_dir, error, text)
 
     def at_exit() -> None:
-        if not failed and os.getpid() == pid:
+        if not failed:
             recorder.set_state(RingState.EXITED)
 
     sys.excepthook = excepthook

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.mesh import is_data
-from stepscope.records.collectives import MAX_GROUPS, GroupKind, ProcessGroup
+from stepscope.records.collectives import MAX_GROUPS, GroupKind, ProcessGroup, group_name
 from stepscope.ring import RingWriter
 from stepscope.ring.words import GROUP_SHIFT
 
-__all__ = ["UNKNOWN", "GroupTable", "KnownGroup", "kind_of"]
+__all__ = ["UNKNOWN", "GroupTable", "KnownGroup", "kind_of", "told_name"]
 
 SHARED = MAX_GROUPS - 1
 """The slot of those that could not be told, or came too late to get one of their own."""
@@ -129,6 +129,11 @@ def kind_of(description: str) -> GroupKind:
     kinds = [kind for word in words if (kind := _kind_of_word(word)) is not None]
     # EXPERT_DATA_PARALLEL_GROUP: the data parallel group of the experts.
     return next((kind for kind in kinds if kind != "expert"), kinds[0] if kinds else "other")
+
+
+def told_name(group: Any) -> str:
+    """What people are told of it, the same as wherever else it is told of (``group_name``)."""
+    return group_name(str(group.group_name), str(getattr(group, "group_desc", "")))[:NAME_CHARS]
 
 
 def _kind_of_word(word: str) -> GroupKind | None:

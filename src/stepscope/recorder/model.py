@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.recorder.groups import told_name
 from stepscope.recorder.mesh import group_facts, mesh_facts
 
 __all__ = ["ModelWalk", "unwrapped"]
@@ -133,7 +134,8 @@ class ModelWalk:
         facts = {"model": model, **mesh_facts(meshes, sharded=_is_sharded(type(inner)))}
         ddp = None if self._ddp is None else self._ddp()
         if ddp is not None:
-            facts["ddp"] = {**_ddp_settings(ddp), "gradient_mb": round(self._gradient_bytes / MIB, 3)}
+            gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": told_name(ddp.process_group)}
+            facts["ddp"] = {**_ddp_settings(ddp), **gradient}
             facts.update(group_facts(sys.modules["torch.distributed"], ddp.process_group))
         return facts
 

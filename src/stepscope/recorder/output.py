@@ -51,6 +51,10 @@ class _TeeRaw(io.RawIOBase):
                 self._keep()
         return written
 
+    def copy_to(self, copy: int) -> None:
+        """From now on to another log: in a forked child, which has a name of its own."""
+        self._copy, self._begun = copy, b""
+
     def _keep(self) -> None:
         begun, self._begun = self._begun, b""
         try:
@@ -73,6 +77,10 @@ def _put_copy_below(stream: Any, copy: int) -> None:
     if type(stream) is not io.TextIOWrapper:
         return
     buffer = stream.buffer
+    for raw in (getattr(buffer, "raw", None), buffer):
+        if isinstance(raw, _TeeRaw):
+            raw.copy_to(copy)
+            return
     # In place: a logging handler that was made before has the same stream as ``print`` and shares its buffer.
     if type(buffer) is io.BufferedWriter and isinstance(buffer.raw, io.FileIO):
         stream.flush()

@@ -22,9 +22,11 @@ __all__ = [
     "FLAG_ASYNC",
     "FLAG_WAITED",
     "MAX_GROUPS",
+    "NO_DESCRIPTION",
     "OPS",
     "GroupKind",
     "ProcessGroup",
+    "group_name",
     "groups_from_json",
     "groups_to_json",
     "kept_by_itself",
@@ -65,6 +67,10 @@ def kept_by_itself(step: int) -> bool:
     return step < FIRST_KEPT or step % KEPT_EVERY == 0
 
 
+NO_DESCRIPTION = ("", "undefined")
+"""The second is torch's own, of a ``new_group()`` without one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
     """One process group as one rank knows it.  Ranks of the same group agree on ``name``."""
@@ -81,6 +87,13 @@ class ProcessGroup:
     ranks: tuple[int, ...] = ()
     """Global ranks in order; empty when there were too many to tell."""
     size: int = 0
+
+
+def group_name(name: str, description: str) -> str:
+    """What people are told: ``mesh_tp``; ``group 1`` of one whose maker gave it no name; empty if nothing is known."""
+    if description not in NO_DESCRIPTION:
+        return description
+    return f"group {name}" if name.isdigit() else name
 
 
 def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:

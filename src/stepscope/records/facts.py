@@ -70,6 +70,7 @@ FORM: dict[str, Check | dict[str, Check]] = {
         "gradient_as_bucket_view": _is_bool,
         "broadcast_buffers": _is_bool,
         "gradient_mb": _is_amount,
+        "group": _is_text,
         "buckets": _is_count,
         "bucket_sizes_mb": _list_of(_is_amount),
     },

@@ -19,6 +19,7 @@ __all__ = [
     "OPTIMIZER",
     "OTHER",
     "PHASE_SLOTS",
+    "shown_name",
 ]
 
 OTHER = 0
@@ -42,3 +43,10 @@ CHECKPOINT = 8
 BUILTIN_PHASES = ("other", "input", "h2d", "forward", "backward", "comm", "optimizer", "eval", "checkpoint")
 FIRST_USER_SLOT = len(BUILTIN_PHASES)
 PHASE_SLOTS = 16
+TAKEN = frozenset({"wall", "work", "rank", "step", "allocated", "reserved", "peak_allocated"})
+"""Figures that stand beside the phases in answers, under these names."""
+
+
+def shown_name(name: str) -> str:
+    """What a user's phase is called wherever it is shown: ``work`` is another figure already, so ``work_phase``."""
+    return f"{name}_phase" if name in TAKEN else name

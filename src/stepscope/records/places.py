@@ -11,6 +11,7 @@ as the run.  The *run directory* is where the run stays.
     <run>/errors/<pid>.json           the exception that ended a process
     <run>/flight/rank_<rank>.json     what its Flight Recorder knew then
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
+    <run>/logs/terminal.log           what would have gone to the terminal, had the view not been there
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "BESIDE_RING",
     "ENV_CLAIM",
     "ENV_HANG_AFTER",
+    "ENV_HTML",
     "ENV_RUN_DIR",
     "ENV_SERVER",
     "ENV_SESSION",
@@ -41,9 +43,11 @@ __all__ = [
     "flight_path",
     "hangs_folder",
     "helper_environment",
+    "log_of_rank",
     "log_path",
     "ring_paths",
     "session_root",
+    "terminal_log",
 ]
 
 ENV_SWITCH = "STEPSCOPE"
@@ -54,6 +58,8 @@ ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog looks into it; ``0``: never."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
+ENV_HTML = "STEPSCOPE_HTML"
+"""``0``: no ``report.html`` at the end of a run."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
@@ -98,6 +104,19 @@ def log_path(run_dir: Path, *, rank: int | None, attempt: int) -> Path:
     if attempt:
         name += f".attempt-{attempt}"
     return run_dir / "logs" / f"{name}.log"
+
+
+def log_of_rank(run_dir: Path, *, rank: int, attempt: int) -> Path:
+    """Where its output is: its own log, or the script's where nothing gave the only process a number."""
+    own = log_path(run_dir, rank=rank, attempt=attempt)
+    if rank == 0 and not own.exists():
+        alone = log_path(run_dir, rank=None, attempt=attempt)
+        return alone if alone.exists() else own
+    return own
+
+
+def terminal_log(run_dir: Path) -> Path:
+    return run_dir / "logs" / "terminal.log"
 
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -12,9 +12,10 @@ from stepscope.records.identity import RankIdentity
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RankError", "RankSeries", "RankState", "RunData"]
+__all__ = ["ALIVE", "RankError", "RankSeries", "RankState", "RunData"]
 
 RankState = Literal["starting", "running", "exited", "exception", "vanished"]
+ALIVE: tuple[RankState, ...] = ("starting", "running")
 """``vanished``: the process is gone and said nothing: killed by a signal, by the kernel, or with its machine."""
 
 

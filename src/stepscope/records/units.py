@@ -14,6 +14,7 @@ __all__ = [
     "number_text",
     "rate_text",
     "share_text",
+    "span_texts",
 ]
 
 MINUTE_S = 60
@@ -75,6 +76,19 @@ def bytes_text(count: float | None) -> str:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def span_texts(first: float, last: float) -> tuple[str, str]:
+    """Two sizes in one unit, so fine that what lies between them can be seen: ``1,034 MiB`` and ``1,383 MiB``."""
+    size, units = max(first, last), ["B", "KiB", "MiB", "GiB", "TiB"]
+    power = 0
+    while size >= 1000 and power < len(units) - 1:
+        size, power = size / 1024, power + 1
+    if power and abs(last - first) < 1024**power:
+        power -= 1
+    digits = 1 if power and abs(last - first) < 100 * 1024**power else 0
+    first_text, last_text = (f"{value / 1024**power:,.{digits}f} {units[power]}" for value in (first, last))
+    return first_text, last_text
 
 
 def number_text(number: float) -> str:

@@ -15,7 +15,7 @@ from stepscope.errors import RingForeign, RingVersion
 from stepscope.records.collectives import ProcessGroup, groups_from_json
 from stepscope.records.facts import checked_facts
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
+from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS, shown_name
 from stepscope.records.slot import SLOT_HEAD
 from stepscope.ring.decode import StreamDecoder
 from stepscope.ring.latest import LastCollective, LivePhase, last_collective, live_phase
@@ -281,7 +281,7 @@ class RingReader:
 
     def _phase_names(self) -> tuple[str, ...]:
         user = (
-            self._map[at : at + NAME_BYTES].rstrip(b"\0").decode(errors="replace")
+            shown_name(self._map[at : at + NAME_BYTES].rstrip(b"\0").decode(errors="replace"))
             for at in range(NAMES_OFFSET, NAMES_OFFSET + (PHASE_SLOTS - len(BUILTIN_PHASES)) * NAME_BYTES, NAME_BYTES)
         )
         return (*BUILTIN_PHASES, *user)

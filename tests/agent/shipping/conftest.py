@@ -118,6 +118,7 @@ class Hub:
         self.join_faults: deque[Any] = deque()
         self.retry_s: float = 0.05
         self.next_s: float = 0.05
+        self.watched: bool | None = None
         self.peers: list[dict[str, Any]] | None = None
         self.ahead_ns = 0
         self.paths: list[str] = []
@@ -279,7 +280,7 @@ class Hub:
         self.frames.append(frame)
         sent_ns = time.time_ns() + self.ahead_ns
         said = {"next_s": self.next_s, "received_wall_ns": received_ns, "sent_wall_ns": sent_ns, "peers": self.peers}
-        return 200, said, ""
+        return 200, said if self.watched is None else {**said, "watched": self.watched}, ""
 
     def _positions(self, spool: str) -> dict[str, Any]:
         positions = self.kept.setdefault(spool, Kept()).positions()

@@ -168,6 +168,18 @@ def test_whatever_happens_the_hub_has_everything_once(new_spool: Any, new_hub: A
     assert hub.spool().byes in [[BYE] * (1 + count) for count in range(again + 1)]
 
 
+def test_it_knows_whether_somebody_looks(spool: Any, hub: Any) -> None:
+    sending, seen = sender(spool, hub), []
+    for watched in (None, True, False, None):
+        hub.watched = watched
+        spool.write("logs/main.log", b"x")
+        sending.turn()
+        sending.turn()
+        seen.append(sending.watched)
+    sending.close()
+    assert seen == [False, True, False, False]
+
+
 def test_it_waits_as_the_hub_says(spool: Any, hub: Any) -> None:
     hub.next_s = 3.0
     sending = sender(spool, hub)

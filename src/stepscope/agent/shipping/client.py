@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 from stepscope.errors import FrameError, HubError, HubRefused, UsageError
 from stepscope.wire.joining import PROOF_HEADER, Join, Welcome, read_welcome, write_join
 
-__all__ = ["Answer", "HubClient", "split_url"]
+__all__ = ["Answer", "HubClient", "connected", "encrypted", "plain", "split_url"]
 
 WELCOME_BYTES = 64 << 20
 ANSWER_BYTES = 8 << 20
@@ -44,7 +44,7 @@ class Answer:
     @property
     def why(self) -> str:
         """What the hub said is wrong: text of a stranger, cut and cleaned."""
-        return _plain(self.said.get("why"))
+        return plain(self.said.get("why"))
 
 
 class HubClient:
@@ -70,7 +70,7 @@ class HubClient:
             headers = {PROOF_HEADER: proof, "Content-Type": "application/json"}
             status, proof, text, _ = self._ask(join.run, "join", body, headers, deadline_s, WELCOME_BYTES)
             if status != 200:
-                why = _plain(_object(text).get("why")) or f"it answers {status}"
+                why = plain(_object(text).get("why")) or f"it answers {status}"
                 raise HubRefused(f"{self._where} does not take us: {why}")
             welcome = read_welcome(text, proof, join.nonce, self._key, self._certificate)
             if not _TOKEN.fullmatch(welcome.token):
@@ -133,10 +133,10 @@ class HubClient:
 
     def _open(self, deadline_s: float) -> None:
         self.close()
-        sock = _connected(self._host, self._port, deadline_s)
+        sock = connected(self._host, self._port, deadline_s)
         self._certificate = b""
         if self._tls:
-            sock = _encrypted(sock, self._host, deadline_s)
+            sock = encrypted(sock, self._host, deadline_s)
             self._certificate = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").digest()
         self._stream = _Stream(sock)
         self._connection = http.client.HTTPConnection(self._host, self._port)
@@ -230,7 +230,7 @@ def split_url(url: str) -> tuple[bool, str, int, str]:
     return parts.scheme == "https", parts.hostname, port, quote(parts.path.rstrip("/"), safe="/")
 
 
-def _connected(host: str, port: int, deadline_s: float) -> socket.socket:
+def connected(host: str, port: int, deadline_s: float) -> socket.socket:
     """OSError of the last address that was tried."""
     trouble: OSError = ConnectionError(f"{host} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -247,14 +247,19 @@ def _connected(host: str, port: int, deadline_s: float) -> socket.socket:
     raise trouble
 
 
-def _encrypted(sock: socket.socket, host: str, deadline_s: float) -> Any:
-    """OSError when there is no TLS.  No authority is asked: the handshake over the certificate decides."""
+def encrypted(sock: socket.socket, host: str, deadline_s: float, *, trusted: bool = False) -> Any:
+    """OSError when there is no TLS.
+
+    ``trusted``: an authority that this machine trusts must have signed the certificate.  Else nobody is asked, and the
+    caller decides over the certificate itself.
+    """
     import ssl  # a few megabytes, only where it is used
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.create_default_context() if trusted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    if not trusted:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     try:
         sock.settimeout(_left(deadline_s))
         return context.wrap_socket(sock, server_hostname=host)
@@ -281,5 +286,6 @@ def _object(text: bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _plain(text: object) -> str:
+def plain(text: object) -> str:
+    """Words of a stranger: cut, and without anything that a terminal would obey."""
     return "".join(c for c in text[:_WHY_CHARS] if c.isprintable()) if isinstance(text, str) else ""

@@ -121,6 +121,8 @@ class Sender:
         """Why the hub did not take us in; empty: it did, or did not answer."""
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
         self.peers: tuple[Peer, ...] = ()
+        self.watched = False
+        """Whether somebody looked at the run when the hub last answered."""
         self.probe_key = ""
 
     def turn(self, *, bye: Mapping[str, Any] | None = None, patience_s: float = PATIENCE_S) -> Turn:
@@ -231,6 +233,7 @@ class Sender:
                 answered_wall_ns=int(said["sent_wall_ns"]),
                 heard_mono_ns=answer.heard_mono_ns,
             )
+            self.watched = said.get("watched") is True
             if said.get("peers") is not None:
                 self.peers = peers_of(said["peers"])
         except (KeyError, TypeError, ValueError, OverflowError, FrameError):

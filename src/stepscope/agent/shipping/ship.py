@@ -87,6 +87,11 @@ class Shipper:
         return self._sender.probe_key
 
     @property
+    def watched(self) -> bool:
+        """Whether somebody looked at the run when the hub last answered."""
+        return self._sender.watched
+
+    @property
     def counts(self) -> Counts:
         return self._sender.counts
 
