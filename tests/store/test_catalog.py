@@ -11,7 +11,7 @@ from stepscope.errors import RunUnwritable
 from stepscope.store.catalog import list_runs, newest_run
 from stepscope.store.create import RunPaths, create_run
 from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.results import load_summary, save_summary
+from stepscope.store.results import load_summary, save_findings, save_summary
 from stepscope.testing.rings import write_steps
 
 
@@ -80,3 +80,13 @@ def test_status(paths: RunPaths, rings: Any, drain: Any) -> None:
     assert status() == "failed"
     save_summary(paths.run_dir, {"status": "crashed"}, "")
     assert status() == "crashed"
+
+
+def test_a_run_that_stands_still_has_the_last_thing_that_its_watchdog_wrote_as_verdict(tmp_path: Path) -> None:
+    run_dir = create_run(tmp_path, "night", ["x"], sessions=tmp_path / "s").run_dir
+    assert [(entry.verdict, entry.severity) for entry in list_runs(tmp_path)[0]] == [("", None)]
+    hangs = [{"title": "It stood still.", "severity": "warning"}, {"title": "It stands still.", "severity": "critical"}]
+    save_findings(run_dir, hangs)
+    assert [(entry.verdict, entry.severity) for entry in list_runs(tmp_path)[0]] == [("It stands still.", "critical")]
+    (run_dir / "findings.json").write_text('{"findings": [1, null]}')
+    assert [(entry.verdict, entry.severity) for entry in list_runs(tmp_path)[0]] == [("", None)]

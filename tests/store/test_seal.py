@@ -19,7 +19,7 @@ from stepscope.records.series import RunData
 from stepscope.records.slot import STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingState
 from stepscope.ring.layout import MIN_CAPACITY
-from stepscope.store import atomic, parquet, seal
+from stepscope.store import atomic, parquet, samples, seal
 from stepscope.store.create import RunPaths
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.load import open_run
@@ -36,7 +36,7 @@ SAMPLES = [
         "cpu_count": 2,
         "mem_total": 1 << 40,
     },
-    {"wall_ns": 3, "node": "a", "kind": "process", "pid": 4, "rank": 0, "rss": 5, "threads": 6, "io_read_bps": 0.0},
+    {"wall_ns": 3, "node": "a", "kind": "process", "pid": 4, "rank": 0, "rss": 5, "threads": 6, "log_bytes": 7},
     {
         "wall_ns": 5,
         "kind": "gpu",
@@ -184,7 +184,7 @@ class Killed(BaseException):
 
 
 KILL_AT = [
-    (parquet, "write_samples", 1),
+    (samples, "write_samples", 1),
     *[(atomic, "fsync_file", times) for times in range(1, 8)],
     (atomic, "write_bytes", 1),
     (atomic, "write_bytes", 2),

@@ -3,7 +3,7 @@
     run.json               what was run, and how it ended              meta, create
     steps/KEY.seg          steps of one process while the run lasts    segments
     steps/KEY.json         what its ring's header last said            sidecar
-    samples.jsonl          host, process and GPU samples               jsonl
+    samples.jsonl          host, process and GPU samples               jsonl, samples
     events.jsonl           what happened when                          jsonl
     stacks.jsonl           where ranks were outside all phases         jsonl, stacks
     errors/ logs/ rings/   written by the training processes           records.places

@@ -1,21 +1,27 @@
-"""The runs in a folder, as a list: from their summaries where there are some, else from what is there."""
+"""The runs in a folder, as a list: from their summaries where there are some, else from what is there.
+
+Whoever lists the same folder again and again keeps a ``Known``: of a run that is over, and whose files are as they
+were, nothing is read a second time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun
+from stepscope.records.progress import Progress, unheard
 from stepscope.store.meta import read_meta
-from stepscope.store.paths import META
+from stepscope.store.paths import FINDINGS, META, SUMMARY
 from stepscope.store.processes import launcher_alive, processes_alive
-from stepscope.store.results import load_summary
-from stepscope.store.sidecar import read_sidecars
+from stepscope.store.results import load_findings, load_summary
+from stepscope.store.sidecar import RingSidecar, read_sidecars
 
-__all__ = ["RunEntry", "list_runs", "newest_run", "run_entry"]
+__all__ = ["Known", "RunEntry", "goes_on", "list_runs", "newest_run", "run_entry"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,10 @@ class RunEntry:
     ranks: int | None
     steps: int | None
     median_step_ms: float | None
+    """Of all its steps; of a run without a summary, of the last ones."""
     verdict: str
+    severity: str | None = None
+    """Of the verdict; None where there is none."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -40,36 +49,90 @@ class RunEntry:
             "steps": self.steps,
             "median_step_ms": self.median_step_ms,
             "verdict": self.verdict,
+            "severity": self.severity,
         }
 
 
-def list_runs(root: Path) -> tuple[list[RunEntry], list[str]]:
-    """The runs right under ``root``, newest first, and a line for each that cannot be read."""
+Stamp = tuple[tuple[int, int, int] | None, ...]
+Known = dict[str, tuple[Stamp, RunEntry]]
+"""By the folder's name: what was read of runs that are over, and how the files it came from looked."""
+GOES_ON = ("running", "unfinished")
+
+
+def list_runs(
+    root: Path, *, known: Known | None = None, progress: Progress = unheard
+) -> tuple[list[RunEntry], list[str]]:
+    """The runs right under ``root``, newest first, and a line for each that cannot be read.
+
+    ``known`` is what an earlier call left there; it is used, and brought up to date.
+    """
     entries: list[RunEntry] = []
     problems: list[str] = []
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        if not (path / META).exists():
+    earlier, fresh = dict(known or {}), Known()
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    for place, path in enumerate(folders):
+        progress(place, len(folders))
+        stamp = _stamp(path)
+        if stamp[0] is None:
+            continue
+        held = earlier.get(path.name)
+        if held is not None and held[0] == stamp:
+            entries.append(held[1])
+            fresh[path.name] = held
             continue
         try:
-            entries.append(run_entry(path))
+            entry = run_entry(path)
         except NotARun as error:
             problems.append(str(error))
+            continue
+        entries.append(entry)
+        if stamp[1] is not None and entry.status not in GOES_ON:
+            fresh[path.name] = stamp, entry
+    if known is not None:
+        known.clear()
+        known.update(fresh)
     return sorted(entries, key=lambda entry: entry.created_wall_ns, reverse=True), problems
 
 
-def newest_run(root: Path) -> Path | None:
-    """The run right under ``root`` that was begun last; None when there is none that can be read."""
-    begun: list[tuple[float, str, Path]] = []
+def _stamp(path: Path) -> Stamp:
+    """Of the files that are read of a run which has a summary; None of one that is not there."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in (META, SUMMARY, FINDINGS):
+        try:
+            about = (path / file).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((about.st_mtime_ns, about.st_size, about.st_ino))
+    return tuple(found)
+
+
+def newest_run(root: Path, *, prefer_live: bool = False) -> Path | None:
+    """The run right under ``root`` that was begun last; None when there is none that can be read.
+
+    ``prefer_live``: of those that still go on, if there is one.
+    """
+    begun: list[tuple[float, str, Path, bool]] = []
     for path in root.iterdir() if root.is_dir() else ():
         with suppress(NotARun):
-            begun.append((_number(read_meta(path).get("created_wall_ns")) or 0, path.name, path))
-    return max(begun)[2] if begun else None
+            meta = read_meta(path)
+            begun.append((_number(meta.get("created_wall_ns")) or 0, path.name, path, meta.get("end") is None))
+    begun.sort(reverse=True)
+    live = (path for *_, path, open_end in begun if open_end and goes_on(path)) if prefer_live else iter(())
+    return next(live, begun[0][2] if begun else None)
+
+
+def goes_on(path: Path) -> bool:
+    """Whether anybody still works on that run: its launcher, or a process of the job.  NotARun when it is none."""
+    return launcher_alive(dict(read_meta(path))) or processes_alive(path)
 
 
 def run_entry(path: Path) -> RunEntry:
     meta = read_meta(path)
     summary = load_summary(path) or {}
-    sidecars = read_sidecars(path)[0].values()
+    sidecars = list(read_sidecars(path)[0].values())
+    # While it goes on the watchdog writes down when it stands still, the last time last.
+    verdict = summary.get("verdict") or next(reversed(load_findings(path)), None)
     step_time, steps = summary.get("step_time"), summary.get("steps")
     median = _number(step_time.get("p50_ms")) if isinstance(step_time, Mapping) else None
     total = steps.get("total") if isinstance(steps, Mapping) else None
@@ -80,9 +143,18 @@ def run_entry(path: Path) -> RunEntry:
         status=_status(path, meta, summary),
         ranks=_count(summary.get("world_size"), len({about.identity.rank for about in sidecars})),
         steps=_count(total, max((about.live_step for about in sidecars), default=0)),
-        median_step_ms=median,
-        verdict=_verdict(summary.get("verdict")),
+        median_step_ms=_usual_ms(sidecars) if median is None else median,
+        verdict=_text(verdict, "title") or "",
+        severity=_text(verdict, "severity"),
     )
+
+
+def _usual_ms(sidecars: Iterable[RingSidecar]) -> float | None:
+    """Of a run that has no summary yet: what its agent last wrote of the ranks that were started last."""
+    known = [about for about in sidecars if about.usual_step_ns]
+    newest = max((about.identity.attempt for about in known), default=0)
+    times_ns = [about.usual_step_ns for about in known if about.identity.attempt == newest]
+    return statistics.median(times_ns) / 1e6 if times_ns else None
 
 
 def _status(path: Path, meta: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -90,12 +162,12 @@ def _status(path: Path, meta: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     for said in (summary.get("status"), end.get("status") if isinstance(end, Mapping) else None):
         if isinstance(said, str):
             return said
-    return "running" if launcher_alive(dict(meta)) or processes_alive(path) else "unfinished"
+    return "running" if goes_on(path) else "unfinished"
 
 
-def _verdict(verdict: Any) -> str:
-    title = verdict.get("title") if isinstance(verdict, Mapping) else None
-    return title if isinstance(title, str) else ""
+def _text(verdict: Any, name: str) -> str | None:
+    said = verdict.get(name) if isinstance(verdict, Mapping) else None
+    return said if isinstance(said, str) else None
 
 
 def _count(said: Any, seen: int) -> int | None:

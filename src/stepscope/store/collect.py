@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RingError
+from stepscope.records.progress import Progress, unheard
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingReader
 from stepscope.store.paths import SEGMENT_SUFFIX, STEPS, segment_path
@@ -37,10 +38,12 @@ class RingRecords:
     torn: int
 
 
-def collect_rings(run_dir: Path, meta: dict[str, Any], *, live: bool) -> tuple[list[RingRecords], list[str]]:
+def collect_rings(
+    run_dir: Path, meta: dict[str, Any], *, live: bool, progress: Progress = unheard
+) -> tuple[list[RingRecords], list[str]]:
     """The records of every ring, and notices of what is missing.
 
-    With ``live`` an unfinished frame is the agent at work and no notice.
+    With ``live`` an unfinished frame is the agent at work and no notice.  ``progress`` is told rings.
     """
     notices: list[str] = []
     with ExitStack() as stack:
@@ -59,11 +62,12 @@ def collect_rings(run_dir: Path, meta: dict[str, Any], *, live: bool) -> tuple[l
         sidecars, bad = read_sidecars(run_dir)
         notices += [f"{STEPS}/{name} could not be read; which rank its steps belong to is a guess." for name in bad]
         segments = {path.stem for path in (run_dir / STEPS).glob(f"*{SEGMENT_SUFFIX}")}
-        found = []
-        for key in sorted({*rings, *sidecars, *segments}):
+        found: list[RingRecords] = []
+        for key in sorted(keys := {*rings, *sidecars, *segments}):
             about = _settle(abouts.get(key), sidecars.get(key) or guess_sidecar(key))
             path = segment_path(run_dir, key)
             found.append(_records(about, path, rings.get(key), notices if not live else []))
+            progress(len(found), len(keys))
         if not live:
             _say_if_rings_are_gone(found, rings, notices)
     return found, notices

@@ -97,13 +97,16 @@ def journals(run_dir: Path, *, after: int) -> list[int]:
     return sorted(number for number in numbers if number > after)
 
 
-def read_journal(path: Path) -> Iterator[Received]:
-    """Every whole record, one at a time; what lies between two of them is passed."""
+def read_journal(path: Path, start: int = 0) -> Iterator[Received]:
+    """Every whole record, one at a time; what lies between two of them is passed.
+
+    ``start``: the ``end`` of the last one that is known.
+    """
     with path.open("rb", buffering=_BUFFER) as file:
         head = file.read(FILE_HEAD.size)
         if len(head) < FILE_HEAD.size or FILE_HEAD.unpack(head)[:2] != (FILE_MAGIC, VERSION):
             return
-        at = FILE_HEAD.size
+        at = max(start, FILE_HEAD.size)
         size = os.fstat(file.fileno()).st_size
         while at <= size - RECORD_HEAD.size:
             file.seek(at)

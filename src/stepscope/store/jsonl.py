@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_jsonl", "lines_from", "read_jsonl", "write_all"]
+__all__ = ["append_jsonl", "count_lines", "lines_from", "read_jsonl", "record_in", "write_all"]
 
 
 def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -53,15 +53,34 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
         return records, bad
     with file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if isinstance(record, dict):
+            record = record_in(line)
+            if record is not None:
                 records.append(record)
             elif line.strip():
                 bad += 1
     return records, bad
+
+
+def record_in(line: bytes) -> dict[str, Any] | None:
+    """None when it holds none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def count_lines(path: Path) -> int:
+    """About how many records there are, without a look at them; a missing file is an empty one."""
+    count = 0
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return count
+    with file:
+        while piece := file.read(1 << 20):
+            count += piece.count(b"\n")
+    return count
 
 
 def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun, RunUnwritable
+from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.store import staging
 from stepscope.store.failures import Numbers, read_errors
@@ -21,6 +22,7 @@ from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
 from stepscope.store.processes import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.stacks import read_stacks
 from stepscope.store.standstills import read_standstills
+from stepscope.store.thinning import thinned
 
 if TYPE_CHECKING:
     from stepscope.store.late import Shown
@@ -38,6 +40,9 @@ class Loaded:
     """Those that can be told only now; the others follow from what stays when the run is sealed."""
     shown: Shown
     """What the rings of other nodes became."""
+    sent_samples: list[dict[str, Any]]
+    """All that other nodes sent and is not sealed yet; of very many, ``data`` has some."""
+    samples_left_out: bool = False
 
 
 @dataclass(kw_only=True)
@@ -47,27 +52,34 @@ class _Found:
     series: list[RankSeries]
     notices: list[str]
     events: list[dict[str, Any]]
-    samples: list[dict[str, Any]]
+    samples: list[dict[str, Any]] | None
+    """None: left out."""
     notes: list[dict[str, Any]]
     remote: Remote
     shown: Shown
     live: bool = False
 
 
-def open_run(path: Path) -> RunData:
-    """Read a run; NotARun when it is none.  What is missing stands in ``notices``."""
-    return load_run(path).data
+def open_run(path: Path, *, progress: Progress = unheard) -> RunData:
+    """Read a run; NotARun when it is none.  What is missing stands in ``notices``.
+
+    ``progress`` is told processes, as they are read.
+    """
+    return load_run(path, progress=progress).data
 
 
-def load_run(path: Path, *, alone: bool = False) -> Loaded:
-    """As ``open_run``; ``alone``: without what other nodes sent and is not sealed with the rest."""
+def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress: Progress = unheard) -> Loaded:
+    """As ``open_run``; ``alone``: without what other nodes sent and is not sealed with the rest.
+
+    ``samples``: False leaves out those that are sealed, to be read later (``sealed_samples``).
+    """
     for _ in range(_TRIES):
         if staging.is_committed(path):
             _finish(path)
         meta = read_meta(path)
         form = _form(path, meta)
         try:
-            loaded = _load(path, meta, alone=alone)
+            loaded = _load(path, meta, alone=alone, samples=samples, progress=progress)
         except FileNotFoundError:
             continue  # it was sealed under our eyes
         if _form(path, read_meta(path)) == form:
@@ -92,9 +104,12 @@ def _form(path: Path, meta: dict[str, Any]) -> tuple[bool, int]:
         return sealed, 0
 
 
-def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
+def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progress: Progress) -> Loaded:
     sealed = meta.get("sealed") is True
-    found = _find_sealed(path, alone=alone) if sealed else _find_open(path, meta, alone=alone)
+    if sealed:
+        found = _find_sealed(path, alone=alone, samples=samples, progress=progress)
+    else:
+        found = _find_open(path, meta, alone=alone, progress=progress)
     remote, notices = found.remote, found.notices
     offsets = clock_offsets(remote.nodes)
     numbers = Numbers(found.series, str(meta.get("host")))
@@ -110,12 +125,13 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
     notices += remote.notices(bad_sent)
     told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(live=found.live), over=not found.live)
     seen = _hub_events(path, found.events if sealed else [])
+    sent_samples = remote.records(SAMPLES)
     data = RunData(
         name=meta["name"],
         path=str(path),
         meta=meta if sealed else {**meta, "git": meta.get("git") or _git(found.events)},
         ranks=tuple(found.series),
-        samples=_in_order(found.samples, remote.records(SAMPLES)),
+        samples=_samples(found.samples or (), sent_samples),
         events=_merge_notes([*found.events, *seen, *remote.records(EVENTS)], found.notes, doubled=not sealed),
         errors=errors,
         stacks=_in_order(stacks, sent_stacks),
@@ -124,50 +140,59 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool) -> Loaded:
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
         notices=(*notices, *large, *told, *remote.reduced),
     )
-    return Loaded(data=data, kept_notices=tuple(notices), shown=found.shown)
+    return Loaded(
+        data=data,
+        kept_notices=tuple(notices),
+        shown=found.shown,
+        sent_samples=sent_samples,
+        samples_left_out=found.samples is None,
+    )
 
 
-def _find_sealed(path: Path, *, alone: bool) -> _Found:
+def _find_sealed(path: Path, *, alone: bool, samples: bool, progress: Progress) -> _Found:
     from stepscope.store.assemble import assemble_ranks
     from stepscope.store.late import merge_late, sealed_sidecars
-    from stepscope.store.parquet import read_ranks, read_samples
+    from stepscope.store.parquet import read_ranks
     from stepscope.store.positions import read_positions
     from stepscope.store.remote import read_remote
+    from stepscope.store.samples import sealed_samples
     from stepscope.store.selection import choose
 
-    series, notices = read_ranks(path)
+    series, notices = read_ranks(path, progress=progress)
     positions = read_positions(path)
     known = sealed_sidecars(series, positions.spools, read_nodes(path))
     choice = None if alone else choose(path, positions)
     remote = read_remote(path, positions, lost=_lost(live=False), known=known, choice=choice, nothing=alone)
     late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
+    left_out = not samples and not remote.records(SAMPLES)  # what came late has its place among them
     return _Found(
         series=series,
         notices=[*notices, *late.notices],
         events=read_jsonl(path / EVENTS)[0],
-        samples=read_samples(path),
+        samples=None if left_out else sealed_samples(path),
         notes=late.notes,
         remote=remote,
         shown=shown,
     )
 
 
-def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
+def _find_open(path: Path, meta: dict[str, Any], *, alone: bool, progress: Progress) -> _Found:
     from stepscope.store.assemble import assemble_ranks
     from stepscope.store.collect import collect_rings
     from stepscope.store.positions import read_positions
     from stepscope.store.remote import read_remote
+    from stepscope.store.samples import open_samples
     from stepscope.store.selection import choose
 
     live = processes_alive(path) or (meta.get("end") is None and launcher_alive(meta))
-    rings, notices = collect_rings(path, meta, live=live)
+    rings, notices = collect_rings(path, meta, live=live, progress=progress)
     positions = read_positions(path)
     choice = None if alone else choose(path, positions)
     remote = read_remote(path, positions, lost=_lost(live=live), choice=choice, nothing=alone)
     assembled = assemble_ranks([*rings, *remote.rings])
     events, bad_events = read_jsonl(path / EVENTS)
-    samples, bad_samples = read_jsonl(path / SAMPLES)
+    samples, bad_samples = open_samples(path)
     notices += assembled.notices
     if not live:
         notices += _deaths(meta, events)
@@ -179,7 +204,7 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool) -> _Found:
         series=assembled.series,
         notices=notices,
         events=events,
-        samples=[{key: value for key, value in sample.items() if value is not None} for sample in samples],
+        samples=samples,
         notes=assembled.notes,
         remote=remote,
         shown={whose: pair for whose, pair in pairs if pair is not None},
@@ -221,6 +246,11 @@ def _merge_notes(
 def _in_order(own: Sequence[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """By time where there are other nodes; else as they lie."""
     return tuple(sorted([*own, *others], key=_wall_ns)) if others else tuple(own)
+
+
+def _samples(own: Sequence[dict[str, Any]], sent: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    both = _in_order(own, sent)
+    return tuple(thinned(both, len(both))) if sent else both
 
 
 def _wall_ns(event: dict[str, Any]) -> int:

@@ -17,21 +17,22 @@ import duckdb
 import numpy as np
 
 from stepscope.errors import NotARun
+from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankSeries
 from stepscope.store import atomic
 from stepscope.store.columns import PLAIN, phase_columns, steps_of_columns, to_columns
 from stepscope.store.exchanges import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns, rows_of_columns
-from stepscope.store.paths import COLLECTIVES_PARQUET, COMM_PARQUET, RANKS, SAMPLES_PARQUET, STEPS_PARQUET
+from stepscope.store.paths import COLLECTIVES_PARQUET, COMM_PARQUET, RANKS, STEPS_PARQUET
 from stepscope.store.sidecar import RingSidecar, groups_as_kept
-from stepscope.store.tables import sample_rows, sample_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["read_ranks", "read_samples", "write_ranks", "write_samples"]
+__all__ = ["COPY", "connect", "first_line", "literal", "read_ranks", "write_ranks"]
 
 SCHEMA = 1
-_COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
+_WORTH_THREADS = 1 << 20
+COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
 _ALWAYS = ("rank", "attempt", *PLAIN[:3], "device_wall_ns", "group", "op")
 _EXCHANGES = (("comm", COMM_PARQUET, COMM_DTYPE), ("collectives", COLLECTIVES_PARQUET, COLLECTIVE_DTYPE))
 """Of a series, its file, and its rows."""
@@ -49,9 +50,12 @@ def write_ranks(folder: Path, ranks: Sequence[RankSeries], notices: Sequence[str
     atomic.write_json(folder / RANKS, {"schema": SCHEMA, "ranks": about, "notices": list(notices)}, durable=True)
 
 
-def read_ranks(folder: Path) -> tuple[list[RankSeries], list[str]]:
-    """What ``write_ranks`` wrote; NotARun when it is damaged, FileNotFoundError when it is not there."""
-    columns = _fetch(folder / STEPS_PARQUET)
+def read_ranks(folder: Path, *, progress: Progress = unheard) -> tuple[list[RankSeries], list[str]]:
+    """What ``write_ranks`` wrote; NotARun when it is damaged, FileNotFoundError when it is not there.
+
+    ``progress`` is told ranks.
+    """
+    columns = _fetch_steps(folder / STEPS_PARQUET)
     path = folder / RANKS
     ranks: list[RankSeries] = []
     try:
@@ -62,6 +66,7 @@ def read_ranks(folder: Path) -> tuple[list[RankSeries], list[str]]:
             rows = _next_rows(about["steps"], at, len(columns["step"]))
             exchanges = {name: part.take(about) for name, part in parts.items()}
             ranks.append(_series(about, columns, rows, exchanges))
+            progress(len(ranks), len(raw["ranks"]))
             at = rows.stop
         notices = [str(notice) for notice in raw["notices"]]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -78,7 +83,7 @@ class _Parts:
         self._name, self._dtype, self._at = name, dtype, 0
         self._columns: Mapping[str, Any] = {"step": ()}
         if any(about.get(name) for about in abouts):
-            self._columns = _fetch(path)
+            self._columns = _fetch_steps(path)
 
     def take(self, about: Mapping[str, Any]) -> NDArray[Any] | None:
         count = about.get(self._name) or 0
@@ -93,31 +98,16 @@ def _next_rows(count: int, at: int, there: int) -> slice:
     return slice(at, at + count)
 
 
-def write_samples(folder: Path, samples: Sequence[Mapping[str, Any]]) -> None:
-    path = folder / SAMPLES_PARQUET
-    with duckdb.connect() as con:
-        sample_table(con, samples)
-        con.execute(f"COPY samples TO {_literal(path)} {_COPY}")
-    atomic.fsync_file(path)
-
-
-def read_samples(folder: Path) -> list[dict[str, Any]]:
-    path = folder / SAMPLES_PARQUET
-    if not path.exists():
-        raise FileNotFoundError(path)
-    try:
-        with duckdb.connect() as con:
-            result = con.execute(f"SELECT * FROM read_parquet({_literal(path)})")
-            return sample_rows([column[0] for column in result.description], result.fetchall())
-    except duckdb.Error as error:
-        raise NotARun(f"{path} is damaged: {_first_line(error)}") from error
+def connect(size: int) -> duckdb.DuckDBPyConnection:
+    """A database for so many bytes; of few, with one thread: each takes memory, beside the end of a job."""
+    return duckdb.connect(config={"threads": 1} if size < _WORTH_THREADS else {})
 
 
 def _write(path: Path, columns: Mapping[str, Any]) -> None:
     kept = {name: values for name, values in columns.items() if _worth_keeping(name, values)}
-    with duckdb.connect() as con:
+    with connect(sum(values.nbytes for values in kept.values())) as con:
         con.register("columns", kept)
-        con.execute(f"COPY (SELECT * FROM columns) TO {_literal(path)} {_COPY}")
+        con.execute(f"COPY (SELECT * FROM columns) TO {literal(path)} {COPY}")
     atomic.fsync_file(path)
 
 
@@ -125,10 +115,15 @@ def _fetch(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(path)
     try:
-        with duckdb.connect() as con:
-            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({_literal(path)})").fetchnumpy()
+        with connect(path.stat().st_size) as con:
+            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({literal(path)})").fetchnumpy()
     except duckdb.Error as error:
-        raise NotARun(f"{path} is damaged: {_first_line(error)}") from error
+        raise NotARun(f"{path} is damaged: {first_line(error)}") from error
+    return columns
+
+
+def _fetch_steps(path: Path) -> dict[str, Any]:
+    columns = _fetch(path)
     if "step" not in columns:
         raise NotARun(f"{path} holds no steps of ours")
     return columns
@@ -186,9 +181,9 @@ def _worth_keeping(name: str, values: Any) -> bool:
     return name in _ALWAYS or bool(np.ma.getdata(values).any())
 
 
-def _literal(path: Path) -> str:
+def literal(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PHASE_COLUMNS",
+    "leaves_rest",
     "main",
     "part_steps",
     "parts_locked",
@@ -180,21 +181,35 @@ def _steps_in(spool: Spool, block: TakenRows) -> tuple[NDArray[Any], NDArray[Any
     return (whose, block.slots) if chosen.all() else (whose[chosen], block.slots[chosen])
 
 
+def leaves_rest(frame: Frame, blocks: Iterable[TakenRows]) -> bool:
+    """Whether anything of a frame with these blocks stands in ``rest``: who reads there needs to know how far it is."""
+    plain = frame.head.bye is not None or any(part.kind in ("rings", "lines") for part in frame.parts)
+    return plain or any(_beside_steps(block) is not None for block in blocks)
+
+
 def _rest(frame: Frame, blocks: dict[int, TakenRows]) -> bytes:
     """What of a frame is in no other file; nothing where all of it is."""
+    if not leaves_rest(frame, blocks.values()):
+        return b""
     parts: list[Part] = []
     for part in frame.parts:
         if part.kind in ("rings", "lines"):
             parts.append(part)
         elif part.kind == "steps":
             block = blocks[id(part)]
-            others = _kinds(block.slots) != STEP
-            if others.any() or block.table["lost"].any() or block.table["torn"].any():
+            others = _beside_steps(block)
+            if others is not None:
                 whose = np.repeat(np.arange(len(block.table)), block.rows)
                 table = block.table.copy()
                 table["rows"] = np.bincount(whose[others], minlength=len(table))
                 parts.append(part_of("steps", repack_block(TakenRows(table=table, slots=block.slots[others]))))
-    return pack_frame(frame.head, parts) if parts or frame.head.bye is not None else b""
+    return pack_frame(frame.head, parts)
+
+
+def _beside_steps(block: TakenRows) -> NDArray[np.bool_] | None:
+    """Which rows are no steps; None: the steps are all that it says."""
+    others: NDArray[np.bool_] = _kinds(block.slots) != STEP
+    return others if others.any() or block.table["lost"].any() or block.table["torn"].any() else None
 
 
 def _write_chunk(path: Path, chunk: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> int:

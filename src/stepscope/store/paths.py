@@ -20,6 +20,7 @@ __all__ = [
     "PARTS",
     "POSITIONS",
     "RANKS",
+    "REPORT_FILE",
     "SAMPLES",
     "SAMPLES_PARQUET",
     "SEGMENT_SUFFIX",
@@ -49,6 +50,7 @@ COLLECTIVES_PARQUET = "collectives.parquet"
 RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
+REPORT_FILE = "report.html"
 FINDINGS = "findings.json"
 HUB = "hub.json"
 """Where the run's hub listens and the token to ask it with; readable by its owner only."""

@@ -11,7 +11,7 @@ from stepscope.errors import RunUnwritable
 from stepscope.store import atomic
 from stepscope.store.paths import FINDINGS, SUMMARY, SUMMARY_TEXT
 
-__all__ = ["load_summary", "save_findings", "save_summary"]
+__all__ = ["load_findings", "load_summary", "printed", "save_findings", "save_summary"]
 
 SCHEMA = 1
 
@@ -33,8 +33,27 @@ def save_findings(run_dir: Path, findings: Sequence[Mapping[str, Any]]) -> None:
 
 def load_summary(run_dir: Path) -> dict[str, Any] | None:
     """``summary.json``; None when there is none yet or it cannot be read (it can be made again)."""
+    return _load(run_dir / SUMMARY)
+
+
+def load_findings(run_dir: Path) -> list[dict[str, Any]]:
+    """Those of ``findings.json``; none when it is not there or cannot be read."""
+    said = (_load(run_dir / FINDINGS) or {}).get("findings")
+    return [finding for finding in said if isinstance(finding, dict)] if isinstance(said, list) else []
+
+
+def printed(run_dir: Path) -> list[str]:
+    """What the ranks printed, as paths inside the run."""
+    return sorted((str(path.relative_to(run_dir)) for path in (run_dir / "logs").glob("*.log")), key=_natural)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return len(name), name
+
+
+def _load(path: Path) -> dict[str, Any] | None:
     try:
-        summary = json.loads((run_dir / SUMMARY).read_bytes())
+        said = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return summary if isinstance(summary, dict) else None
+    return said if isinstance(said, dict) else None

@@ -16,16 +16,17 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RingError, RunError, RunUnwritable
-from stepscope.records.series import RankSeries, RunData
+from stepscope.records.progress import Progress, unheard
+from stepscope.records.series import RankSeries
 from stepscope.ring import RingReader
 from stepscope.store import atomic, staging
-from stepscope.store.load import load_run
+from stepscope.store.load import Loaded, load_run
 from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.nodes import NodeInfo, read_refused, write_nodes
 from stepscope.store.paths import EVENTS, INBOX, PARTS, SAMPLES, STACKS, STEPS
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
 __all__ = ["needs_seal", "seal"]
 
 
-def seal(run_dir: Path) -> None:
-    """Seal a run; does nothing to one that is, unless other nodes sent more.  RunError while it still goes on."""
+def seal(run_dir: Path, *, progress: Progress = unheard) -> None:
+    """Seal a run; does nothing to one that is, unless other nodes sent more.  RunError while it still goes on.
+
+    ``progress`` is told parts of the work: reading, writing and reading back are about alike.
+    """
     read_meta(run_dir)
     try:
         with staging.locked(run_dir), _hub_shut_out(run_dir):
@@ -48,7 +52,7 @@ def seal(run_dir: Path) -> None:
             if needs_seal(run_dir):
                 if read_meta(run_dir).get("sealed") is not True and processes_alive(run_dir):
                     raise RunError(f"{run_dir} cannot be sealed: its processes still run")
-                _write(run_dir)
+                _write(run_dir, progress)
                 staging.finish(run_dir)
             _clean(run_dir)
     except OSError as error:
@@ -72,14 +76,14 @@ def _late(run_dir: Path) -> bool:
     return unsealed_bytes(run_dir) > 0
 
 
-def _write(run_dir: Path) -> None:
+def _write(run_dir: Path, progress: Progress) -> None:
     parts_stay = _seal_journals(run_dir)
     if parts_stay and read_meta(run_dir).get("sealed") is True:
         return
-    loaded = load_run(run_dir, alone=parts_stay)
+    loaded = load_run(run_dir, alone=parts_stay, progress=lambda done, total: progress(done, 3 * total))
     data = loaded.data
     stage = staging.new_stage(run_dir)
-    _write_and_verify(stage, data, loaded.kept_notices)
+    _write_and_verify(stage, loaded, progress)
     for name, records in ((EVENTS, data.events), (STACKS, data.stacks)):
         if records and (name == EVENTS or data.nodes):
             lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
@@ -119,20 +123,22 @@ def _write_positions(run_dir: Path, stage: Path, shown: Shown) -> None:
     write_positions(stage, Sealed(through=now.last, base=now.last, spools=now.spools))
 
 
-def _write_and_verify(stage: Path, data: RunData, kept_notices: Sequence[str]) -> None:
+def _write_and_verify(stage: Path, loaded: Loaded, progress: Progress) -> None:
     import duckdb
 
-    from stepscope.store.parquet import read_ranks, read_samples, write_ranks, write_samples
+    from stepscope.store.parquet import read_ranks, write_ranks
+    from stepscope.store.samples import write_samples
 
+    data = loaded.data
     try:
-        write_ranks(stage, data.ranks, kept_notices)
-        write_samples(stage, data.samples)
-        ranks, notices = read_ranks(stage)
-        samples = read_samples(stage)
+        write_ranks(stage, data.ranks, loaded.kept_notices)
+        same = write_samples(stage, Path(data.path), loaded.sent_samples)
+        progress(2, 3)
+        ranks, notices = read_ranks(stage, progress=lambda done, total: progress(2 * total + done, 3 * total))
     except duckdb.Error as error:
         raise RunUnwritable(f"cannot seal {data.path}: {str(error).strip().splitlines()[0]}") from error
-    same = len(ranks) == len(data.ranks) and all(map(_same, ranks, data.ranks)) and len(samples) == len(data.samples)
-    if not same or notices != list(kept_notices):
+    same = same and len(ranks) == len(data.ranks) and all(map(_same, ranks, data.ranks))
+    if not same or notices != list(loaded.kept_notices):
         raise RunUnwritable(f"cannot seal {data.path}: what was written does not read back the same")
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,14 +222,29 @@ def _read_on(fd: int, offset: int, after_seq: int, most_slots: int) -> tuple[lis
 def _upright(body: bytes, count: int) -> bytearray:
     """Slots again, from their transposed bodies."""
     slots = bytearray(count * SLOT_BYTES)
+    if count < _BODY_BYTES:  # whichever are fewer, slots or bytes of one: a night has 100,000 frames of a few slots
+        for slot in range(count):
+            slots[slot * SLOT_BYTES + _ZERO_BYTES : (slot + 1) * SLOT_BYTES] = body[slot::count]
+        return slots
     for i in range(_BODY_BYTES):
         slots[_ZERO_BYTES + i :: SLOT_BYTES] = body[i * count : (i + 1) * count]
     return slots
 
 
+def _transposed(slots: Sequence[bytes]) -> bytes:
+    """The bodies of slots, byte by byte: the first of each, the second of each …"""
+    count = len(slots)
+    if count < _BODY_BYTES:
+        bodies = bytearray(count * _BODY_BYTES)
+        for slot, data in enumerate(slots):
+            bodies[slot::count] = data[_ZERO_BYTES:]
+        return bytes(bodies)
+    joined = b"".join([data[_ZERO_BYTES:] for data in slots])
+    return b"".join([joined[i::_BODY_BYTES] for i in range(_BODY_BYTES)])
+
+
 def _pack_frame(batch: RingBatch, *, first_seq: int) -> bytes:
-    bodies = b"".join([slot[_ZERO_BYTES:] for slot in batch.slots])
-    payload = zlib.compress(b"".join([bodies[i::_BODY_BYTES] for i in range(_BODY_BYTES)]), 1)
+    payload = zlib.compress(_transposed(batch.slots), 1)
     lost, torn = min(batch.lost, _U32_MAX), min(batch.torn, _U32_MAX)
     fields = (len(batch.slots), len(payload), first_seq, batch.last_seq, lost, torn)
     rest = FRAME_HEAD.pack(FRAME_MAGIC, 0, *fields)[_CRC_END:] + payload

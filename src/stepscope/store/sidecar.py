@@ -1,4 +1,4 @@
-"""``steps/KEY.json``: what the header of one ring last said, for when the ring itself is gone.
+"""``steps/KEY.json``: what the header of one ring last said, for when the ring itself is gone; and how fast it steps.
 
 The agent writes it, as a whole each time; whoever opens the run reads it.  Standard library only.
 """
@@ -48,6 +48,8 @@ class RingSidecar:
     """When this was written."""
     ended_wall_ns: int | None = None
     """When the process was seen to be gone; from then on nothing comes after what the segment holds."""
+    usual_step_ns: int = 0
+    """The median of its last steps, for lists of runs; 0: not known."""
     facts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
 
@@ -72,6 +74,7 @@ class RingSidecar:
             state=raw["state"],
             live_phase=_word(raw, "live_phase") % PHASE_SLOTS,
             ended_wall_ns=None if ended is None else _word(raw, "ended_wall_ns"),
+            usual_step_ns=_word({"usual_step_ns": 0, **raw}, "usual_step_ns"),
             facts=checked_facts(raw.get("facts")),
             groups=_groups(raw.get("groups")),
             **{name: _word(raw, name) for name in _WORDS},

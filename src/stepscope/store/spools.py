@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "LIVE_FIELDS",
     "Compared",
     "Gap",
     "Heard",
@@ -46,7 +47,7 @@ Live = tuple[int, int, int, int, int]
 """How far a ring is: its last sequence number, since when it is in its phase, its state, step, phase.  Only grows."""
 Heard = tuple[bool, int]
 """Of a sidecar: whether its process is gone, and when it was written.  The greatest counts."""
-_LIVE_FIELDS = ("last_seq", "live_since_ns", "state", "live_step", "live_phase")
+LIVE_FIELDS = ("last_seq", "live_since_ns", "state", "live_step", "live_phase")
 _NOWHERE: Live = (0, 0, 0, 0, 0)
 
 
@@ -292,5 +293,5 @@ def live_of(table: NDArray[Any]) -> list[tuple[bytes, Live]]:
     """How far each ring of a block is, by its ``ring_id``."""
     ids = table["ring"].tobytes()
     size = table.dtype["ring"].itemsize
-    numbers = zip(*(table[name].tolist() for name in _LIVE_FIELDS), strict=True)
+    numbers = zip(*(table[name].tolist() for name in LIVE_FIELDS), strict=True)
     return [(ids[i * size : (i + 1) * size], live) for i, live in enumerate(numbers)]

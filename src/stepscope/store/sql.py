@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.records.series import RankSeries, RunData
-from stepscope.store.load import load_run, open_run
+from stepscope.records.progress import Progress, unheard
+from stepscope.records.series import RankSeries
+from stepscope.store.load import Loaded, load_run
 from stepscope.store.results import load_summary
 
 if TYPE_CHECKING:
@@ -68,18 +69,21 @@ class QueryResult:
     rows: tuple[tuple[Any, ...], ...]
 
 
-def query(run_dir: Path, sql: str) -> QueryResult:
-    """Run one query; UsageError, in one line, when it is wrong, empty or more than one."""
+def query(run_dir: Path, sql: str, *, progress: Progress = unheard) -> QueryResult:
+    """Run one query; UsageError, in one line, when it is wrong, empty or more than one.
+
+    ``progress``: of opening the run.
+    """
     import duckdb
 
     from stepscope.store.positions import read_positions
     from stepscope.store.selection import is_too_large
 
-    data = open_run(run_dir)
+    loaded = load_run(run_dir, progress=progress)
     findings = (load_summary(run_dir) or {}).get("findings", [])
     sealed = read_positions(run_dir)
     with duckdb.connect(config={"threads": 2}) as con:
-        _make_tables(con, data, findings)
+        _make_tables(con, loaded, findings)
         return ask(con, sql, _add_parts(con, run_dir, sealed) if is_too_large(sealed) else ())
 
 
@@ -120,10 +124,12 @@ def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
     return QueryResult(columns=columns, rows=rows)
 
 
-def _make_tables(con: Any, data: RunData, findings: Sequence[Any]) -> None:
+def _make_tables(con: Any, loaded: Loaded, findings: Sequence[Any]) -> None:
     from stepscope.store.exchanges import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns
-    from stepscope.store.tables import make_table, sample_table
+    from stepscope.store.samples import make_sample_table
+    from stepscope.store.tables import make_table
 
+    data = loaded.data
     _make_steps(con, data.ranks)
     tables = {
         "comm": exchange_columns(data.ranks, [series.comm for series in data.ranks], COMM_DTYPE),
@@ -131,7 +137,7 @@ def _make_tables(con: Any, data: RunData, findings: Sequence[Any]) -> None:
     }
     for name, columns in tables.items():
         _make(con, name, columns)
-    sample_table(con, data.samples)
+    make_sample_table(con, Path(data.path), loaded.sent_samples)
     make_table(con, "events", EVENT_COLUMNS, [_event(event) for event in data.events])
     rows = [_fields(FINDING_COLUMNS, finding) for finding in findings if isinstance(finding, dict)]
     make_table(con, "findings", FINDING_COLUMNS, rows)

@@ -1,0 +1,185 @@
+"""The samples of a run: all of them on disk, of very many some in memory (``thinning.py``).
+
+While a run lasts they are lines of ``samples.jsonl``; sealed, they are rows of ``samples.parquet``.  The way from one
+to the other takes some thousands at a time: it is gone beside the end of a job, which may need the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from stepscope.errors import NotARun
+from stepscope.store import atomic
+from stepscope.store.jsonl import count_lines, read_jsonl, record_in
+from stepscope.store.parquet import COPY, connect, first_line, literal
+from stepscope.store.paths import SAMPLES, SAMPLES_PARQUET
+from stepscope.store.sample_columns import SAMPLE_COLUMNS, add_samples, sample_rows
+from stepscope.store.thinning import SOURCE, Thinner, newest_of, source_of, stride, thinned
+
+__all__ = ["make_sample_table", "open_samples", "sealed_samples", "write_samples"]
+
+LARGE_BYTES = 1 << 16
+"""Of a file that may hold more samples than are kept; a smaller one is read whole."""
+BATCH = 20_000
+"""Turned into columns at once."""
+_WHO = ", ".join(f'"{name}"' for name in SOURCE)
+_CHOSEN = """
+    WITH chosen AS (
+        SELECT file_row_number FROM (
+            SELECT file_row_number,
+                row_number() OVER (PARTITION BY {who} ORDER BY file_row_number) - 1 AS place,
+                count(*) OVER (PARTITION BY {who}) AS there
+            FROM {table}
+        ) WHERE place % {every} = 0 OR place >= there - {newest}
+    )
+    SELECT * EXCLUDE (file_row_number) FROM {table} SEMI JOIN chosen USING (file_row_number) ORDER BY file_row_number
+"""
+"""As ``Thinner`` chooses."""
+
+
+def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
+    """Of a run that is not sealed, those to keep; and how many lines were none."""
+    path = run_dir / SAMPLES
+    every = stride(count_lines(path))
+    if every == 1:
+        samples, bad = read_jsonl(path)
+        return [_told(sample) for sample in samples], bad
+    thinner: Thinner[bytes] = Thinner(every)
+    bad = 0
+    for line, source in _with_sources(path):
+        if source is not None:
+            thinner.add(source, line)
+        elif line.strip():
+            bad += 1
+    return [_told(json.loads(line)) for line in thinner.kept()], bad
+
+
+def sealed_samples(folder: Path) -> list[dict[str, Any]]:
+    """Of a sealed run, those to keep.  NotARun when the file is damaged, FileNotFoundError when it is not there."""
+    path = folder / SAMPLES_PARQUET
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with connect(path.stat().st_size) as con:
+            columns = con.execute(_question(con, path)).fetchnumpy()
+    except duckdb.Error as error:
+        raise NotARun(f"{path} is damaged: {first_line(error)}") from error
+    samples = sample_rows(columns)
+    return samples if _is_large(path) else thinned(samples, len(samples))
+
+
+def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -> bool:
+    """``samples.parquet`` into ``folder``: all that ``run_dir`` has in either form, and ``more`` from other nodes.
+
+    These come where they belong in time; else all stay as they lie.  Whether it reads back as it was written.
+    """
+    path, before = folder / SAMPLES_PARQUET, run_dir / SAMPLES_PARQUET
+    batches = _batches(run_dir)
+    first, second = next(batches, []), next(batches, [])
+    with connect(0) as con:
+        if second or more or before.exists():
+            return _write_parts(con, path, before, itertools.chain([first, second], batches, [more]))
+        add_samples(con, first)
+        con.execute(f"COPY samples TO {literal(path)} {COPY}")
+    atomic.fsync_file(path)
+    return len(sealed_samples(folder)) == len(first)
+
+
+def _write_parts(
+    con: duckdb.DuckDBPyConnection, path: Path, before: Path, batches: Iterable[Sequence[dict[str, Any]]]
+) -> bool:
+    """Each batch into a file of its own, then all of them, and what was sealed before, into one."""
+    parts: list[Path] = []
+    more: Sequence[dict[str, Any]] = ()
+    for batch in batches:
+        more = batch  # the last one is from other nodes
+        add_samples(con, batch)
+        parts.append(path.with_name(f"part-{len(parts)}-{path.name}"))
+        con.execute(f"COPY samples TO {literal(parts[-1])} {COPY}")
+        con.execute("DELETE FROM samples")
+    files = ", ".join(map(literal, [*([before] if before.exists() else []), *parts]))
+    table = f"read_parquet([{files}], union_by_name = true)"
+    con.execute(f"COPY (SELECT * FROM {table} {'ORDER BY wall_ns' if more else ''}) TO {literal(path)} {COPY}")
+    atomic.fsync_file(path)
+    checks = [
+        con.execute(f"SELECT count(*), sum(hash(rows)::HUGEINT) FROM {one} rows").fetchone()
+        for one in (table, f"read_parquet({literal(path)})")
+    ]
+    for part in parts:
+        part.unlink()
+    return checks[0] == checks[1]
+
+
+def make_sample_table(con: duckdb.DuckDBPyConnection, run_dir: Path, more: Sequence[dict[str, Any]]) -> None:
+    """The table ``samples``, with all that ``run_dir`` has in either form, and ``more`` from other nodes."""
+    add_samples(con, more)
+    path = run_dir / SAMPLES_PARQUET
+    if path.exists():
+        table = f"read_parquet({literal(path)})"
+        there = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
+        known = ", ".join(f'"{name}"' for name in there if name in SAMPLE_COLUMNS)  # a later version may have more
+        con.execute(f"INSERT INTO samples BY NAME SELECT {known} FROM {table}")
+    for batch in _batches(run_dir):
+        add_samples(con, batch)
+
+
+def _question(con: duckdb.DuckDBPyConnection, path: Path) -> str:
+    """For those to keep; of a small file for all, since whatever the database does takes memory beside the job."""
+    table = f"read_parquet({literal(path)}, file_row_number = true)"
+    if not _is_large(path):
+        return f"SELECT * FROM read_parquet({literal(path)})"
+    counts = con.execute(f"SELECT count(*), count(DISTINCT ({_WHO})) FROM {table}").fetchone() or (0, 0)
+    return _CHOSEN.format(who=_WHO, table=table, every=stride(counts[0]), newest=newest_of(counts[1]))
+
+
+def _is_large(path: Path) -> bool:
+    return path.stat().st_size >= LARGE_BYTES
+
+
+def _with_sources(path: Path) -> Iterator[tuple[bytes, Hashable | None]]:
+    """Each line, and whose it is; None: it is no sample."""
+    from stepscope.store.sample_source import whose_of  # loads msgspec, which few runs have use for
+
+    with path.open("rb") as file:
+        for line in file:
+            whose = whose_of(line)
+            if whose is not None:
+                yield line, (whose.node, whose.kind, whose.pid, whose.index, whose.peer)
+            else:  # another reader may take it all the same
+                record = record_in(line)
+                yield line, None if record is None else source_of(record)
+
+
+def _batches(run_dir: Path) -> Iterator[list[dict[str, Any]]]:
+    """What is not sealed, some thousand lines at a time."""
+    if (run_dir / SAMPLES_PARQUET).exists():
+        return  # whoever sealed it was killed before the lines were removed
+    try:
+        file = (run_dir / SAMPLES).open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        while lines := list(itertools.islice(file, BATCH)):
+            yield _records(lines)
+
+
+def _records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    if len(lines) == BATCH:
+        import msgspec  # several times as fast, and too large to be loaded beside a small job
+
+        decoder = msgspec.json.Decoder(dict[str, Any])
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return list(map(decoder.decode, lines))
+    return [record for line in lines if (record := record_in(line)) is not None]
+
+
+def _told(sample: dict[str, Any]) -> dict[str, Any]:
+    """Without what it has no value for."""
+    return {key: value for key, value in sample.items() if value is not None}

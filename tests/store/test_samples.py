@@ -1,0 +1,154 @@
+"""Samples of long runs: all of them on disk, of very many some in memory, the same ones from either form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_runs import record
+
+from stepscope.store import samples, seal, thinning
+from stepscope.store.load import open_run
+from stepscope.store.sample_columns import add_samples, sample_rows
+from stepscope.store.sql import query
+from stepscope.store.thinning import Thinner, source_of, thinned
+from stepscope.testing.cluster import Cluster
+from stepscope.testing.samples import with_samples
+
+HOST = {"node": "a", "kind": "host", "cpu_percent": 1.5}
+GPU = {"node": "a", "kind": "gpu", "index": 0, "throttle_reasons": ["x", "y"], "util_percent": 97}
+
+
+def lines_of(count: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{"wall_ns": number, **fields} for number in range(count)]
+
+
+def test_few_are_all_kept() -> None:
+    few = lines_of(thinning.MOST, **HOST)
+    assert thinned(few, len(few)) == few
+
+
+def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinning, "MOST", 100)
+    both = [one for number in range(200) for one in ({"at": number, **HOST}, {"at": number, **GPU})]
+    kept = thinned(both, len(both))
+    assert thinning.stride(400) == 4
+    assert thinning.newest_of(2) == 12
+    expected = sorted({*range(0, 200, 4), *range(188, 200)})
+    assert [one["at"] for one in kept if one["kind"] == "host"] == expected
+    assert [one["at"] for one in kept if one["kind"] == "gpu"] == expected
+    assert kept == sorted(kept, key=lambda one: (one["at"], one["kind"] == "gpu")), "in the order in which they came"
+
+
+def test_of_very_many_sources_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinning, "MOST", 100)
+    many = [{"pid": pid, "at": number} for number in range(50) for pid in range(40)]
+    kept = thinned(many, len(many))
+    for pid in range(40):
+        assert [one["at"] for one in kept if one["pid"] == pid] == [0, 20, 40, *range(42, 50)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.lists(st.integers()) | st.text(max_size=2)), max_size=60))
+def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
+    thinner: Thinner[int] = Thinner(3)
+    for number, (pid, node) in enumerate(drawn):
+        thinner.add(source_of({"pid": pid, "node": node}), number)
+    kept = thinner.kept()
+    assert kept == sorted(set(kept))
+    assert kept == list(range(len(drawn))), "fewer than the last that are always kept"
+
+
+@pytest.fixture(params=[1, 1 << 30], ids=["large", "small"])
+def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Path, int]:
+    """An open run with more samples than are read, and how many; chosen by the database, or after reading."""
+    monkeypatch.setattr(thinning, "MOST", 400)
+    monkeypatch.setattr(samples, "BATCH", 130)
+    monkeypatch.setattr(samples, "LARGE_BYTES", request.param)
+    run = with_samples(Cluster(ranks=2, steps=300, device_timed=True), every_s=0.05)
+    assert len(run.samples) > 1000
+    return record(tmp_path, "night", run, sealed=False), len(run.samples)
+
+
+def test_open_and_sealed_are_thinned_alike_and_all_are_kept(night: tuple[Path, int]) -> None:
+    path, total = night
+    before = open_run(path).samples
+    seal.seal(path)
+    after = open_run(path).samples
+    assert after == before
+    assert 400 <= len(after) <= 400 + 5 * thinning.newest_of(5)
+    assert query(path, "select count(*) from samples").rows == ((total,),)
+    assert sorted(child.name for child in path.iterdir() if "part" in child.name) == []
+    ordered = query(path, "select wall_ns from samples").rows
+    assert list(ordered) == sorted(ordered)
+
+
+def test_lines_that_are_none_are_counted_in_long_files_too(night: tuple[Path, int]) -> None:
+    path, total = night
+    with (path / "samples.jsonl").open("ab") as file:
+        file.write(b'{"wall_ns": NaN, "kind": "host"}\n[1]\n{"half": \n\n{"node": [1], "kind": {}}\n')
+    run = open_run(path)
+    assert [notice for notice in run.notices if "samples.jsonl" in notice] == [
+        "2 lines of samples.jsonl could not be read."
+    ]
+    assert run.samples[-1] == {"node": [1], "kind": {}}
+    assert query(path, "select count(*) from samples").rows == ((total + 2,),)
+    seal.seal(path)
+    assert open_run(path).samples[-1] == {"node": [1], "kind": {}}
+    assert query(path, "select count(*) from samples").rows == ((total + 2,),)
+
+
+def test_columns_of_a_later_version_are_passed_over(night: tuple[Path, int]) -> None:
+    path, total = night
+    seal.seal(path)
+    sealed = path / "samples.parquet"
+    duckdb.execute(f"COPY (SELECT *, 7 AS later FROM '{sealed}') TO '{sealed}.more' (FORMAT parquet)")
+    sealed.with_name("samples.parquet.more").replace(sealed)
+    assert query(path, "select count(*) from samples").rows == ((total,),)
+    assert {one["later"] for one in open_run(path).samples} == {7}
+
+
+@pytest.mark.faults
+def test_what_does_not_read_back_the_same_is_not_sealed(
+    night: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = night
+    real = samples.atomic.fsync_file
+
+    def loses(written: Path) -> None:
+        if written.name == "samples.parquet":
+            duckdb.execute(f"COPY (SELECT * FROM '{written}' OFFSET 1) TO '{written}.less' (FORMAT parquet)")
+            written.with_name("samples.parquet.less").replace(written)
+        real(written)
+
+    with monkeypatch.context() as patch, pytest.raises(seal.RunUnwritable, match="does not read back the same"):
+        patch.setattr(samples.atomic, "fsync_file", loses)
+        seal.seal(path)
+    assert (path / "samples.jsonl").exists()
+
+
+value = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
+value |= st.lists(st.text(max_size=3) | st.integers(), max_size=2)
+fields = st.sampled_from(["wall_ns", "kind", "pid", "cpu_percent", "throttle_reasons", "extra", "own", "name"])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.dictionaries(fields, value, max_size=5), max_size=12))
+def test_any_samples_come_back(drawn: list[dict[str, Any]]) -> None:
+    with duckdb.connect() as con:
+        for batch in (drawn[:5], drawn[5:]):
+            add_samples(con, batch)
+        back = sample_rows(con.execute("SELECT * FROM samples").fetchnumpy())
+    told = [{name: own for name, own in one.items() if own is not None} for one in drawn]
+    assert json.dumps(back, sort_keys=True) == json.dumps([_as_kept(one) for one in told], sort_keys=True)
+
+
+def _as_kept(sample: dict[str, Any]) -> dict[str, Any]:
+    """A whole number where there may be others is one of those."""
+    level = sample.get("cpu_percent")
+    whole = type(level) is int and abs(level) <= 1 << 53
+    return {**sample, "cpu_percent": float(level)} if whole else sample  # type: ignore[arg-type]
