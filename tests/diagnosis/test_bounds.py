@@ -10,6 +10,7 @@ import pytest
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
+from stepscope.reports import summarise
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 REMARKS = {"compute_bound", "jitter", "stall"}
@@ -45,11 +46,30 @@ def test_input_that_all_ranks_wait_for(ranks: int, measured: bool) -> None:
 
 def test_its_price_is_the_wait() -> None:
     (found,) = of(Cluster(ranks=4, steps=101, noise=0.001, phases_ms=compute(20.0)).run())
-    assert found.title == "Training waits for input: 20.0 ms of every step, 34% of the time."
+    assert found.title == "Training waits for input: 20.0 ms of every step, 35% of the time."
     assert found.phase == "input"
     assert found.ranks == ()
-    assert found.cost["share"] == pytest.approx(20 / 57, abs=0.01)
-    assert found.cost["if_fixed"]["step_ms"] == pytest.approx(37.0, abs=0.2)
+    assert found.cost["share"] == pytest.approx(20 / 57, abs=0.001)
+    assert found.cost["if_fixed"]["step_ms"] == pytest.approx(37.0, abs=0.1)
+    assert found.cost["if_fixed"]["speedup"] == pytest.approx(1 / (1 - found.cost["share"]), abs=0.001)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_its_share_is_that_of_the_table(noise: float) -> None:
+    """The longest steps, which say nothing about it, wait as the others do."""
+    run = Cluster(ranks=1, steps=200, noise=noise, phases_ms=compute(80.0)).run()
+    (finding,) = of(run)
+    table = summarise(run)["phases"]["input"]
+    assert finding.cost["share"] == pytest.approx(table["share"], abs=0.004)
+    assert finding.evidence["input_share"] == pytest.approx(table["share"], abs=0.004)
+    assert finding.evidence["input_ms_per_step"] == pytest.approx(table["mean_ms"], rel=0.01)
+
+
+def test_what_the_longest_steps_have_beyond_the_others_is_no_part_of_it() -> None:
+    stalled = tuple(slow_at(0, "input", 5000.0, range(step, step + 1)) for step in (40, 90))
+    run = Cluster(ranks=1, steps=200, noise=0.0, phases_ms=compute(64.0), faults=stalled).run()
+    finding = next(found for found in diagnose(run) if found.kind == "input_bound")
+    assert finding.cost["seconds"] == pytest.approx(finding.evidence["steps_used"] * 0.064 + 4 * 0.064, abs=0.1)
 
 
 def test_a_tiny_quickstart_is_not_accused() -> None:
@@ -90,12 +110,53 @@ def test_workers_that_fall_behind_every_fourth_step_are_seen_and_told_apart() ->
     assert found.advice[0].startswith("Workers fall behind in bursts")
 
 
+def slow_batches(input_ms: float, extra_ms: float, every: int, ranks: int = 1) -> Cluster:
+    faults = tuple(
+        slow_at(rank, "input", extra_ms, range(at, at + 1)) for at in range(0, 300, every) for rank in range(ranks)
+    )
+    return Cluster(ranks=ranks, steps=300, noise=0.0, phases_ms=compute(input_ms), faults=faults)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_slow_batch_now_and_then_is_told_as_such_and_not_of_every_step(ranks: int) -> None:
+    (found,) = of(slow_batches(2.0, 500.0, 25, ranks).run())
+    assert (found.kind, found.phase, found.evidence["period"]) == ("jitter", "input", 25)
+
+
+def test_input_that_every_step_waits_for_is_priced_beside_the_slow_batches() -> None:
+    first, second = (finding for finding in diagnose(slow_batches(9.0, 500.0, 25).run()))
+    assert (first.kind, second.kind) == ("jitter", "input_bound")
+    assert second.title.startswith("Training waits for input: 9.00 ms of every step")
+    assert second.evidence["steps_used"] <= 300 - 300 // 25
+    assert first.cost["share"] + second.cost["share"] < 1
+
+
+def test_waits_of_some_steps_are_told_as_a_mean() -> None:
+    (found,) = of(slow_batches(2.0, 80.0, 4).run())
+    assert found.title == "Training waits for input: 20.6 ms a step on average, 36% of the time."
+
+
 def host_sample(cpu_percent: Any, **more: Any) -> dict[str, Any]:
     return {"kind": "host", "node": "node0", "cpu_percent": cpu_percent, "wall_ns": ANCHOR_WALL_NS + 10**9, **more}
 
 
 def process_sample(cpu_percent: Any, pid: int = 1000) -> dict[str, Any]:
     return {**host_sample(cpu_percent), "kind": "process", "pid": pid}
+
+
+@pytest.mark.parametrize(
+    ("own_percent", "expected"),
+    [
+        (8.0, "Every step waits: raise num_workers"),
+        (68.0, "Every step waits: raise num_workers"),
+        (70.0, "The CPUs are busy already"),
+        ("broken", "The CPUs are busy already"),
+    ],
+)
+def test_cpus_that_others_keep_busy_are_no_reason_against_workers(own_percent: Any, expected: str) -> None:
+    seen = (host_sample(98.0, own_cpu_percent=own_percent), process_sample(8.0))
+    found = of(Cluster(ranks=1, steps=60, phases_ms=compute(40.0), samples=seen * 3).run())[0]
+    assert (found.kind, found.advice[0].startswith(expected)) == ("input_bound", True)
 
 
 @pytest.mark.parametrize(

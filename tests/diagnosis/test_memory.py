@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -67,14 +68,24 @@ def test_a_leak_of_all_ranks_names_none_and_fills_the_host_together() -> None:
     assert creep.evidence["runs_out_at_step"] == pytest.approx(99 + 40 * 1024 / 16, rel=0.03)
     assert creep.evidence["runs_out_in_s"] == pytest.approx(40 * 1024 / 16, rel=0.03)
     assert creep.title == (
-        "Host memory of every rank grows by 4.1 MiB a step, from 1.0 GiB to 1.4 GiB so far; at this pace it runs out "
-        f"at step {creep.evidence['runs_out_at_step']:,}, in {_duration(creep)}."
+        "Host memory of every rank grows by 4.1 MiB a step, from 1,058 MiB at step 13 to 1,398 MiB at step 97; at this "
+        f"pace it runs out at step {creep.evidence['runs_out_at_step']:,}, after another {_duration(creep)}."
     )
 
 
 def _duration(creep: Finding) -> str:
     seconds = round(creep.evidence["runs_out_in_s"])
     return f"{seconds // 60} min {seconds % 60:02d} s"
+
+
+@pytest.mark.parametrize("steps", [40, 150])
+def test_the_sentence_gives_what_the_samples_say_at_those_steps(steps: int) -> None:
+    cluster = Cluster(ranks=1, steps=steps, phases_ms=SECOND, noise=0.0, warmup_ms=0.0)
+    run = with_samples(cluster, rss_mb=lambda _, at: 1000 + 40.0 * at)
+    (creep,) = found(run)
+    for end in ("first", "last"):  # a step is a second; the step lies between two samples
+        step = creep.evidence[f"{end}_step"]
+        assert abs(creep.evidence[f"{end}_bytes"] / MIB - (1000 + 40.0 * (step + 0.5))) <= 40.0
 
 
 def test_a_leak_of_one_rank_names_it() -> None:
@@ -116,6 +127,41 @@ def test_a_leak_in_stairs_is_found() -> None:
         Cluster(ranks=1, steps=200, phases_ms=SECOND), rss_mb=lambda _, at: 800 + 100 * np.floor(at / 30)
     )
     assert [finding.kind for finding in found(run)] == ["memory_creep"]
+
+
+LEAKS = {
+    "even": lambda random, at: 1000 + 4.0 * at,
+    "stairs": lambda random, at: 800 + 50 * np.floor(at / 12),
+    "sawtooth": lambda random, at: 800 + 3.0 * at + 60 * (at % 10) / 10 + random.normal(0, 3, len(at)),
+    "ever faster": lambda random, at: 800 + 3.0 * at + 0.01 * at**2,
+    "large": lambda random, at: 70_000 + 90.0 * at,
+}
+
+
+@pytest.mark.parametrize("shape", LEAKS)
+@pytest.mark.parametrize("steps", [9, 150])
+def test_the_numbers_of_the_sentence_agree(shape: str, steps: int) -> None:
+    """Pace by steps is what lies between the two ends; also of a run with a handful of samples."""
+    scale, random = 150 / steps, np.random.default_rng(1)
+    cluster = Cluster(ranks=2, steps=steps, phases_ms=SECOND)
+    creeps = found(with_samples(cluster, rss_mb=lambda _, at: LEAKS[shape](random, at * scale)))
+    assert creeps or steps < 12  # a few samples have to rise evenly
+    for creep in creeps:
+        said = creep.evidence
+        steps_between = said["last_step"] - said["first_step"]
+        grown = said["last_bytes"] - said["first_bytes"]
+        assert abs(grown - said["bytes_per_step"] * steps_between) <= 1 + steps_between
+        assert creep.steps is not None
+        assert creep.steps[0] <= said["first_step"] < said["last_step"] <= creep.steps[1]
+        read = re.search(r"by ([\d.,]+ \wiB) a step, from ([\d.,]+ \wiB) at step (\d+) to ([\d.,]+ \wiB)", creep.title)
+        assert read is not None
+        pace, first, last = (_bytes(read[at]) for at in (1, 2, 4))
+        assert (last - first) / steps_between == pytest.approx(pace, rel=0.1)
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.replace(",", "").split()
+    return float(number) * 1024 ** ("KiB", "MiB", "GiB").index(unit) * 1024
 
 
 HEALTHY = {
@@ -186,6 +232,8 @@ def test_a_leak_on_the_device_is_told_once_with_its_end(every: int) -> None:
     assert (creep.kind, creep.severity, creep.ranks) == ("memory_creep", "critical", ())
     assert creep.evidence["which"] == "device_allocated"
     assert creep.evidence["bytes_per_step"] == 10 * MIB
+    for end in ("first", "last"):  # what was there at that step, not half a stretch before it
+        assert creep.evidence[f"{end}_bytes"] == (10_000 + 10 * creep.evidence[f"{end}_step"]) * MIB
     # Of the reserve nothing is free, the reserve's median of the second half being behind the peak.
     assert creep.evidence["runs_out_at_step"] == 199 + 410
     assert "loss.item()" in creep.advice[0]

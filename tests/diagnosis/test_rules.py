@@ -153,6 +153,10 @@ def test_the_most_severe_then_the_most_costly_comes_first() -> None:
         (Cluster(ranks=0, steps=0), "Nothing was recorded: the recorder never got into a training process."),
         (Cluster(ranks=2, steps=0), "No training step was recorded, so nothing can be said about speed."),
         (
+            Cluster(ranks=1, steps=1),
+            "No steady step to judge by (1 of 1 set apart as warm-up): bottlenecks cannot be told from chance.",
+        ),
+        (
             Cluster(ranks=1, steps=2),
             "Only 1 steady step to judge by (1 of 2 set apart as warm-up): bottlenecks cannot be told from chance.",
         ),
@@ -219,7 +223,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=2, comm_ms=37.0),
             "comm_bound",
             "comm",
-            "All ranks wait for the network: 37.0 ms of every step, 48% of the time.",
+            "All ranks wait for the network: 37.0 ms of every step, 49% of the time.",
         ),
         (
             Cluster(ranks=1, phases_ms={"input": 0.4, "forward": 0.6}),
@@ -237,19 +241,31 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=1, phases_ms=train(), faults=tuple(slow_at(0, "optimizer", 30.0) for _ in range(1))),
             "optimizer_bound",
             "optimizer",
-            "The optimizer takes 35.0 ms of every step, 51% of the time.",
+            "The optimizer takes 35.0 ms of every step, 52% of the time.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(h2d=9.0)),
             "h2d_bound",
             "h2d",
-            "Copies to the device take 9.00 ms of every step, 19% of the time.",
+            "Copies to the device take 9.00 ms of every step, 20% of the time.",
         ),
         (
             Cluster(ranks=2, phases_ms=train(validate=20.0)),
             "between_steps",
             "validate",
             "34% of the time is the phase 'validate': 20.0 ms of every step.",
+        ),
+        (
+            Cluster(ranks=1, phases_ms=train(log=4.0, validate=19.0)),
+            "between_steps",
+            "validate",
+            "32% of the time is the phase 'validate': 19.0 ms of every step; with 'log' it is 38%.",
+        ),
+        (
+            Cluster(ranks=1, phases_ms=train(other=60.0), faults=stop("checkpoint", 500.0, 30, 60)),
+            "between_steps",
+            "other",
+            "55% of the time passes between steps: 60.0 ms each time; with checkpointing it is 64%.",
         ),
     ],
 )
@@ -258,6 +274,18 @@ def test_where_the_time_goes_is_told_plainly(cluster: Cluster, kind: str, phase:
     assert (found.kind, found.phase, found.title) == (kind, phase, title)
     assert (found.severity == "info") == (kind == "healthy")
     assert found.advice
+
+
+def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:
+    found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(log=4.0, validate=19.0, tiny=0.1)))
+    assert found.title == (
+        "32% of the time is the phase 'validate': 19.0 ms of every step; with 'log' and 'tiny' it is 38%."
+    )
+    assert found.cost["share"] == round(sum(found.evidence["shares"].values()), 4) == 0.3844
+    assert found.advice == tuple(
+        f"Do {name!r} less often, in a background thread, or beside the next step's computation."
+        for name in ("validate", "log")
+    )
 
 
 def test_evaluation_and_checkpoints_do_not_make_slow_steps() -> None:

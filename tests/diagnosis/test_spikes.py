@@ -11,6 +11,7 @@ import pytest
 from stepscope.diagnosis import build_window
 from stepscope.diagnosis.claims import Claim, unexplained
 from stepscope.diagnosis.spikes import find_spikes
+from stepscope.diagnosis.timing_advice import for_jitter, for_stall
 from stepscope.diagnosis.trends import find_trends
 from stepscope.diagnosis.view import View, view_of
 from stepscope.records.finding import Finding
@@ -156,6 +157,16 @@ def test_a_claim_on_the_time_between_steps_is_not_taken_off_twice() -> None:
     assert claim.finding.evidence["usual_ms"] == pytest.approx(38.0, abs=0.5)
 
 
+def test_the_usual_step_is_the_whole_one_whatever_of_it_is_explained() -> None:
+    faults = (slow_at(0, "forward", 60.0, range(4, 100, 10)),)
+    phases_ms = {"input": 2.0, "forward": 10.0, "backward": 20.0, "mine": 30.0}
+    view = view_at(Cluster(ranks=1, steps=100, noise=0.0, phases_ms=phases_ms, faults=faults))
+    told = Claim(finding=Finding(kind="between_steps", severity="info", title=""), saved_ns=view.phase("mine")[0])
+    (claim,) = find_spikes(view, unexplained(view, [told]), [told])
+    assert claim.finding.evidence["usual_ms"] == 62.0
+    assert claim.finding.title.startswith("Every 10th step takes 60.0 ms longer than the usual 62.0 ms, in forward")
+
+
 def test_workers_that_fall_behind_are_told_by_their_number() -> None:
     cluster = Cluster(ranks=1, steps=100, faults=(slow_at(0, "input", 40.0, range(3, 100, 4)),))
     (found,) = found_in(cluster, facts={"loader": {"num_workers": 4}})
@@ -213,3 +224,17 @@ def test_series_of_nothing_say_nothing() -> None:
     assert find_spikes(view, np.zeros(len(view.steps)), []) == []
     assert found_in(Cluster(ranks=2, steps=5)) == []
     assert find_spikes(view_at(Cluster(ranks=1, steps=0)), np.zeros(0), []) == []
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+def test_advice_names_nccl_only_where_it_is_used(nccl: bool) -> None:
+    period: dict[str, Any] = {"period": None, "num_workers": None, "at_epoch_starts": False, "varying_rank": False}
+    for advice in (
+        for_jitter(phase="comm", nccl=nccl, **period),
+        for_stall(phase="comm", alone=False, host="", nccl=nccl),
+    ):
+        assert ("NCCL_DEBUG" in " ".join(advice)) is nccl
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    run = Cluster(ranks=2).run()
+    ranks = tuple(replace(one, identity=replace(one.identity, backend=backend)) for one in run.ranks)
+    assert view_of(build_window(replace(run, ranks=ranks))).nccl is nccl

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -317,17 +318,23 @@ def test_how_large_it_may_be(said: str, limit: float) -> None:
     assert found.limit_bytes == limit
 
 
-def _open(cache: Cache, path: Path) -> int:
-    return sum(len(open_traces(path, cache)[0]) for _ in range(20))
+OPENS = """
+import sys
+from pathlib import Path
+from stepscope.traces.cache.store import Cache
+from stepscope.traces.reading.opening import open_traces
+cache = Cache(folder=Path(sys.argv[1]))
+print(sum(len(open_traces(Path(sys.argv[2]), cache)[0]) for _ in range(20)))
+"""
 
 
 def test_many_processes_at_once(cache: Cache, path: Path) -> None:
     whole = read_traces(path)
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        counts = pool.starmap(_open, [(cache, path)] * 3)
-        pool.close()
-        pool.join()
-    assert counts == [20 * len(whole[0])] * 3
+    command = [sys.executable, "-c", OPENS, str(cache.folder), str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    readers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [reader.communicate(timeout=120)[0] for reader in readers]
+    assert list(map(int, said)) == [20 * len(whole[0])] * 3
     assert_same(entry_of(cache, path).traces(refuse), whole)
     assert len(list(cache.folder.iterdir())) == 1
 

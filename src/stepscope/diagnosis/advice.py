@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.records.units import named_ranks
+from stepscope.records.units import bytes_text, named_ranks
 
 __all__ = ["for_crash", "for_input", "for_straggler"]
 
@@ -111,8 +111,16 @@ def _up_to(cores: int | None) -> str:
     return "" if cores is None else f" (a process has about {cores} core{'' if cores == 1 else 's'} here)"
 
 
-def for_crash(*, cause: str, signal: str, others: bool, memory_low: bool, alone: bool) -> tuple[str, ...]:
-    """``alone``: a job of one process."""
+def for_crash(
+    *,
+    cause: str,
+    signal: str,
+    others: bool,
+    memory_low: bool,
+    alone: bool,
+    last_call: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """``alone``: a job of one process; ``last_call``: the collective that native code ended it in."""
     log = "its log" if alone else "the rank's log"
     if cause == "oom_cuda":
         return (
@@ -138,10 +146,14 @@ def for_crash(*, cause: str, signal: str, others: bool, memory_low: bool, alone:
         "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
         "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
         "SIGABRT": "Native code gave up: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
-        "different sizes; the last lines on the error output say which.",
+        "different sizes; the last lines on the error output say which (with --live they are in logs/terminal.log).",
         "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
         "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
     }
+    if last_call is not None and signal in by_signal:
+        call = f"{last_call['op']} of {last_call['group']} with {bytes_text(last_call['bytes'])}"
+        compare = f"Its last call was {call}: look for a branch that only some ranks take, there or just before."
+        return by_signal[signal], compare
     if signal in by_signal:
         return (by_signal[signal],)
     if cause == "exception" and alone:

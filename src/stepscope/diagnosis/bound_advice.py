@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_input
 from stepscope.diagnosis.samples import number, numbers, of_kind
-from stepscope.diagnosis.shares import epoch_starts
+from stepscope.diagnosis.shares import epoch_starts, is_even
 from stepscope.diagnosis.view import View
 
 __all__ = ["for_comm", "for_compute", "for_h2d", "for_input_of", "for_optimizer"]
@@ -37,12 +37,11 @@ def for_input_of(view: View, shared_ns: Floats) -> tuple[str, ...]:
     starts = epoch_starts(view)[~np.isnan(shared_ns)]
     at_starts = float(waits[starts].sum() / waits.sum()) if waits.sum() else 0.0
     hosts = list(of_kind(view.window.samples, "host"))
-    cpu = numbers(hosts, "cpu_percent")
     return for_input(
-        every_step=bool(np.median(waits) >= waits.mean() / 2),
+        every_step=is_even(waits),
         epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
         main_busy=_main_busy(view),
-        cpu_saturated=bool(cpu) and float(np.median(cpu)) >= BUSY_CPU_PERCENT,
+        cpu_saturated=_saturated(numbers(hosts, "cpu_percent"), numbers(hosts, "own_cpu_percent")),
         cores=_cores_each(view, numbers(hosts, "cpu_count")),
         on_device=view.clock == "device",
         loader=_facts(view, "loader"),
@@ -123,6 +122,13 @@ def for_compute(view: View) -> tuple[str, ...]:
 def _facts(view: View, name: str) -> Mapping[str, Any]:
     facts = view.facts.get(name)
     return facts if isinstance(facts, dict) else {}
+
+
+def _saturated(percent: list[float], own_percent: list[float]) -> bool:
+    """Whether the job has used up the CPUs itself; unknown whose the load is, it is taken for the job's."""
+    if not percent or np.median(percent) < BUSY_CPU_PERCENT:
+        return False
+    return not own_percent or bool(np.median(own_percent) >= thresholds.CPU_OTHERS_SHARE * np.median(percent))
 
 
 def _main_busy(view: View) -> bool | None:

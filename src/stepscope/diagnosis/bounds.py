@@ -19,7 +19,7 @@ from stepscope.diagnosis.bound_advice import for_comm, for_compute, for_h2d, for
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.communication_rules import exchanges_of
 from stepscope.diagnosis.robust import longest, shortest
-from stepscope.diagnosis.shares import common, ordinary_steps, part_of, stretches_with
+from stepscope.diagnosis.shares import common, is_even, ordinary_steps, part_of, stretches_with
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
 from stepscope.records.units import bytes_text, ms_text, share_text
@@ -83,15 +83,21 @@ RULES = (
 )
 
 
-def find_bounds(view: View, network: Sequence[Claim] = ()) -> list[Claim]:
-    """``network``: what is explained already of the time that all ranks wait."""
+def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim] = ()) -> list[Claim]:
+    """``network``: what is explained already of the time that all ranks wait; ``rare``: steps that are long at times.
+
+    A step that is long at times in a phase says nothing of what the phase takes of the others.
+    """
     if not view.enough:
         return []
-    return [claim for rule in RULES if rule.phase in view.phases for claim in _apply(view, rule, network)]
+    return [claim for rule in RULES if rule.phase in view.phases for claim in _apply(view, rule, network, rare)]
 
 
-def _apply(view: View, rule: _Rule, network: Sequence[Claim]) -> list[Claim]:
+def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> list[Claim]:
     used, epoch_starts_count = ordinary_steps(view)
+    for claim in rare:
+        if claim.finding.phase == rule.phase:
+            used &= ~(claim.saved_ns > 0)
     durations_ns = _durations(view, rule, network)
     part = part_of(view, durations_ns, used)
     if part.share < rule.share or part.mean_ns < rule.floor_ns:
@@ -99,7 +105,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim]) -> list[Claim]:
     shared_ns = common(durations_ns)
     if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
         return []
-    saved_ns = np.where(used, _saved(view, rule, durations_ns, shared_ns), 0.0)
+    saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
     cost = cost_of(view, saved_ns)
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
@@ -107,7 +113,8 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim]) -> list[Claim]:
         kind=rule.kind,
         severity="critical" if part.share >= rule.critical else "warning",
         title=(
-            f"{rule.words} {ms_text(part.mean_ns / 1e6)} of every step, {share_text(cost['share'])} of the time"
+            f"{rule.words} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
+            f"{share_text(cost['share'])} of the time"
             f"{_mostly(exchanges, part.mean_ns)}."
         ),
         phase=rule.phase,
@@ -128,6 +135,10 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim]) -> list[Claim]:
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _how_often(shared_ns: Floats) -> str:
+    return "of every step" if is_even(shared_ns) else "a step on average"
 
 
 def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
@@ -156,6 +167,14 @@ def _saved(view: View, rule: _Rule, durations_ns: Floats, shared_ns: Floats) -> 
     if view.comm_measured and rule.phase != "comm":
         return longest(view.work_ns) - longest(view.work_ns - durations_ns)
     return shared_ns
+
+
+def _everywhere(saved_ns: Floats, used: NDArray[np.bool_]) -> Floats:
+    """[S]; of steps that say nothing about it (the longest, epoch starts) at most what the others have on average.
+
+    They wait as the others do; what they have beyond that is for other rules to tell.
+    """
+    return np.where(used, saved_ns, np.minimum(saved_ns, saved_ns[used].mean()))
 
 
 def find_compute_bound(view: View) -> list[Claim]:

@@ -93,6 +93,8 @@ class Reducer:
     """DDP's all-reduce inside backward, in one group of data-parallel peers."""
 
     rows: NDArray[np.intp]
+    group: str
+    """What people call it, as the facts have it; empty: not known."""
     backwards: float
     """In a step."""
     buckets: int
@@ -313,6 +315,7 @@ def _reducers(
                 rows=np.array(rows, np.intp),
                 backwards=float(np.median(trained[rows[0]].steps["micro_batches"])),
                 **_gradients(trained[rows[0]].facts.get("ddp")),
+                group=_group_word(trained[rows[0]].facts.get("ddp")),
                 exposed_ns=shortest(exposed),
                 span_ns=shortest(spans),
                 compute_ns=computes.mean(axis=0),
@@ -336,6 +339,11 @@ def _said(series: RankSeries, steps: NDArray[np.int64]) -> tuple[Floats, Floats]
     there = rows["step"][np.minimum(place, len(rows) - 1)] == steps
     at = np.where(there, place, 0)
     return np.where(there, rows["ddp_comm_ns"][at], 0.0), np.where(there, rows["ddp_compute_ns"][at], 0.0)
+
+
+def _group_word(ddp: object) -> str:
+    word = ddp.get("group") if isinstance(ddp, Mapping) else None
+    return word if isinstance(word, str) else ""
 
 
 def _gradients(ddp: object) -> dict[str, Any]:

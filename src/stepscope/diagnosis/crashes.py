@@ -20,6 +20,7 @@ import numpy as np
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_crash
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
+from stepscope.diagnosis.last_calls import last_calls, told_group
 from stepscope.diagnosis.samples import number, of_kind
 from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
 from stepscope.records.finding import Finding
@@ -94,6 +95,7 @@ def find_crashes(run: RunData) -> list[Finding]:
     victims = [failure for failure in failures if failure not in together]
     ranks = tuple(sorted(failure.rank for failure in together))
     steps = [failure.last_step for failure in together if failure.last_step is not None]
+    call = _last_call(run, attempt, lead)
     return [
         Finding(
             kind="rank_crashed",
@@ -103,13 +105,14 @@ def find_crashes(run: RunData) -> list[Finding]:
             phase=lead.phase,
             steps=(min(steps), max(steps)) if steps else None,
             cost=_cost(attempt),
-            evidence=_evidence(attempt, lead, victims),
+            evidence={**_evidence(attempt, lead, victims), "last_call": call},
             advice=for_crash(
                 cause=lead.cause,
                 signal=lead.signal,
                 others=bool(victims),
                 memory_low=_memory_low(run, attempt, lead),
                 alone=_alone(attempt, failures),
+                last_call=call,
             ),
             confidence=0.97 if lead.cause not in ("vanished", "exit_code") else 0.7,
         )
@@ -319,6 +322,14 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
         ],
         "followers": len(others),
     }
+
+
+def _last_call(run: RunData, attempt: Attempt, lead: Failure) -> dict[str, Any] | None:
+    """The collective that a rank was in when native code ended it; the library's own words are not in the run."""
+    call = last_calls(run, attempt).get(lead.rank)
+    if call is None or lead.signal != "SIGABRT" or lead.phase != "comm":
+        return None
+    return {"op": call.op, "group": told_group(call, attempt.series), "bytes": call.bytes}
 
 
 def _cost(attempt: Attempt) -> dict[str, Any]:

@@ -33,7 +33,11 @@ class Rise:
     per_step: Floats
     """Bytes; here and below nan where not judged."""
     first: Floats
+    """Bytes at ``first_step``, on the line that has this pace …"""
     last: Floats
+    """… and at ``last_step``: as much more as the steps between make at that pace."""
+    first_step: Floats
+    last_step: Floats
     samples: int
     """Of the typical rank."""
     sure: bool
@@ -52,9 +56,13 @@ def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparis
         )
     blocks = _blocks(count)
     starts = np.linspace(left_out, len(steps), blocks, endpoint=False).astype(np.intp)
+    ends = np.append(starts[1:], len(steps))
+    centres = (steps[starts] + steps[ends - 1]) / 2.0
     lowest = np.fmin.reduceat(values, starts, axis=1)
-    ends = np.append(starts[1:], len(steps)) - 1
-    return _steady(lowest, (steps[starts] + steps[ends]) / 2.0, count, comparisons)
+    spans = zip(starts, ends, lowest.T, strict=True)
+    within = np.stack([(values[:, first:end] == least[:, None]).argmax(axis=1) for first, end, least in spans], axis=1)
+    at = np.where(np.isnan(lowest), centres, steps[starts + within])
+    return _steady(lowest, at, centres, count, comparisons)
 
 
 def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) -> Rise:
@@ -72,10 +80,14 @@ def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) 
     blocks = _blocks(count)
     rows, columns = np.nonzero(there & (at >= start))
     block = np.minimum(((at[rows, columns] - start) / (high - start) * blocks).astype(np.intp), blocks - 1)
-    lowest = np.full((len(values), blocks), np.inf)
-    np.minimum.at(lowest, (rows, block), values[rows, columns])
-    lowest[np.isinf(lowest)] = np.nan
-    return _steady(lowest, start + (np.arange(blocks) + 0.5) * (high - start) / blocks, count, comparisons)
+    order = np.lexsort((values[rows, columns], block, rows))
+    rows, columns, block = rows[order], columns[order], block[order]
+    first = np.append(True, (np.diff(rows) != 0) | (np.diff(block) != 0))
+    rows, columns, block = rows[first], columns[first], block[first]
+    centres = start + (np.arange(blocks) + 0.5) * (high - start) / blocks
+    lowest, where = np.full((len(values), blocks), np.nan), np.tile(centres, (len(values), 1))
+    lowest[rows, block], where[rows, block] = values[rows, columns], at[rows, columns]
+    return _steady(lowest, where, centres, count, comparisons)
 
 
 def _typical_count(values: Floats) -> int:
@@ -89,8 +101,11 @@ def _blocks(count: int) -> int:
     return min(thresholds.CREEP_BLOCKS, max(thresholds.CREEP_SAMPLES, count // 2))
 
 
-def _steady(lowest: Floats, centres: Floats, samples: int, comparisons: int) -> Rise:
-    """By the lowest points [R, B] of stretches with these middles [B]."""
+def _steady(lowest: Floats, at: Floats, centres: Floats, samples: int, comparisons: int) -> Rise:
+    """By the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
+
+    What grows is lowest where its stretch begins: taken for the middle's, the whole line would lie half a stretch late.
+    """
     lowest = lowest.copy()
     for column in range(1, lowest.shape[1]):  # a stretch without a sample shows no growth
         gap = np.isnan(lowest[:, column])
@@ -105,11 +120,12 @@ def _steady(lowest: Floats, centres: Floats, samples: int, comparisons: int) -> 
     goes_on = (np.diff(floor[:, thirds], axis=1) >= thresholds.CREEP_THIRD_SHARE * even).all(axis=1)
     early, late = np.triu_indices(blocks, 1)
     differences = known[:, late] - known[:, early]
-    per_step = np.median(differences / (centres[late] - centres[early]), axis=1)
+    per_step = np.median(differences / (at[:, late] - at[:, early]), axis=1)
     z = (np.sign(differences).sum(axis=1) - 1) / np.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
     # A level that wanders goes far too, but its single moves are large against the way it came.
     moves = np.diff(known, axis=1)
     drifts = growth >= thresholds.CREEP_DRIFT_T * np.sqrt(blocks - 1) * moves.std(axis=1)
+    level = np.median(known - per_step[:, None] * at, axis=1)
     steadily = judged & goes_on & drifts & (per_step > 0) & (z >= z_needed(comparisons))
     return _rise(
         steadily,
@@ -117,8 +133,8 @@ def _steady(lowest: Floats, centres: Floats, samples: int, comparisons: int) -> 
         growth,
         judged=judged,
         per_step=per_step,
-        first=floor[:, 0],
-        last=floor[:, -1],
+        level=level,
+        between=(np.full(len(known), centres[0]), np.full(len(known), centres[-1])),
         samples=samples,
         sure=True,
     )
@@ -130,9 +146,8 @@ def _few(at: Floats, values: Floats) -> Rise:
     judged = counts >= thresholds.CREEP_FEW_SAMPLES
     if not judged.any():
         nothing = np.full(len(values), np.nan)
-        return Rise(
-            rises=judged, judged=judged, per_step=nothing, first=nothing, last=nothing, samples=0, sure=False
-        )  # fmt: skip
+        none = dict.fromkeys(("per_step", "first", "last", "first_step", "last_step"), nothing)
+        return Rise(rises=judged, judged=judged, **none, samples=0, sure=False)
     rows, end = np.arange(len(values)), np.maximum(counts - 1, 0)
     first, last = values[:, 0], values[rows, end]
     growth = np.where(judged, last - first, 0.0)
@@ -140,14 +155,15 @@ def _few(at: Floats, values: Floats) -> Rise:
     rises = np.diff(values, axis=1)
     least = thresholds.CREEP_FEW_EVEN * growth / np.maximum(end, 1)
     even = ((rises >= least[:, None]) | np.isnan(rises)).all(axis=1)
+    per_step = np.where(steps > 0, growth / np.where(steps > 0, steps, 1.0), np.nan)
     return _rise(
         judged & even & (growth > 0) & (steps > 0),
         _grew(np.where(judged, first, 0.0), growth, thresholds.CREEP_FEW_SHARE, thresholds.CREEP_FEW_BYTES),
         growth,
         judged=judged,
-        per_step=np.where(steps > 0, growth / np.where(steps > 0, steps, 1.0), np.nan),
-        first=first,
-        last=last,
+        per_step=per_step,
+        level=first - per_step * at[:, 0],
+        between=(at[:, 0], at[rows, end]),
         samples=_typical_count(values),
         sure=False,
     )
@@ -164,22 +180,28 @@ def _rise(
     *,
     judged: Bools,
     per_step: Floats,
-    first: Floats,
-    last: Floats,
+    level: Floats,
+    between: tuple[Floats, Floats],
     samples: int,
     sure: bool,
 ) -> Rise:
-    """With the ranks that have the same leak as those beyond the line and are just short of it."""
+    """With the ranks that have the same leak as those beyond the line and are just short of it.
+
+    ``level``: of the line with this pace at step 0; ``between``: the places that it was laid through.
+    """
     rises = steadily & enough
     if rises.any():
         rises |= steadily & (growth >= thresholds.CREEP_ALIKE_SHARE * np.median(growth[rises]))
     hidden = np.where(judged, 0.0, np.nan)
+    first_step, last_step = (np.rint(at + hidden) for at in between)
     return Rise(
         rises=rises,
         judged=judged,
         per_step=per_step + hidden,
-        first=first + hidden,
-        last=last + hidden,
+        first=level + per_step * first_step,
+        last=level + per_step * last_step,
+        first_step=first_step,
+        last_step=last_step,
         samples=samples,
         sure=sure,
     )

@@ -17,7 +17,7 @@ from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.hang import HangRecord
 from stepscope.records.series import RunData
 
-__all__ = ["find_hangs", "led_by_hangs", "with_stalls"]
+__all__ = ["find_hangs", "has_ended", "led_by_hangs", "with_stalls"]
 
 NEAR_STEPS = 1
 """A stall shows in the step that was under way, or in the one after it."""
@@ -25,7 +25,8 @@ NEAR_STEPS = 1
 
 def find_hangs(run: RunData) -> list[Finding]:
     """Those that the job did not come back from, of the last attempt."""
-    return [finding_of(hang) for hang in _told_once(run.hangs) if not _came_back(run, hang) and not _earlier(run, hang)]
+    left = [hang for hang in _told_once(run.hangs) if not _came_back(run, hang) and not _earlier(run, hang)]
+    return [finding_of(hang, over=has_ended(run)) for hang in left]
 
 
 def led_by_hangs(hangs: Sequence[Finding], crashes: Sequence[Finding]) -> list[Finding]:
@@ -47,11 +48,16 @@ def with_stalls(run: RunData, slow: Sequence[Finding]) -> list[Finding]:
     findings = list(slow)
     for hang in _told_once(run.hangs):
         if _earlier(run, hang):
-            past = finding_of(hang)
+            past = finding_of(hang, over=True)
             findings.append(replace(past, severity="warning", title=f"In an earlier attempt: {past.title}"))
         elif _came_back(run, hang):
             _join(findings, finding_of(replace(hang, over="recovered")))
     return findings
+
+
+def has_ended(run: RunData) -> bool:
+    """Whether its launcher saw its end: then no standstill goes on, also one whose end nobody saw."""
+    return isinstance(run.meta.get("end"), dict)
 
 
 def _join(findings: list[Finding], stall: Finding) -> None:

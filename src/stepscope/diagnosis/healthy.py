@@ -110,7 +110,8 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> 
         )
     apart = f" ({seen - steady} of {seen} set apart as warm-up)" if seen > steady else ""
     cannot = "bottlenecks and stragglers" if len(window.ranks) > 1 else "bottlenecks"
-    title = f"Only {count_text(steady, 'steady step')} to judge by{apart}: {cannot} cannot be told from chance."
+    few = f"Only {count_text(steady, 'steady step')}" if steady else "No steady step"
+    title = f"{few} to judge by{apart}: {cannot} cannot be told from chance."
     if sum(one.reason == "compile" for one in window.warmup) > seen / 2:
         return title, ("torch.compile compiled in most steps: shapes that change each step (mark them dynamic).",)
     return title, (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)

@@ -107,7 +107,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
     return Finding(
         kind="jitter",
         severity=_severity(view, cost["share"], found, place, varying),
-        title=_jitter_title(view, series, found, place, varying, cost["share"]),
+        title=_jitter_title(view, found, place, varying, cost["share"]),
         ranks=place.ranks(view),
         phase=place.phase,
         steps=(int(steps[0]), int(view.steps[found.columns[-1]])),
@@ -119,7 +119,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
             "regular": None if found.regular is None else round(found.regular, 3),
             "extra_ms": round(found.each_ns / 1e6, 3),
             "most_extra_ms": round(float(found.saved_ns.max()) / 1e6, 3),
-            "usual_ms": round(series.typical_ns / 1e6, 3),
+            "usual_ms": round(view.median_step_ns / 1e6, 3),
             "at_steps": [int(step) for step in steps[:STEPS_SHOWN]],
             "spikes_by_rank": hit,
             "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
@@ -131,6 +131,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
             num_workers=_num_workers(view),
             at_epoch_starts=bool(epoch_starts >= thresholds.EXPLAINS_SHARE),
             varying_rank=varying,
+            nccl=view.nccl,
         ),
         confidence=0.9 if found.period is not None else 0.7,
     )
@@ -186,14 +187,14 @@ def _severity(view: View, share: float, found: _Recurring, place: Place, varying
     return "warning" if much and same_place else "info"
 
 
-def _jitter_title(view: View, series: SpikeSeries, found: _Recurring, place: Place, varying: bool, share: float) -> str:
+def _jitter_title(view: View, found: _Recurring, place: Place, varying: bool, share: float) -> str:
     longer = ms_text(found.each_ns / 1e6)
     where = where_text(place, view)
     where = f",{where}" if where else ""
     if varying:
         where += ", on a different rank each time" if len(view.ranks) > 2 else ", now on one rank, now on the other"
     if found.period is not None:
-        usual = ms_text(series.typical_ns / 1e6)
+        usual = ms_text(view.median_step_ns / 1e6)
         return (
             f"Every {_ordinal(found.period)} step takes {longer} longer than the usual {usual}{where}: "
             f"{share_text(share)} of the time."

@@ -15,11 +15,11 @@ import numpy as np
 
 from stepscope.diagnosis.attempts import Attempt
 from stepscope.flight.wording import ranks_text
-from stepscope.records.collectives import OPS
+from stepscope.records.collectives import OPS, group_name
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.units import bytes_text
 
-__all__ = ["Call", "Unlike", "unlike_calls"]
+__all__ = ["Call", "Unlike", "last_calls", "told_group", "unlike_calls"]
 
 ANY_SIZE = ("broadcast", "scatter", "gather", "all_to_all", "send", "recv", "unknown")
 """Ranks may give these different sizes."""
@@ -55,7 +55,7 @@ class Unlike:
 
 def unlike_calls(run: RunData, attempt: Attempt) -> Unlike | None:
     """None when the last calls agree, or are not known of all."""
-    calls = _last_calls(run, attempt)
+    calls = last_calls(run, attempt)
     if len(calls) < 2 or len(calls) < len(attempt.series) or len({call.group for call in calls.values()}) != 1:
         return None
     if {call.op for call in calls.values()} & set(ANY_SIZE) or len(set(calls.values())) == 1:
@@ -78,7 +78,8 @@ def _ends(run: RunData, attempt: Attempt) -> dict[int, Mapping[str, object]]:
     }
 
 
-def _last_calls(run: RunData, attempt: Attempt) -> dict[int, Call]:
+def last_calls(run: RunData, attempt: Attempt) -> dict[int, Call]:
+    """By rank, of those whose ring told."""
     found = {}
     for rank, end in _ends(run, attempt).items():
         told = end.get("collective")
@@ -88,6 +89,12 @@ def _last_calls(run: RunData, attempt: Attempt) -> dict[int, Call]:
         if isinstance(op, str) and isinstance(group, str) and isinstance(size, int):
             found[rank] = Call(op=op, group=group, bytes=size)
     return found
+
+
+def told_group(call: Call, series: Sequence[RankSeries]) -> str:
+    """What people call its group."""
+    known = (group.description for one in series for group in one.groups if group.name == call.group)
+    return group_name(call.group, next(known, ""))
 
 
 def _unlike_before(calls: Mapping[int, Call], series: Sequence[RankSeries]) -> list[int]:

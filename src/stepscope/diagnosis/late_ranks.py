@@ -217,7 +217,7 @@ def _evidence(
         "compared": "ddp" if worst.sampled else "work" if by_work or phase is None else phase,
         "clock": view.clock,
         "excess_ms": round(worst.excess_ns / 1e6, 3),
-        "excess_share": round(worst.excess_ns / view.median_step_ns, 4),
+        "excess_share": round(worst.excess_ns / (view.median_step_ns or 1.0), 4),
         "median_ms_by_rank": {
             str(view.ranks[index]): None if np.isnan(by_rank[index]) else round(float(by_rank[index]), 3)
             for index in shown

@@ -2,7 +2,8 @@
 
 One window over the last ``LIVE_STEPS`` steps is judged at each look.  A finding that holds at two looks at least
 ``CONFIRM_STEPS`` apart is shown; it is withdrawn after ``RELEASE_STEPS`` steps in which no look found it.  Its severity
-rises at once and falls only after as many steps.  A death or a hang is shown at once.
+rises at once and falls only after as many steps.  A death or a hang is shown at once, and withdrawn as soon as it is
+over.
 
     watch = ()
     while running:
@@ -23,7 +24,7 @@ from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.hang import HangKind
 from stepscope.records.series import RunData
 
-__all__ = ["Change", "Watched", "follow", "look"]
+__all__ = ["AT_ONCE", "Change", "Watched", "follow", "look"]
 
 AT_ONCE = frozenset(get_args(HangKind))
 """A death among them."""
@@ -71,7 +72,7 @@ def follow(
             after, change = _found_again(one, finding, step)
             kept.append(after)
             changes += change
-        elif step - one.last_step < (thresholds.RELEASE_STEPS if one.shown else 1):
+        elif step - one.last_step < _release_steps(one):
             kept.append(one)
         elif one.shown:
             changes.append(Change(what="withdrawn", step=step, finding=one.finding))
@@ -92,6 +93,12 @@ def _found_again(one: Watched, finding: Finding, step: int) -> tuple[Watched, li
     if confirmed and not one.shown:
         return after, [Change(what="shown", step=step, finding=finding)]
     return after, [Change(what="worse", step=step, finding=finding)] if one.shown and now > was else []
+
+
+def _release_steps(one: Watched) -> int:
+    if one.finding.kind in AT_ONCE:
+        return 0
+    return thresholds.RELEASE_STEPS if one.shown else 1
 
 
 def _key(finding: Finding) -> tuple[str, tuple[int, ...], str | None]:

@@ -20,7 +20,7 @@ from stepscope.diagnosis.device_memory import Devices, devices_of, find_levels, 
 from stepscope.diagnosis.placed import at_steps, host_readings, last_of_rows, process_readings
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.units import bytes_text, duration_text, named_ranks
+from stepscope.records.units import bytes_text, duration_text, named_ranks, span_texts
 
 __all__ = ["find_memory"]
 
@@ -117,13 +117,17 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _End) -> Claim
     alike = bool((rises == rise.judged).all())
     ranks = () if alike else tuple(view.ranks[row] for row in rows)
     per_step, first, last = (float(values[worst]) for values in (rise.per_step, rise.first, rise.last))
-    runs_out = f"; at this pace it runs out at step {end.step:,}, in {duration_text(end.in_s)}" if end.step else ""
+    first_step, last_step = round(float(rise.first_step[worst])), round(float(rise.last_step[worst]))
+    first_text, last_text = span_texts(first, last)
+    # True of a run that goes on and of one that is over.
+    more = f"after another {duration_text(end.in_s)}"
+    runs_out = f"; at this pace it runs out at step {end.step:,}, {more}" if end.step else ""
     finding = Finding(
         kind="memory_creep",
         severity=_severity(view, end),
         title=(
             f"{WHAT[which]}{_of_whom(view, ranks)} grows by {bytes_text(per_step)} a step, "
-            f"from {bytes_text(first)} to {bytes_text(last)} so far{runs_out}."
+            f"from {first_text} at step {first_step:,} to {last_text} at step {last_step:,}{runs_out}."
         ),
         ranks=ranks,
         steps=(int(view.window.steps[0]), int(view.window.steps[-1])),
@@ -133,6 +137,8 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _End) -> Claim
             "bytes_per_step": round(per_step),
             "first_bytes": round(first),
             "last_bytes": round(last),
+            "first_step": first_step,
+            "last_step": last_step,
             "ranks_growing": [view.ranks[row] for row in rows],
             "runs_out_at_step": end.step,
             "runs_out_in_s": end.in_s,

@@ -81,7 +81,10 @@ def _explained(view: View) -> list[Claim]:
     # What is named by nothing but its place in the step may have begun at some step, or come and go.
     claims += [claim for claim in between if claim.finding.phase != "other"]
     spikes = find_spikes(view, unexplained(view, claims), claims)
-    claims += [claim for claim in spikes if not _is_burst(claim, bounds)]
+    spikes = [claim for claim in spikes if not _is_burst(claim, bounds)]
+    claims += spikes
+    rare = [claim for claim in spikes if _is_rare(claim)]
+    bounds = find_bounds(view, network, rare) if rare else bounds
     claims += find_trends(view, unexplained(view, claims))
     claims += [*(claim for claim in between if claim.finding.phase == "other"), *bounds, *find_wait_heavy(view)]
     return [*_symptoms(claims, find_machine(view)), *find_memory(view)]
@@ -92,6 +95,11 @@ def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
     period = claim.finding.evidence.get("period")
     often = isinstance(period, int) and period <= thresholds.BURST_PERIOD
     return often and any(bound.finding.phase == claim.finding.phase for bound in bounds)
+
+
+def _is_rare(claim: Claim) -> bool:
+    """Whether long steps are warned of and come only now and then: then they are no part of a bottleneck as well."""
+    return claim.finding.severity != "info" and float((claim.saved_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
 
 
 def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:

@@ -16,7 +16,7 @@ from stepscope.diagnosis.robust import lower_median
 from stepscope.diagnosis.view import View
 from stepscope.records.slot import FLAG_EPOCH_START
 
-__all__ = ["Part", "common", "epoch_starts", "ordinary_steps", "part_of", "stretches_with", "where_stopped"]
+__all__ = ["Part", "common", "epoch_starts", "is_even", "ordinary_steps", "part_of", "stretches_with", "where_stopped"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -78,6 +78,11 @@ def common(durations_ns: Floats) -> Floats:
     ordered = np.sort(durations_ns, axis=0)  # nan last
     counts = (~np.isnan(ordered)).sum(axis=0)
     return np.asarray(ordered[np.maximum(counts - 1, 0) // 2, np.arange(ordered.shape[1])], np.float64)
+
+
+def is_even(durations_ns: Floats) -> bool:
+    """Whether every step has about as much of it; else some have much and most hardly any."""
+    return bool(np.median(durations_ns) >= durations_ns.mean() / 2)
 
 
 def stretches_with(shared_ns: Floats, step_ns: Floats, least_share: float) -> float:

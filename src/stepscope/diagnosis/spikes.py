@@ -84,12 +84,15 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
             evidence={
                 "clock": view.clock,
                 "extra_ms": round(spike.extra_ns / 1e6, 3),
-                "usual_ms": round(float(series.local_ns[at]) / 1e6, 3),
+                "usual_ms": round(float(view.step_ns[at] - series.rest_ns[at]) / 1e6, 3),
                 "steps_longer": [int(step) for step in view.steps[spike.columns]],
                 "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
             },
             advice=for_stall(
-                phase=place.phase, alone=bool(ranks), host=view.hosts[place.row] if place.row is not None else ""
+                phase=place.phase,
+                alone=bool(ranks),
+                host=view.hosts[place.row] if place.row is not None else "",
+                nccl=view.nccl,
             ),
             confidence=0.95 if place.phase else 0.85,
         ),

@@ -12,8 +12,15 @@ LOOK_FOR = 'See what the steps have in common: stepscope sql "select * from step
 
 
 def for_jitter(
-    *, phase: str | None, period: int | None, num_workers: int | None, at_epoch_starts: bool, varying_rank: bool
+    *,
+    phase: str | None,
+    period: int | None,
+    num_workers: int | None,
+    at_epoch_starts: bool,
+    varying_rank: bool,
+    nccl: bool,
 ) -> tuple[str, ...]:
+    """``nccl``: whether that is what the ranks exchange with."""
     if phase == "input":
         if at_epoch_starts:
             return (
@@ -33,8 +40,8 @@ def for_jitter(
         return first, "A larger prefetch_factor rides out single slow batches, more workers do not."
     if phase == "comm":
         return (
-            "The exchange itself is slow at times: other jobs on the network, or NCCL/Gloo falling back.",
-            "NCCL_DEBUG=INFO shows which way it takes.",
+            "The exchange itself is slow at times: other jobs on the network, or a slower way taken now and then.",
+            "NCCL_DEBUG=INFO shows which way it takes." if nccl else LOOK_FOR,
         )
     if phase == "h2d":
         return ("Copies that are slow at times: pageable memory; pin_memory=True keeps batches pinned.", LOOK_FOR)
@@ -52,12 +59,13 @@ def for_jitter(
     return COLLECT
 
 
-def for_stall(*, phase: str | None, alone: bool, host: str) -> tuple[str, ...]:
-    """``alone``: one rank had it and the others waited."""
+def for_stall(*, phase: str | None, alone: bool, host: str, nccl: bool) -> tuple[str, ...]:
+    """``alone``: one rank had it and the others waited; ``nccl``: whether that is what they exchange with."""
     where = f" (host {host})" if alone and host else ""
+    retries = "; NCCL_DEBUG=INFO shows retries" if nccl else ""
     look = {
         "input": "One wait for data: a cold or remote file, a worker that died and was replaced, a full page cache.",
-        "comm": "All ranks waited for the exchange: a network hiccup; NCCL_DEBUG=INFO shows retries.",
+        "comm": f"All ranks waited for the exchange: a network hiccup{retries}.",
         "h2d": "One slow copy to the device: memory was being moved or swapped.",
         "optimizer": "The first use of something in the optimizer, or the process was stopped for a while.",
         "checkpoint": "Saving took this long once: the storage was busy.",

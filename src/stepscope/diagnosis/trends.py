@@ -46,7 +46,7 @@ class _Slow:
 
     @property
     def share(self) -> float:
-        return self.extra_ns / self.before_ns
+        return self.extra_ns / self.before_ns if self.before_ns else 0.0
 
 
 def find_trends(view: View, left_ns: Floats) -> list[Claim]:

@@ -9,7 +9,7 @@ What only one rank does between its steps is ``between_steps`` too, with that ra
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ STOPS_ADVICE = {
     "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
 }
+OTHERS_NAMED = 2
+"""Parts beside the largest that a title names; more are counted."""
 SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
 
 
@@ -62,19 +64,20 @@ def find_between_steps(view: View, known: Collection[str | None] = ()) -> list[C
     saved_ns = np.minimum(np.sum(list(counted.values()), axis=0), view.step_ns) if counted else None
     if saved_ns is None or float(saved_ns.sum()) < thresholds.BETWEEN_SHARE * float(view.step_ns.sum()):
         return []
-    largest = max(counted, key=lambda name: float(counted[name].sum()))
+    ordered = sorted(counted, key=lambda name: float(counted[name].sum()), reverse=True)
+    largest = ordered[0]
     place = seen_at(view) if largest == "other" else ""
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="between_steps",
         severity=_severity(cost["share"]),
-        title=_title(view, largest, counted[largest], share_text(cost["share"]), place),
+        title=f"{_title(view, largest, counted[largest], place)}{_with(view, counted, ordered, cost['share'])}.",
         ranks=_alone(view, largest),
         phase=largest,
         steps=view.span,
         cost=cost,
         evidence=_evidence(view, counted, place),
-        advice=_advice(largest, place, by_all=len(view.ranks) > 1 and not _alone(view, largest)),
+        advice=_advice_on(view, counted, ordered, place),
         confidence=0.95 if place or largest != "other" else 0.85,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]
@@ -111,11 +114,17 @@ def _severity(share: float) -> Severity:
     return "critical" if share >= thresholds.BETWEEN_CRITICAL_SHARE else "warning"
 
 
-def _title(view: View, name: str, took: Floats, share: str, place: str) -> str:
+def _share(view: View, took: Floats) -> float:
+    return float(cost_of(view, took)["share"])
+
+
+def _title(view: View, name: str, took: Floats, place: str) -> str:
+    """Of one part, without its full stop."""
+    share = share_text(_share(view, took))
     if name == "other":
         where = f", mostly in {place}" if place else ""
         each = ms_text(float(took[took > 0].mean()) / 1e6)
-        return f"{share} of the time passes between steps: {each} each time{where}."
+        return f"{share} of the time passes between steps: {each} each time{where}"
     what = STOPS.get(name, f"the phase {name!r}")
     raw_ns = longest(view.phase(name))
     hit = raw_ns > 0
@@ -123,8 +132,21 @@ def _title(view: View, name: str, took: Floats, share: str, place: str) -> str:
     alone = _alone(view, name)
     who = f" on rank {alone[0]}" if alone else ""
     if hit.mean() > thresholds.BOTTLENECK_SHARE:
-        return f"{share} of the time is {what}{who}: {each} of every step."
-    return f"{share} of the time is {what}{who}: {each} in {int(hit.sum()):,} of {count_text(len(hit), 'step')}."
+        return f"{share} of the time is {what}{who}: {each} of every step"
+    return f"{share} of the time is {what}{who}: {each} in {int(hit.sum()):,} of {count_text(len(hit), 'step')}"
+
+
+def _with(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], share: float) -> str:
+    """What the price has in it beside the largest part; nothing where it makes no difference to the figure."""
+    if share_text(share) == share_text(_share(view, parts[ordered[0]])):
+        return ""
+    rest = ordered[1:]
+    if len(rest) > OTHERS_NAMED:
+        what = f"{len(rest)} others"
+    else:
+        words = {"other": "the time between steps in no phase", **STOPS}
+        what = " and ".join(words.get(name, repr(name)) for name in rest)
+    return f"; with {what} it is {share_text(share)}"
 
 
 def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, Any]:
@@ -137,6 +159,15 @@ def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, 
         "step_ms": round(view.median_step_ns / 1e6, 3),
         "steps_used": len(view.steps),
     }
+
+
+def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], place: str) -> tuple[str, ...]:
+    """On the largest part, and on the others that would be worth a warning by themselves."""
+    worth = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
+    lines = [
+        _advice(name, place, by_all=len(view.ranks) > 1 and not _alone(view, name)) for name in (ordered[0], *worth)
+    ]
+    return tuple(dict.fromkeys(line for several in lines for line in several))
 
 
 def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:

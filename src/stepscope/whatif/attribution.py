@@ -6,13 +6,14 @@ the median of communication, over all steps and workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.progress import Progress, unheard
 from stepscope.whatif.dependencies import in_order
 from stepscope.whatif.kinds import COMPUTING, OPTIMIZER, PIPELINE
 from stepscope.whatif.operations import Floats, Operation, Trace
@@ -77,7 +78,7 @@ class WhatIf:
     notes: tuple[str, ...]
 
 
-def analyse(trace: Trace, *, progress: Callable[[int, int], None] = lambda done, total: None) -> WhatIf:
+def analyse(trace: Trace, *, progress: Progress = unheard) -> WhatIf:
     """``progress`` is told how many replays are done, of how many."""
     meetings = in_order(trace.operations, stages=trace.stages)
     original = lengths(trace, meetings)

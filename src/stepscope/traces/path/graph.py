@@ -180,20 +180,25 @@ def _latest(start_ns: Ints, end_ns: Ints, launched: Ints, thread: Ints, before: 
 
 
 def _main_threads(window: Window) -> list[int]:
-    """[steps]; the profiler step's own thread; without profiler steps the one whose slices take most time."""
+    """[steps]; the profiler step's own thread; without profiler steps the one whose slices take most time.
+
+    Always one of which something is seen: it has a line.
+    """
     slices = window.trace.slices
     rows = window.host_rows
     if not len(rows):
         return [-1] * len(window.steps)
     top = rows[window.calls.depth[rows] == 0]
-    busiest = int(np.argmax(np.bincount(slices.thread[top], slices.dur_ns[top])))
+    seen = np.unique(slices.thread[rows])
+    busiest = int(seen[np.argmax(np.bincount(slices.thread[top], slices.dur_ns[top], seen[-1] + 1)[seen])])
     out = []
     for step in window.steps:
         first = np.searchsorted(slices.start_ns, step.start_ns, side="left")
         last = np.searchsorted(slices.start_ns, step.start_ns, side="right")
         own = [row for row in range(first, last) if step.name and window.trace.name(row) == step.name]
         own = [row for row in own if slices.kind[row] in (Kind.OP, Kind.ANNOTATION)]
-        out.append(int(slices.thread[own[0]]) if own else busiest)
+        threads = [int(slices.thread[row]) for row in own]
+        out.append(threads[0] if threads and threads[0] in seen else busiest)
     return out
 
 
