@@ -19,7 +19,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Fed:
     def __init__(self) -> None:
         self.rings: list[tuple[str, str]] = []
         self.row_count = 0
+        self.watched = False
         self.said: dict[str, list[bytes]] = {}
 
     def ring(self, about: RingSidecar, *, node: str) -> None:
@@ -67,7 +68,12 @@ class Fed:
         self.said.setdefault(file, []).extend(lines)
 
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.said.get("events.jsonl", [])]
+        """Those that can be read: an agent may send any bytes as a line."""
+        found = []
+        for line in self.said.get("events.jsonl", []):
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return [event for event in found if isinstance(event, dict)]
 
 
 class Parts:

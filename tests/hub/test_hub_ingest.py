@@ -77,6 +77,12 @@ def test_what_is_taken_reaches_the_model(parts: Parts, node: Node) -> None:
     assert (figures.frames, figures.rows, figures.duplicates, figures.gaps) == (1, 3, 0, 0)
 
 
+def test_agents_are_told_whether_somebody_looks(parts: Parts, node: Node) -> None:
+    assert node.send()[1]["watched"] is False
+    parts.live.watched = True
+    assert node.send()[1]["watched"] is True
+
+
 def test_too_many_frames_wait(node: Node, clock: Clock, parts: Parts) -> None:
     assert [node.send()[0] for _ in range(6)] == [200] * 5 + [429]
     assert node.send()[1] == {"why": "more frames than one node may send", "retry_s": 1.0}

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from stepscope.hub import tail as tail_module
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.tail import Tail
+from stepscope.records.identity import RankIdentity
+from stepscope.records.phases import COMM, FIRST_USER_SLOT, OTHER
 from stepscope.records.series import RankSeries
-from stepscope.ring import RingBatch
+from stepscope.ring import RingBatch, RingReader
 from stepscope.store.paths import EVENTS, SAMPLES, STEPS, segment_path
 from stepscope.store.segments import SegmentWriter
 from stepscope.store.sidecar import RingSidecar, write_sidecar
+from stepscope.store.sidecar import sidecar_of as ring_sidecar
 from stepscope.testing.cluster import Cluster
 from stepscope.testing.feed import key_of, sidecar_of
+from stepscope.testing.rings import RingStream
 
 
 def append(run_dir: Path, one: RankSeries, steps: range) -> None:
@@ -47,6 +54,41 @@ def test_everything_is_read_once_however_it_was_written(tmp_path: Path) -> None:
     walls = np.array([one.steps["wall_ns"] for one in series]).astype(np.float32)
     assert [q[-1] for q in said["ns"]["wall"]] == np.round(walls.max(axis=0)).astype(int).tolist()
     assert live.ranks()["rank"] == [0, 1, 2]
+
+
+def test_phases_that_are_called_as_other_figures_are(tmp_path: Path) -> None:
+    (tmp_path / STEPS).mkdir()
+    who = RankIdentity(host="node", pid=os.getpid())
+    stream = RingStream(tmp_path / "rank.ring", who)
+    spent = {"work": 5_000_000, "wall": 7_000_000, "step": 2_000_000, "augment": 1_000_000}
+    for slot, name in enumerate(spent, FIRST_USER_SLOT):
+        stream.ring.set_phase_name(slot, name)
+    for step in range(3):
+        outer = stream.ledger.enter(COMM)
+        stream.clock.advance(4_000_000)
+        stream.ledger.leave(outer)
+        for slot, ns in enumerate(spent.values(), FIRST_USER_SLOT):
+            outer = stream.ledger.enter(slot)
+            stream.clock.advance(ns)
+            stream.ledger.leave(outer)
+        stream.ledger.end_step(OTHER, step, 0, ())
+    reader = RingReader(tmp_path / "rank.ring")
+    about = ring_sidecar(reader.header())
+    write_sidecar(tmp_path, about)
+    SegmentWriter(segment_path(tmp_path, about.key)).append(reader.read(0))
+    reader.close()
+    stream.close()
+    live = LiveRun()
+    Tail(tmp_path, live).poll()
+    live.tick()
+    own = ["work_phase", "wall_phase", "step_phase", "augment"]
+    said = live.steps(1, 1)
+    assert {name: ns[0] for name, ns in said["mean_ns"].items()} == {
+        "wall": 19_000_000, "work": 15_000_000, "comm": 4_000_000, **dict(zip(own, spent.values(), strict=True))
+    }  # fmt: skip
+    assert (said["worst"][0][0]["step"], said["worst"][0][0]["step_phase"]) == (1, 2_000_000)
+    assert live.info()["phases"] == ["comm", *own]
+    assert list(live.ranks(order="work")["mean_ns"]) == ["wall", "work", "comm", *own]
 
 
 def test_half_a_frame_and_half_a_line_wait(tmp_path: Path) -> None:
@@ -87,3 +129,41 @@ def test_a_rank_that_ended_is_seen(tmp_path: Path) -> None:
     tail.poll()
     assert live.frontier == 19
     assert live.ranks()["state"] == ["vanished", "running"]
+
+
+def test_who_comes_late_sees_the_same_as_who_was_there(tmp_path: Path) -> None:
+    """Many small frames, and more steps than are kept one by one: caught up with at once, or as they come."""
+    (tmp_path / STEPS).mkdir()
+    series = Cluster(ranks=3, steps=3000, missing={1: range(700, 720)}).series()
+    for one in series:
+        write_sidecar(tmp_path, RingSidecar.from_dict(sidecar_of(one, state="running")))
+    there = LiveRun()
+    tail = Tail(tmp_path, there)
+    for first in range(0, 3000, 20):
+        for one in series:
+            append(tmp_path, one, range(first, first + 20))
+        while tail.poll():
+            pass
+    late = LiveRun()
+    tail = Tail(tmp_path, late)
+    while tail.poll():
+        pass
+    assert late.planes.newest == there.planes.newest == 2999
+    assert late.info()["rows"] == there.info()["rows"] == 8980
+    both = [live.steps(bins=4096) for live in (late, there)]
+    assert both[0] == both[1]
+    assert sum(both[0]["steps"]) == 3000
+
+
+def test_of_the_samples_of_a_night_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"wall_ns": number, "kind": "host"}) + "\n" for number in range(1000)]
+    (tmp_path / SAMPLES).write_text("".join(lines))
+    monkeypatch.setattr(tail_module, "KEPT_BYTES", 100 * len(lines[-1]) + 7)
+    live = LiveRun()
+    tail = Tail(tmp_path, live)
+    assert tail.poll() == 100
+    assert [one["wall_ns"] for one in live.samples()] == list(range(900, 1000))
+    with (tmp_path / SAMPLES).open("a") as file:
+        file.write('{"wall_ns": 1000}\n')
+    assert tail.poll() == 1
+    assert live.samples()[-1]["wall_ns"] == 1000

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import QUANTILES, WORST, Digest, DigestLog, digest_steps
+from stepscope.hub import past
+from stepscope.hub.model import live_run
+from stepscope.hub.model.digest import QUANTILES, WORST, digest_steps
 from stepscope.hub.model.digest_block import digest_block
+from stepscope.hub.model.digest_log import DigestLog
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.planes import Planes
@@ -54,10 +59,13 @@ def test_digests_equal_a_recomputation_whatever_the_order(seed: int) -> None:
     for place, step in enumerate(said["first"]):
         wall, work = by_hand(series, step)
         for name, values in (("wall", wall), ("work", work)):
-            ordered = np.sort(values)
-            picked = [ordered[round(q * (len(ordered) - 1))] for q in QUANTILES]
-            assert said["ns"][name][place] == [round(float(value)) for value in picked]
+            expected = np.quantile(values.astype(float), QUANTILES)
+            np.testing.assert_allclose(said["ns"][name][place], expected, rtol=1e-6)
+            assert said["ns"][name][place][-1] == round(float(values.max()))
         assert said["ranks"][place] == len(wall)
+        means = {name: column[place] for name, column in said["mean_ns"].items()}
+        assert abs(means["wall"] - wall.mean()) <= 64
+        assert abs(sum(means.values()) - 2 * means["wall"] - means["work"]) <= 64
         assert [one["work"] for one in said["worst"][place]] == [
             round(float(value)) for value in np.sort(work)[::-1][:WORST]
         ]
@@ -109,7 +117,7 @@ def test_waiting_is_booked_as_the_store_does_it() -> None:
 
 
 def test_a_backlog_longer_than_the_window_is_digested_step_by_step() -> None:
-    series = Cluster(ranks=4, steps=400).series()
+    series = Cluster(ranks=4, steps=400, device_timed=True).series()
     live = LiveRun(planes=Planes(most_steps=32))
     introduce(live, series)
     live.rows(taken_of(series, range(400)))
@@ -119,6 +127,7 @@ def test_a_backlog_longer_than_the_window_is_digested_step_by_step() -> None:
     assert set(said["ranks"]) == {4}
     wall, _ = by_hand(series, 7)
     assert said["ns"]["wall"][7][-1] == round(float(wall.max()))
+    assert None not in said["device_mean_ns"]["forward"]
 
 
 def test_the_window_shrinks_with_the_ranks_and_keeps_the_newest() -> None:
@@ -146,40 +155,6 @@ def test_a_stride_keeps_every_so_many_steps() -> None:
     assert (planes.row_of(np.array([5, 99, 101])) == -1).all()
 
 
-def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:
-    random = np.random.default_rng(0)
-    log = DigestLog(room=64)
-    most = np.zeros(1000, np.float32)
-    for step in range(1000):
-        values = np.sort(random.random(8)).astype(np.float32)
-        digest = one_digest(step, values)
-        most[step] = values[-1]
-        log.put(digest)
-    n = log.count
-    assert n <= 64
-    assert log.first[0] == 0
-    assert log.last[n - 1] == 999
-    assert (log.first[1:n] == log.last[: n - 1] + 1).all()
-    assert log.steps[:n].sum() == 1000
-    assert (np.diff(log.steps[:n]) <= 0).all()
-    for at in range(n):
-        assert log.quantiles[at, 0, -1] == most[log.first[at] : log.last[at] + 1].max()
-        assert log.values[at, 0, 1] == log.quantiles[at, 1, -1]
-    folded = log.bins(0, 999, 5)
-    assert folded.count <= 5
-    assert folded.steps[: folded.count].sum() == 1000
-
-
-def one_digest(step: int, values: NDArray[np.float32]) -> Digest:
-    from stepscope.hub.model.digest import METRICS
-
-    quantiles = np.zeros((METRICS, 8), np.float32)
-    quantiles[:2] = values
-    worst = np.zeros((1, METRICS), np.float32)
-    worst[0, 1] = values[-1]
-    return Digest(step=step, ranks=8, quantiles=quantiles, worst=np.array([3]), values=worst)
-
-
 def test_the_map_folds_and_keeps_every_sum() -> None:
     random = np.random.default_rng(2)
     heat = Heat(bins=16, least_bins=8, budget_bytes=16 * 64 * 12)
@@ -202,7 +177,13 @@ def test_the_map_folds_and_keeps_every_sum() -> None:
 @pytest.mark.parametrize("ranks", [1, 3, 16, 40])
 def test_a_block_is_what_its_steps_are_one_by_one(ranks: int) -> None:
     """Also through folds, and with memory that was sampled now and then."""
-    run = Cluster(ranks=ranks, steps=300, allocated_mb=lambda rank, steps: 10.0 * rank + steps, memory_every=3).run()
+    run = Cluster(
+        ranks=ranks,
+        steps=300,
+        device_timed=ranks > 1,
+        allocated_mb=lambda rank, steps: 10.0 * rank + steps,
+        memory_every=3,
+    ).run()
     live = past_run(run)
     alone, together = DigestLog(64), DigestLog(64)
     steps = np.arange(300, dtype=np.int64)
@@ -212,10 +193,58 @@ def test_a_block_is_what_its_steps_are_one_by_one(ranks: int) -> None:
         block = digest_block(live.planes, steps[:70])
         assert block is not None
         together.extend(block)
-        steps = steps[block.count :]
+        steps = steps[len(block) :]
     assert together.count == alone.count
-    for mine, theirs in zip(together._arrays(), alone._arrays(), strict=True):
-        np.testing.assert_array_equal(mine[: alone.count], theirs[: alone.count])
+    mine, theirs = vars(together.bins(0, 299, 64)), vars(alone.bins(0, 299, 64))
+    for name, column in theirs.items():
+        np.testing.assert_array_equal(mine[name], column, name)
+
+
+def thinned(series: tuple[RankSeries, ...], every: int) -> tuple[RankSeries, ...]:
+    """Timed on the device now and then, as the recorder does it with short steps; rank 1 misses some of those too."""
+    found = []
+    for one in series:
+        step = one.device_steps["step"].astype(int)
+        kept = (step % every == 0) & ((one.rank != 1) | (step % (3 * every) > 0))
+        found.append(replace(one, device_steps=one.device_steps[kept]))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_device_times_are_means_over_the_ranks_and_steps_that_were_timed(late: bool) -> None:
+    """Also those that come when their step has been told: it is told again."""
+    series = thinned(Cluster(ranks=3, steps=200, noise=0.3, device_timed=True).series(), 4)
+    live = LiveRun()
+    introduce(live, series)
+    if late:
+        bare = [replace(one, device_steps=one.device_steps[:0]) for one in series]
+        live.rows(taken_of(bare, range(200)))
+        assert live.steps(bins=200)["device_mean_ns"] == {}
+    live.rows(taken_of(series, range(200)))
+    said = live.steps(bins=200)
+    again = live.steps_redone(0)
+    assert (again["first"] if again is not None else []) == (list(range(0, 200, 4)) if late else [])
+    slot = series[0].phase_names.index("forward")
+    by_step = {}
+    for step in range(0, 200, 4):
+        rows = [one.device_steps[one.device_steps["step"] == step] for one in series]
+        by_step[step] = np.concatenate(rows)["phase_ns"][:, slot].mean()
+    timed = [step for step, value in enumerate(said["device_mean_ns"]["forward"]) if value is not None]
+    assert timed == list(by_step)
+    np.testing.assert_allclose(said["device_mean_ns"]["forward"][::4], list(by_step.values()), rtol=1e-6)
+    if again is not None:
+        assert again["device_mean_ns"]["forward"] == said["device_mean_ns"]["forward"][::4]
+    binned = live.steps(bins=9)
+    for first, last, mean in zip(binned["first"], binned["last"], binned["device_mean_ns"]["forward"], strict=True):
+        assert mean == pytest.approx(np.mean([by_step[step] for step in by_step if first <= step <= last]), rel=1e-6)
+
+
+def test_a_job_without_device_times_keeps_and_tells_nothing_of_them() -> None:
+    live = past_run(Cluster(ranks=3, steps=300).run())
+    assert live.digests.bins(0, 299, 300).device.nbytes == 0
+    assert live.steps()["device_mean_ns"] == {}
+    (digest,) = digest_steps(live.planes, [7])
+    assert digest.device.nbytes == 0
 
 
 def test_a_step_that_a_rank_lacks_makes_no_block() -> None:
@@ -224,3 +253,33 @@ def test_a_step_that_a_rank_lacks_makes_no_block() -> None:
     assert digest_block(live.planes, np.arange(21, dtype=np.int64)) is None
     assert digest_block(live.planes, np.arange(60, dtype=np.int64)) is None
     assert live.digests.count == 50
+
+
+@pytest.mark.parametrize("missing", [{}, {1: [203, 204]}], ids=["all there", "some lost"])
+def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
+    missing: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has folded them; the window has not."""
+    monkeypatch.setattr(past, "ROOM", 128)
+    run = Cluster(ranks=3, steps=2000, missing=missing).run()
+    live = past_run(run)
+    assert live.digests.coarsest(200, 299) > 16
+    found = live.steps(200, 299, bins=100)
+    assert found["first"] == found["last"] == list(range(200, 300))
+    assert found["ranks"] == [2 if step in missing.get(1, ()) else 3 for step in range(200, 300)]
+    walls = {int(row["step"]): float(row["wall_ns"]) for row in run.ranks[2].steps}
+    assert all(
+        abs(next(one["wall"] for one in worst if one["rank"] == 2) / walls[step] - 1) < 1e-6
+        for step, worst in zip(found["first"], found["worst"], strict=True)
+    )
+    coarse = live.steps(0, 1999, bins=50)
+    assert (coarse["first"][0], coarse["last"][-1], sum(coarse["steps"])) == (0, 1999, 2000)
+    assert len(coarse["first"]) <= 50
+
+
+def test_too_much_to_digest_anew_stays_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past, "ROOM", 128)
+    monkeypatch.setattr(live_run, "UNFOLDED_CELLS", 299)
+    live = past_run(Cluster(ranks=3, steps=2000).run())
+    assert live.steps(200, 299, bins=100)["steps"][0] > 1
+    assert live.steps(200, 298, bins=100)["steps"] == [1] * 99

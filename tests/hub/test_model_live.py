@@ -43,6 +43,34 @@ def test_a_step_is_complete_when_every_live_rank_has_made_it() -> None:
     assert live.steps()["ranks"] == [3] * 12
 
 
+def test_what_is_digested_again_is_told_once_more_and_whoever_made_a_step_has_started() -> None:
+    series = Cluster(ranks=2, steps=30).series()
+    live = LiveRun()
+    for one in series:
+        live.ring(RingSidecar.from_dict(sidecar_of(one, state="starting")), node="0")
+    live.rows(taken_of(series[1:], range(7), state="starting"))  # the other has no step here yet: not waited for
+    live.tick()
+    assert (live.steps()["ranks"], live.steps_redone(0)) == ([1] * 7, None)
+    live.rows(taken_of(series[:1], range(5)))
+    live.tick()
+    redone = live.steps_redone(0)
+    assert redone is not None
+    assert redone["first"] == redone["last"] == [0, 1, 2, 3, 4]
+    assert redone == {name: _first_of(values, 5) for name, values in live.steps().items()}
+    assert redone["ranks"] == [2] * 5
+    of_both = np.mean([one.steps["wall_ns"][:5] for one in series], axis=0)
+    assert redone["mean_ns"]["wall"] == pytest.approx(of_both.tolist(), abs=16)  # float32
+    assert live.steps_redone(live.redigests) is None
+    assert live.info()["states"] == {"running": 2}
+    assert live.ranks()["state"] == ["running", "running"]
+
+
+def _first_of(values: object, count: int) -> object:
+    if isinstance(values, dict):
+        return {name: own[:count] for name, own in values.items()}
+    return values[:count] if isinstance(values, list) and len(values) == 7 else values
+
+
 def test_a_rank_that_ended_is_not_waited_for() -> None:
     series = Cluster(ranks=3, steps=30).series()
     live = LiveRun()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from stepscope.hub.model.looks import Looks, keep_up
 from stepscope.hub.model.run_data import run_data_of, snapshot
 from stepscope.hub.model.selection import select
 from stepscope.records.series import RankSeries
+from stepscope.store.hangs import write_hang
 from stepscope.store.sidecar import RingSidecar
 from stepscope.testing.cluster import Cluster, slow_at
 from stepscope.testing.feed import FedRows, sidecar_of, taken_of
 from stepscope.testing.load_rows import LoadJob, LoadRanks
+from stepscope.testing.standstill import Job
 
 
 def introduce(live: LiveRun, series: tuple[RankSeries, ...]) -> None:
@@ -49,6 +52,38 @@ def test_live_findings_name_the_rank_that_the_whole_run_names(fault: object) -> 
     ]
     assert whole
     assert (live.judged.ranks, live.judged.of_ranks, live.judged.step) == (12, 12, 79)
+
+
+def test_while_the_job_stands_still_a_rank_is_not_just_running(tmp_path: Path) -> None:
+    hang = Job(ranks=3, sequence=7).alone(1).hang()
+    series = Cluster(ranks=3, steps=20).series()
+
+    async def work() -> list[tuple[list[str], list[str | None], int]]:
+        live = LiveRun(run_dir=tmp_path)
+        looks = Looks(live)
+        introduce(live, series)
+        live.rows(taken_of(series, range(20)))
+        seen = []
+        for known in (None, hang, replace(hang, over="recovered", over_wall_ns=hang.declared_wall_ns)):
+            if known is not None:
+                write_hang(tmp_path, known)
+            await looks.look()
+            ranks = live.ranks()
+            seen.append((ranks["state"], ranks["standing"], live.info()["still_ranks"]))
+        return seen
+
+    running, nothing = ["running"] * 3, [None] * 3
+    stood = ["waits in all_reduce", "hung", "waits in all_reduce"]
+    assert asyncio.run(work()) == [(running, nothing, 0), (running, stood, 3), (running, nothing, 0)]
+
+
+def test_samples_reach_the_rules_under_the_name_of_their_host() -> None:
+    live = asyncio.run(followed(LiveRun(), Cluster(ranks=2, steps=20).series(), 20))
+    node = live.registry.nodes[0]
+    sample = b'{"wall_ns":1,"node":"a-host","kind":"host","cpu_percent":50.0,"swap_used":null}'
+    live.lines("samples.jsonl", [sample], node=node, offset_ns=0)
+    data = run_data_of(snapshot(live, select(live)))
+    assert data.samples == ({"wall_ns": 1, "node": "a-host", "kind": "host", "cpu_percent": 50.0},)
 
 
 def test_device_times_and_memory_reach_the_rules() -> None:

@@ -17,8 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from stepscope.hub.api import files, findings, ranks, samples, steps
@@ -26,28 +25,19 @@ from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.answers import Body, failure
 from stepscope.hub.api.exposition import CONTENT_TYPE
 from stepscope.hub.api.headers import SafeHeaders
-from stepscope.hub.api.metrics import metrics_text
 from stepscope.hub.api.openapi import openapi
+from stepscope.hub.api.pages import page_routes
 from stepscope.hub.api.readers import Readers, ReadersOnly
 from stepscope.hub.api.resource import Asked, Parameter, Resource, route_of
 from stepscope.hub.api.session import session_routes
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
-from stepscope.hub.gate.ingest import Agents, in_front
 from stepscope.hub.runs import Runs
 
 if TYPE_CHECKING:
+    from stepscope.hub.gate.ingest import Agents
     from stepscope.hub.gate.refusals import Refusals
 
 __all__ = ["make_app", "resources_of"]
-
-HOME = """\
-Stepscope hub.
-
-This is the hub of one or more training runs. Its HTTP API begins at /api/v1/runs; /api/v1/openapi.json lists it, and
-docs/api.md of Stepscope explains it. Everything but this page and /healthz needs the reader's token:
-
-    curl -H "Authorization: Bearer $(jq -r .token runs/NAME/hub.json)" URL/api/v1/runs
-"""
 
 
 def make_app(
@@ -57,10 +47,16 @@ def make_app(
     *,
     streams: Streams | None = None,
     refusals: Refusals | None = None,
+    framed: bool = False,
 ) -> ASGIApp:
-    """``refusals``: what the server and ``ingest`` turned away."""
+    """``refusals``: what the server and ``ingest`` turned away; ``framed``: the page may stand in a notebook."""
     streams = Streams() if streams is None else streams
-    text: Callable[[], str] = partial(metrics_text, runs, readers, streams, ingest, refusals)
+
+    def text() -> str:
+        from stepscope.hub.api.metrics import metrics_text  # with all that it counts: only when somebody counts
+
+        return metrics_text(runs, readers, streams, ingest, refusals)
+
     resources = resources_of(streams, text, ingest=ingest is not None)
 
     @asynccontextmanager
@@ -69,12 +65,16 @@ def make_app(
         await runs.close()
 
     app: ASGIApp = Starlette(
-        routes=[Route("/", _home), *(route_of(one, runs) for one in resources), *session_routes(readers)],
+        routes=[*page_routes(), *(route_of(one, runs) for one in resources), *session_routes(readers)],
         middleware=[Middleware(ReadersOnly, readers=readers)],
         exception_handlers={HTTPException: _refused, Exception: _fault},
         lifespan=lifespan,
     )
-    return SafeHeaders(app if ingest is None else in_front(ingest, app))
+    if ingest is not None:
+        from stepscope.hub.gate.ingest import in_front  # what joins agents weighs more than all the rest here
+
+        app = in_front(ingest, app)
+    return SafeHeaders(app, framed=framed)
 
 
 def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) -> tuple[Resource, ...]:
@@ -107,17 +107,13 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
         *files.RESOURCES,
         Resource(
             path="/api/v1/runs/{run}/stream",
-            about="Server-sent events: reset, steps, events, findings, status, heartbeat. Last-Event-ID resumes.",
+            about="Server-sent events: reset, steps, events, findings, status, heartbeat, end. Last-Event-ID resumes.",
             answer=stream,
             parameters=(Parameter(name="after", about="as Last-Event-ID", kind="text", default=""),),
             media_types=(MEDIA_TYPE,),
         ),
     )
     return resources
-
-
-async def _home(_request: Request) -> Response:
-    return PlainTextResponse(HOME)
 
 
 async def _refused(_request: Request, error: Exception) -> Response:

@@ -15,27 +15,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.errors import FrameError
 from stepscope.hub.gate.admission import SILENT_S, Admission
-from stepscope.hub.gate.claims import RankClaims
 from stepscope.hub.gate.ingest import IngestApp
 from stepscope.hub.gate.journal import HubJournal
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.watch import NodeWatch
+from stepscope.hub.inbox_tail import InboxTail
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.store.inbox import Inbox
-from stepscope.store.journal import journal_path, journals, read_journal
-from stepscope.store.parts import rest_path
-from stepscope.store.positions import read_positions
-from stepscope.store.spools import sidecars_of
-from stepscope.store.taken import unpack_block
-from stepscope.wire.frames import Frame, inflate_part, read_frame
+from stepscope.store.journal import journals
 from stepscope.wire.keys import load_key
 
-__all__ = ["Gathering", "replay"]
+__all__ = ["Gathering"]
 
 UNHEARD_S = 5.0
 """At the end, how long to wait for a node that has never been heard of: of a job that is over at once."""
@@ -43,7 +37,6 @@ SEAL_AGAIN_S = 60.0
 """After sealing a journal did not work."""
 SEAL_END_S = 20.0
 """At the end, for a journal that is being sealed; what is not done by then is done when the run is."""
-_TICK_ROWS = 1 << 16
 
 
 class Gathering:
@@ -60,6 +53,7 @@ class Gathering:
     ) -> None:
         """UsageError when there is no key, OSError when the inbox cannot be read or written."""
         self._run_dir = run_dir
+        self._live = live
         self._own_spool = own_spool
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
@@ -67,7 +61,7 @@ class Gathering:
             key=load_key(os.environ), certificate=fingerprint, names=names, nnodes=nnodes, local_spool=own_spool
         )
         self._admission.recall([node.spool for node in self._inbox.nodes()])
-        replay(run_dir, live, self._admission.claims)
+        InboxTail(run_dir, live, self._admission.claims).catch_up()
         journal = HubJournal(run_dir, live)
         journal.event("hub_start", pid=os.getpid())
         self._watch = NodeWatch(admission=self._admission, inbox=self._inbox, journal=journal, refusals=refusals)
@@ -79,6 +73,7 @@ class Gathering:
         self._ending_s: float | None = None
 
     def tick(self) -> None:
+        self._admission.watched = self._live.watched
         self._watch.tick()
         self._seal()
 
@@ -116,47 +111,3 @@ class Gathering:
         if full and time.monotonic() >= self._seal_at_s:
             words = [sys.executable, "-m", "stepscope.store.parts", str(self._run_dir), str(min(full))]
             self._sealing = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-
-
-def replay(run_dir: Path, live: LiveRun, claims: RankClaims) -> None:
-    """Tell the model what other nodes sent before the hub was started: all rings, and the steps not yet sealed."""
-    sealed = read_positions(run_dir)
-    for number in sealed.parts:
-        for frame in _frames(rest_path(run_dir, number)):
-            _tell(live, claims, frame, steps=False)
-    rows = 0
-    for number in journals(run_dir, after=sealed.through):
-        for frame in _frames(journal_path(run_dir, number)):
-            rows += _tell(live, claims, frame, steps=True)
-            if rows >= _TICK_ROWS:
-                live.tick()
-                rows = 0
-    live.tick()
-
-
-def _frames(path: Path) -> Iterator[Frame]:
-    for received in read_journal(path):
-        try:
-            frame = read_frame(received.raw)
-        except FrameError:
-            continue  # of another version
-        yield frame
-
-
-def _tell(live: LiveRun, claims: RankClaims, frame: Frame, *, steps: bool) -> int:
-    """How many rows that were."""
-    node, rows = str(frame.head.node), 0
-    for part in frame.parts:
-        if part.kind == "rings":
-            rings = sidecars_of(part)
-            claims.take(frame.head.spool, rings)
-            for about in rings:
-                live.ring(about, node=node)
-        elif part.kind == "steps" and steps:
-            taken = unpack_block(part.data)
-            rows += len(taken.slots)
-            live.rows(taken)
-        elif part.kind == "lines":
-            lines = [line for line in inflate_part(part).split(b"\n") if line]
-            live.lines(part.name, lines, node=node, offset_ns=frame.head.offset_ns or 0)
-    return rows

@@ -6,7 +6,7 @@ all its rows are there.  Where the whole run fits into the memory that one may t
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.window import last_attempt
+from stepscope.hub.model.digest_log import ROOM, DigestLog
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.planes import MOST_STEPS, Planes
 from stepscope.records.series import RankSeries, RunData
@@ -25,14 +26,15 @@ from stepscope.store.sidecar import RingSidecar
 from stepscope.store.taken import TABLE_DTYPE, TakenRows
 from stepscope.wire.blocks import ring_id
 
-__all__ = ["past_run"]
+__all__ = ["lines_by_node", "past_run"]
 
 PLANE_BYTES = 96 << 20
 """Of the steps of one run that is over; what does not fit is kept in bins."""
 KEPT_STEPS = 1 << 20
+LEAST_ROOM = 64
+"""Bins, where a run is shorter: the log could not fold fewer."""
 ROWS = 1 << 17
 """Put in at once."""
-MOST_SAMPLES = 100_000
 _STATES = {"starting": RingState.STARTING, "running": RingState.RUNNING, "exception": RingState.EXCEPTION}
 
 
@@ -42,7 +44,11 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
     current = last_attempt(data.ranks)
     newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
     steps = max(MOST_STEPS, min(newest + 1, KEPT_STEPS))
-    live = LiveRun(name=data.name, meta=data.meta, planes=Planes(budget_bytes=PLANE_BYTES, most_steps=steps))
+    planes = Planes(budget_bytes=PLANE_BYTES, most_steps=steps, room=max(1, len(current)))
+    # Of a short run what there can be, and no more: its report is made beside the job's end.
+    digests = DigestLog(min(ROOM, max(LEAST_ROOM, newest + 1)))
+    live = LiveRun(name=data.name, meta=data.meta, planes=planes, digests=digests)
+    live.said.most_of_node = sys.maxsize  # they are thinned already, evenly
     abouts = {id(series): _sidecar(series) for series in data.ranks}
     for series in sorted(data.ranks, key=lambda one: one.identity.attempt):
         live.ring(abouts[id(series)], node=nodes.get(series.identity.host, series.identity.host))
@@ -51,9 +57,20 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
         live.rows(taken)
         live.tick()
     for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
-        _say(live, file, records, nodes)
+        for node, lines in lines_by_node(live, records, nodes).items():
+            live.lines(file, lines, node=node, offset_ns=0)
     live.tick()
     return live
+
+
+def lines_by_node(live: LiveRun, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> dict[str, list[bytes]]:
+    """As they would have been sent."""
+    by_node: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
+        by_node.setdefault(nodes.get(host, host), []).append(record)
+    encoder = msgspec.json.Encoder()
+    return {node: encoder.encode_lines(own).splitlines() for node, own in by_node.items()}
 
 
 def _stretches(trained: Sequence[RankSeries], idents: NDArray[np.void]) -> Iterator[TakenRows]:
@@ -85,23 +102,6 @@ def _stretches(trained: Sequence[RankSeries], idents: NDArray[np.void]) -> Itera
 def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     bare: NDArray[np.uint8] = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, SLOT_BYTES)
     return bare
-
-
-def _say(live: LiveRun, file: str, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> None:
-    """By node, as they would have been sent; of very many samples every n-th of each process and device."""
-    by_node: dict[str, list[bytes]] = {}
-    every = -(-len(records) // MOST_SAMPLES) if file == SAMPLES else 1
-    seen: Counter[str] = Counter()
-    for record in records:
-        if every > 1:
-            whose = repr([record.get(name) for name in ("node", "kind", "pid", "index", "peer")])
-            seen[whose] += 1
-            if seen[whose] % every:
-                continue
-        host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
-        by_node.setdefault(nodes.get(host, host), []).append(msgspec.json.encode(record))
-    for node, lines in by_node.items():
-        live.lines(file, lines, node=node, offset_ns=0)
 
 
 def _sidecar(series: RankSeries) -> RingSidecar:

@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.agent.control import Control
-from stepscope.errors import HubError
+from stepscope.errors import HubError, RunError
 from stepscope.hub.api.readers import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.gate.entrance import ServerLimits
@@ -31,11 +32,13 @@ from stepscope.hub.gate.server import Server, run_loop
 from stepscope.hub.gate.tls import TlsFiles, remove_certificate
 from stepscope.hub.gathering import Gathering
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.looks import keep_up
-from stepscope.hub.runs import Runs
+from stepscope.hub.model.looks import Looks, keep_up
+from stepscope.hub.open_run import Final
+from stepscope.hub.runs import Runs, final_of
 from stepscope.hub.tail import Tail
 from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
-from stepscope.store.meta import read_meta
+from stepscope.store.meta import end_run, read_meta
+from stepscope.store.positions import read_positions
 from stepscope.store.processes import processes_alive
 
 __all__ = ["HubSettings", "serve_run"]
@@ -47,8 +50,18 @@ END_S = 60.0
 IDLE_S = 600.0
 """A hub of one node that nobody asked anything for so long ends."""
 ORPHAN_LOOK_S = 1.0
-LAST_LOOKS_S = 0.5
-"""For those who watch to be told the end."""
+LAST_LOOKS_S = 5.0
+"""For those who watch to be told the end, and to ask for what they then still want; at most."""
+QUIET_S = 1.0
+"""Nobody asked anything for so long: they have it all."""
+FINAL_S = 6.0
+"""For what is said of the whole run, at most."""
+FINAL_ROWS = 1 << 19
+"""Steps of all ranks of several nodes that it is said of: as many as can be read by then on a slow machine."""
+LAST_LOOK_S = 2.0
+"""For the rules to judge once more, at most."""
+UNSAID = "unfinished"
+"""How a run ended whose launcher died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +101,8 @@ class _Hub:
         self._told_to_stop = False
         self._live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta)
         self._tail = Tail(settings.run_dir, self._live)
+        self._looks = Looks(self._live)
+        self._runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         self._refusals = Refusals()
         self._gathering: Gathering | None = None
         if settings.nnodes > 1:
@@ -109,13 +124,13 @@ class _Hub:
         loop.add_reader(self._control.fd, self._hear)
         server = self._server()
         serving = asyncio.create_task(server.run())
-        feeding = asyncio.create_task(keep_up(self._live, poll=self._tail.poll))
+        feeding = asyncio.create_task(keep_up(self._live, poll=self._tail.poll, looks=self._looks))
         try:
             await self._until_over(server, [serving, feeding])
             self._tail.poll()
             self._live.tick()
-            if server.connections:
-                await asyncio.sleep(LAST_LOOKS_S)
+            if server.connections and not self._told_to_stop:
+                await self._say_the_end(server, feeding)
         finally:
             feeding.cancel()
             server.stop()
@@ -131,9 +146,8 @@ class _Hub:
         settings, about = self._settings, self._about
         tls = _tls(settings, about)
         readers = Readers(about.token, secure=tls is not None)
-        runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         ingest = self._gathering.ingest if self._gathering is not None else None
-        app = make_app(runs, readers, ingest, refusals=self._refusals)
+        app = make_app(self._runs, readers, ingest, refusals=self._refusals)
         limits = ServerLimits.for_nodes(settings.nnodes)
         return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals)
 
@@ -157,6 +171,54 @@ class _Hub:
                     return
             elif self._gathering is None and now_s - idle_since_s >= IDLE_S:
                 return
+
+    async def _say_the_end(self, server: Server, feeding: asyncio.Task[None]) -> None:
+        """Those who look see the last findings and how it ended, and have a moment to ask; then we may go."""
+        end = self._control.end
+        if end is None and not self._control.closed:
+            return  # nobody looked for long, or something failed: the run goes on
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        final = await self._final(end) if end is not None else None
+        if final is None:
+            looking = asyncio.create_task(self._looks.look())
+            await asyncio.wait((looking,), timeout=LAST_LOOK_S)
+            looking.cancel()
+        status = final[0].get("status") if final is not None else end.get("status") if end is not None else None
+        for run in self._runs.live():
+            run.conclude(status if isinstance(status, str) else UNSAID, final)
+        until_s = time.monotonic() + LAST_LOOKS_S
+        answered, asked_s = server.answered, time.monotonic()
+        while server.connections and time.monotonic() < min(until_s, asked_s + QUIET_S):
+            await asyncio.sleep(TICK_S / 10)
+            if server.answered != answered:
+                answered, asked_s = server.answered, time.monotonic()
+
+    async def _final(self, end: Mapping[str, Any]) -> Final | None:
+        """What the summary will say of the whole run; None when that takes too long, or others still send."""
+        if self._gathering is not None and not self._gathered(self._gathering, end):
+            return None
+        making = asyncio.create_task(asyncio.to_thread(final_of, self._settings.run_dir))
+        await asyncio.wait((making,), timeout=FINAL_S)
+        if not making.done():
+            making.cancel()
+            return None
+        # Whatever went wrong, the launcher meets it too in a moment, and tells.
+        return making.result() if making.exception() is None else None
+
+    def _gathered(self, gathering: Gathering, end: Mapping[str, Any]) -> bool:
+        """Whether all of a run of several nodes is here, and can be read in time.  Then it may be said that it is over.
+
+        On one node the launcher has said so; here nobody could before the last of the others came.
+        """
+        large = max(read_positions(self._settings.run_dir).steps, self._live.rows_taken) > FINAL_ROWS
+        if large or not self._live.watched or gathering.missing():
+            return False
+        try:
+            end_run(self._settings.run_dir, exit_code=end.get("exit_code"), status=end["status"])
+        except RunError:
+            return False  # whoever cannot write here hears of it from the launcher
+        return True
 
     async def _last_of_others(self) -> None:
         if self._gathering is None:

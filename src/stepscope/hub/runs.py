@@ -1,12 +1,12 @@
 """The runs that a hub can answer for: the live one that it is fed, or a folder of runs, past and live.
 
     runs = Runs.of_one(run_dir, live)        # the hub of a run: others put into ``live`` what comes
-    runs = Runs.of_folder(Path("runs"))      # ``stepscope serve``: opened when somebody asks
+    runs = Runs.of_folder(Path("runs"))      # ``stepscope serve``: opened when somebody asks, one ahead (``ahead.py``)
 
 A run of a folder is opened in a thread, through ``store.open_run``, and put into the same model that a live one is kept
-in (``past.py``); while it still goes on it is followed instead (``tail.py``), as long as somebody looks.  A few stay
-open, the longest unasked goes first; one that changed on disk is opened again.  Everything else is used from one event
-loop.
+in (``past.py``); while it still goes on it is followed instead (``tail.py``, ``inbox_tail.py``), as long as somebody
+looks.  A few stay open, the longest unasked goes first; one that changed on disk is opened again.  Everything else is
+used from one event loop.
 """
 
 from __future__ import annotations
@@ -14,148 +14,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.errors import NotARun, RunError, UsageError
+from stepscope.hub.late_samples import bring_samples
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.looks import keep_up
-from stepscope.hub.model.run_data import Snapshot, run_data_of, snapshot
-from stepscope.hub.model.selection import MOST_JUDGED, select
+from stepscope.hub.open_run import CHECK_S, READING_SHARE, Final, OpenRun, Poll, stamp_of
 from stepscope.hub.past import past_run
 from stepscope.records.naming import checked_name
+from stepscope.records.series import RunData
 from stepscope.reports import summarise
-from stepscope.store.catalog import RunEntry, list_runs, run_entry
-from stepscope.store.load import open_run
+from stepscope.store.catalog import Known, RunEntry, list_runs, run_entry
+from stepscope.store.load import load_run, open_run
 from stepscope.store.meta import read_meta
-from stepscope.store.nodes import NodeInfo, read_nodes, read_refused
+from stepscope.store.nodes import read_nodes
 from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
 from stepscope.store.processes import processes_alive
-from stepscope.store.results import load_summary
+from stepscope.store.results import load_summary, printed
 
-if TYPE_CHECKING:
-    from stepscope.hub.tail import Tail
-
-__all__ = ["OpenRun", "Runs"]
+__all__ = ["Runs", "final_of"]
 
 MOST_OPEN = 4
-CHECK_S = 1.0
-"""Between two looks at whether a run that is over changed on disk."""
-READING_SHARE = 0.2
-"""Of the time at most goes into opening a run again that keeps changing."""
 LOOKED_AT_S = 30.0
 """A run that goes on is followed for so long after it was last asked about."""
-CONTEXT = (
-    "name",
-    "command",
-    "cwd",
-    "created_wall_ns",
-    "host",
-    "user",
-    "python",
-    "executable",
-    "platform",
-    "stepscope",
-    "environment",
-    "git",
-    "end",
-    "sealed",
-)
-"""What of ``run.json`` readers get; its ``environment`` was chosen without secrets when the run began."""
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
-
-
-class OpenRun:
-    """One run, open."""
-
-    def __init__(
-        self,
-        path: Path,
-        live: LiveRun,
-        *,
-        tail: Tail | None = None,
-        fed: bool = False,
-        document: Mapping[str, Any] | None = None,
-        ended: str = "",
-    ) -> None:
-        self.path = path
-        self.name = path.name
-        self.live = live
-        self.fed = fed
-        """Whether somebody else puts in what comes."""
-        self.tail = tail
-        self.document = document
-        """Of a run that is over: what ``summary.json`` says or would say."""
-        self._ended = ended
-        self.stamp: tuple[Any, ...] = ()
-        self.checked_s = self.asked_s = self.took_s = 0.0
-        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
-        self._summary: Mapping[str, Any] | None = None
-        self._summary_due_s = 0.0
-        self._summing: asyncio.Task[Mapping[str, Any]] | None = None
-
-    def meta(self) -> Mapping[str, Any]:
-        """``run.json`` as it is now; what it was when it cannot be read."""
-        try:
-            found: Mapping[str, Any] = self._cached(META, read_meta)
-        except NotARun:
-            return self.live.meta
-        return found
-
-    def context(self) -> dict[str, Any]:
-        meta = self.meta()
-        return {name: meta.get(name) for name in CONTEXT}
-
-    def status(self) -> str:
-        """As ``stepscope list`` has it."""
-        end = self.meta().get("end")
-        said = end.get("status") if isinstance(end, Mapping) else None
-        return self._ended or (said if isinstance(said, str) else "running")
-
-    def nodes(self) -> list[NodeInfo]:
-        found: list[NodeInfo] = self._cached(NODES, read_nodes)
-        return found
-
-    def refused(self) -> Mapping[str, int]:
-        """By reason, what strangers were turned away for."""
-        return read_refused(self.path)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return not self.fed and self.tail is None
-
-    async def summary(self) -> Mapping[str, Any]:
-        """The document of ``summary.json``; of a run that goes on, one of its last steps and the ranks that are judged.
-
-        However many ask, it is made once, and takes a fifth of the time at most.
-        """
-        if self.document is not None:
-            return self.document
-        if self._summary is not None and time.monotonic() < self._summary_due_s:
-            return self._summary
-        if self._summing is None:
-            self._summing = asyncio.create_task(self._summarise())
-        return await asyncio.shield(self._summing)
-
-    async def _summarise(self) -> Mapping[str, Any]:
-        started_s = time.monotonic()
-        try:
-            copy = snapshot(self.live, select(self.live, MOST_JUDGED))
-            self._summary = await asyncio.to_thread(_summary_of, copy)
-        finally:
-            took_s = time.monotonic() - started_s
-            self._summary_due_s = started_s + took_s + max(CHECK_S, took_s / READING_SHARE)
-            self._summing = None
-        return self._summary
-
-    def _cached(self, name: str, read: Callable[[Path], Any]) -> Any:
-        stamp = _stamp(self.path / name)
-        held = self._kept.get(name)
-        if held is None or held[0] != stamp:
-            held = self._kept[name] = stamp, read(self.path)
-        return held[1]
 
 
 class Runs:
@@ -166,12 +51,19 @@ class Runs:
         self._opened: OrderedDict[str, OpenRun] = OrderedDict()
         self._opening: dict[str, asyncio.Task[OpenRun | None]] = {}
         self._following: set[asyncio.Task[None]] = set()
+        self._listed = Known()
+        self._listing: asyncio.Task[list[RunEntry]] | None = None
 
     @classmethod
     def of_one(cls, run_dir: Path, live: LiveRun, *, wanted: str = "") -> Runs:
         """A run that is fed by its hub; ``wanted`` is what it was to be called."""
         one = OpenRun(run_dir, live, fed=True)
         return cls(run_dir.parent, one=one, names=frozenset({run_dir.name, wanted} - {""}))
+
+    @classmethod
+    def of_past(cls, run_dir: Path, data: RunData, document: Mapping[str, Any]) -> Runs:
+        """A run that is over and was read already, with its summary."""
+        return cls(run_dir.parent, one=_past(run_dir, data, document), names=frozenset({run_dir.name}))
 
     @classmethod
     def of_folder(cls, root: Path) -> Runs:
@@ -185,28 +77,31 @@ class Runs:
         return [self._one] if self._one is not None else list(self._opened.values())
 
     async def entries(self) -> list[RunEntry]:
-        """Newest first."""
-        return await asyncio.to_thread(self._list)
+        """Newest first.  However many ask at once, the folder is gone through once."""
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.create_task(asyncio.to_thread(self._list))
+        return await asyncio.shield(self._listing)
 
     async def open(self, name: str) -> OpenRun | None:
         """The run of that name; None when there is none.  ApiError-free: whatever is wrong with it, it is none."""
         if self._one is not None:
             if name not in self._names:
                 return None
+            self._one.asked()
             self._one.live.settle()
             return self._one
         if not self._may_be(name):
             return None
         opened = self._opened.get(name)
         now_s = time.monotonic()
-        if opened is not None and opened.tail is None and now_s - opened.checked_s > self._pause_s(opened):
+        if opened is not None and opened.poll is None and now_s - opened.checked_s > self._pause_s(opened):
             opened.checked_s = now_s
             if opened.stamp != await asyncio.to_thread(_changed_of, opened.path):
                 opened = None
         if opened is None:
             opened = await self._open_once(name)
         if opened is not None:
-            opened.asked_s = time.monotonic()
+            opened.asked()
             opened.live.settle()
             if self._opened.get(name) is opened:
                 self._opened.move_to_end(name)
@@ -219,7 +114,7 @@ class Runs:
 
     async def close(self) -> None:
         """End what runs in the background."""
-        tasks = [*self._opening.values(), *self._following]
+        tasks = [*self._opening.values(), *self._following, *([self._listing] if self._listing else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -249,22 +144,28 @@ class Runs:
         except (RunError, OSError):
             self._opened.pop(name, None)
             return None
-        opened.asked_s = time.monotonic()
+        opened.asked()
         self._opened[name] = opened
         self._opened.move_to_end(name)
         while len(self._opened) > MOST_OPEN:
             self._opened.popitem(last=False)
-        if opened.tail is not None:
-            task = asyncio.create_task(self._follow(opened, opened.tail))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
+        if opened.poll is not None:
+            self._in_background(self._follow(opened, opened.poll))
+        elif opened.unsampled:
+            opened.sampling = self._in_background(bring_samples(opened.path, opened.live, _node_names(opened.path)))
         return opened
 
-    async def _follow(self, run: OpenRun, tail: Tail) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+        return task
+
+    async def _follow(self, run: OpenRun, poll: Poll) -> None:
         """Keep up with a run that goes on, as long as somebody looks; then it is closed."""
-        keeping = asyncio.create_task(keep_up(run.live, poll=tail.poll))
+        keeping = asyncio.create_task(keep_up(run.live, poll=poll))
         try:
-            while self._opened.get(run.name) is run and time.monotonic() - run.asked_s < LOOKED_AT_S:
+            while self._opened.get(run.name) is run and time.monotonic() - run.live.asked_s < LOOKED_AT_S:
                 await asyncio.wait((keeping,), timeout=CHECK_S)
                 if keeping.done() or not await asyncio.to_thread(_goes_on, run.path):
                     break
@@ -279,37 +180,54 @@ class Runs:
             return [run_entry(self._one.path)]
         if self._names:
             return [run_entry(self.root / name) for name in sorted(self._names)]
-        return list_runs(self.root)[0]
+        return list_runs(self.root, known=self._listed)[0]
 
 
 def _load(path: Path) -> OpenRun:
-    from stepscope.hub.tail import Tail
-
     started_s = time.monotonic()
     stamp = _changed_of(path)
     meta = read_meta(path)
-    if meta.get("sealed") is not True and not (path / INBOX).exists() and _goes_on(path):
+    if meta.get("sealed") is not True and _goes_on(path):
         live = LiveRun(name=path.name, run_dir=path, meta=meta)
-        opened = OpenRun(path, live, tail=Tail(path, live))
-        opened.tail.poll()  # type: ignore[union-attr]  # the line above
+        poll = _poll_of(path, live)
+        opened = OpenRun(path, live, poll=poll)
+        poll()
         live.tick()
     else:
-        data = open_run(path)
-        document = load_summary(path) or summarise(data)
-        opened = OpenRun(
-            path,
-            past_run(data, {node.host: str(node.node) for node in read_nodes(path)}),
-            document=document,
-            ended=run_entry(path).status,
-        )
+        summary = load_summary(path)
+        loaded = load_run(path, samples=summary is None)
+        opened = _past(path, loaded.data, summary or summarise(loaded.data, logs=printed(path)))
+        opened.unsampled = loaded.samples_left_out
     opened.stamp = stamp
     opened.checked_s = time.monotonic()
     opened.took_s = opened.checked_s - started_s
     return opened
 
 
-def _summary_of(copy: Snapshot) -> Mapping[str, Any]:
-    return summarise(run_data_of(copy), alive=True)
+def final_of(path: Path) -> Final:
+    """What is said of a run whose processes have ended, before anybody sealed it.  RunError when it cannot be read."""
+    data = open_run(path)
+    return summarise(data, logs=printed(path)), data.hangs
+
+
+def _poll_of(path: Path, live: LiveRun) -> Poll:
+    """What this node writes and, of a job of several, what the others send."""
+    # Whoever makes report.html beside a job has no use for these, and no memory to spare.
+    from stepscope.hub.inbox_tail import InboxTail
+    from stepscope.hub.tail import Tail
+
+    here, others = Tail(path, live), InboxTail(path, live)
+    return lambda: (here.poll(), others.poll())
+
+
+def _past(path: Path, data: RunData, document: Mapping[str, Any]) -> OpenRun:
+    live = past_run(data, _node_names(path))
+    return OpenRun(path, live, document=document, hangs=data.hangs, ended=run_entry(path).status)
+
+
+def _node_names(path: Path) -> dict[str, str]:
+    """By host, what its node was called while the run went on."""
+    return {node.host: str(node.node) for node in read_nodes(path)}
 
 
 def _goes_on(path: Path) -> bool:
@@ -320,12 +238,4 @@ def _goes_on(path: Path) -> bool:
 
 
 def _changed_of(path: Path) -> tuple[Any, ...]:
-    return tuple(_stamp(path / name) for name in _WATCHED)
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    try:
-        about = path.stat()
-    except OSError:
-        return ()
-    return about.st_mtime_ns, about.st_size, about.st_ino
+    return tuple(stamp_of(path / name) for name in _WATCHED)

@@ -11,9 +11,10 @@ agent writes every few seconds.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.hub.model.lines import KEPT_BYTES
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.registry import STATES
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.store.jsonl import lines_from
-from stepscope.store.paths import SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
+from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
 from stepscope.store.segments import SegmentPart, parts_from
 from stepscope.store.sidecar import RingSidecar, guess_sidecar
 from stepscope.wire.blocks import TABLE_FIELDS, ring_id
@@ -38,8 +40,10 @@ NODE = "0"
 SLOTS_AT_ONCE = 512
 """Of one ring, before the others have their turn."""
 LINES_AT_ONCE = 1 << 20
-MOST_S = 0.5
-"""Of one poll: there may be much to catch up with, and others wait."""
+MOST_S = 0.1
+"""Of one poll: there may be much to catch up with, and others wait …"""
+SAMPLES_S = 0.03
+"""… and of that, for samples."""
 
 
 @dataclass
@@ -72,14 +76,14 @@ class Tail:
     def poll(self) -> int:
         """Take in what is new, for a while at most; how many rows and lines that were."""
         began_s = self.clock()
-        found = sum(self._lines(name) for name in LINE_FILES)
+        found = sum(self._lines(name) for name in LINE_FILES if name != SAMPLES)
         sizes = self._look()
         while rows := self._round(sizes):
             found += rows
             self.live.tick()
             if self.clock() - began_s > MOST_S:
                 break
-        return found
+        return found + self._lines(SAMPLES, self.clock() + SAMPLES_S)
 
     def _look(self) -> dict[str, int]:
         """Bring sidecars up to date; the sizes of the segments, by key."""
@@ -133,14 +137,16 @@ class Tail:
                 ring.size = size
                 continue
             ring.after_seq = found[-1].last_seq
-            parts += [(ring, key, part) for part in found]
+            parts.append((ring, key, _joined(found)))
         if not parts:
             return 0
         self.live.rows(_taken(parts))
         return sum(len(part.slots) // SLOT_BYTES for _, _, part in parts)
 
-    def _lines(self, name: str) -> int:
+    def _lines(self, name: str, until_s: float = math.inf) -> int:
         count = 0
+        if name == SAMPLES and name not in self._offsets:
+            self._offsets[name] = max(0, _size_of(self.run_dir / name) - KEPT_BYTES)  # no more would be kept
         while True:
             offset = self._offsets.get(name, 0)
             data, _ = lines_from(self.run_dir / name, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
@@ -150,6 +156,26 @@ class Tail:
             lines = [line for line in data.split(b"\n") if line.strip()]
             self.live.lines(name, lines, node=self.node, offset_ns=0)
             count += len(lines)
+            if self.clock() > until_s:
+                return count
+
+
+def _joined(parts: Sequence[SegmentPart]) -> SegmentPart:
+    """Frames of one ring that follow each other as one: a night has a hundred thousand."""
+    return SegmentPart(
+        first_seq=parts[0].first_seq,
+        last_seq=parts[-1].last_seq,
+        lost=sum(part.lost for part in parts),
+        torn=sum(part.torn for part in parts),
+        slots=b"".join([part.slots for part in parts]),
+    )
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _taken(parts: list[tuple[_Ring, str, SegmentPart]]) -> _Read:

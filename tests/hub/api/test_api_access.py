@@ -26,6 +26,7 @@ from stepscope.hub.api.readers import OPEN_PATHS, Readers
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import resources_of
 from stepscope.hub.runs import Runs
+from stepscope.page import assets
 
 READER = "reader-token-of-the-tests"
 RESOURCES = resources_of(Streams(), lambda: "", ingest=False)
@@ -89,11 +90,26 @@ def test_only_reading_is_possible(hub: Any) -> None:
     assert hub.get("/api/v1/runs/demo", method="HEAD").status == 200
 
 
-def test_the_home_page_needs_nothing_and_tells_nothing(hub: Any) -> None:
+@pytest.mark.parametrize("built", [True, False])
+def test_the_home_page_needs_nothing_and_tells_nothing(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bool
+) -> None:
+    """Built by hand here: a checkout may have no Node.js."""
+    monkeypatch.setattr(assets, "STATIC", tmp_path)
+    assets.find_asset.cache_clear()
+    if built:
+        (tmp_path / "assets").mkdir()
+        (tmp_path / "index.html").write_text("<!doctype html><script src=./assets/page.js></script>")
+        (tmp_path / "assets/page.js").write_text("// the page")
     answer = hub.get("/", token=None)
     assert answer.status == 200
-    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["content-type"].startswith("text/html" if built else "text/plain")
     assert b"demo" not in answer.body
+    script = hub.get("/assets/page.js", token=None)
+    assert (script.status, script.body) == (200, b"// the page") if built else script.status == 404
+    for other in ("/assets/..%2findex.html", "/assets/.hidden", "/assets/sub/page.js", "/assets/"):
+        assert hub.get(other, token=None).status == 404
+    assets.find_asset.cache_clear()
 
 
 # ── the session of a browser ────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -38,6 +39,7 @@ def test_the_open_runs_and_the_hub_are_told(hub: Any) -> None:
     assert found['stepscope_run_step{run="demo"}'] == 599
     assert found['stepscope_ranks{run="demo"}'] == 8
     assert found['stepscope_ranks_live{run="demo"}'] == 0
+    assert found['stepscope_ranks_still{run="demo"}'] == 0
     assert 0.06 < found['stepscope_step_duration_seconds{run="demo",stat="p50"}'] < 0.08
     assert found['stepscope_phase_seconds{run="demo",phase="forward",stat="max"}'] > 0.03
     assert found['stepscope_findings{run="demo",kind="compute_straggler",severity="critical"}'] == 1
@@ -114,8 +116,12 @@ def test_prometheus_scrapes_it(hub: Any, tmp_path: Path) -> None:
         found: list[Any] = []
         deadline = time.monotonic() + 60
         while not found and time.monotonic() < deadline:
-            with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=10) as answer:
-                found = json.loads(answer.read())["data"]["result"]
+            try:
+                with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=10) as answer:
+                    found = json.loads(answer.read())["data"]["result"]
+            except urllib.error.HTTPError as error:
+                assert error.code == 503  # it listens before it is ready
+                error.close()
             time.sleep(0.2)
         assert [row["value"][1] for row in found] == ["599"]
         assert found[0]["metric"]["job"] == "stepscope"

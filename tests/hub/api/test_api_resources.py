@@ -57,6 +57,7 @@ def test_steps_are_quantiles_over_the_ranks(hub: Any, truth: Any) -> None:
     forward = np.array(said["ns"]["forward"])[:, -1]
     np.testing.assert_allclose(forward, phases["forward"][:, 100:110].max(axis=0), rtol=1e-6)
     assert [worst[0]["rank"] for worst in said["worst"]] == [3] * 10
+    assert said["device_mean_ns"] == {}
     assert said["memory_bytes"]["allocated"] == [100 << 20, None] * 5
     starts = said["start_wall_ns"]
     assert starts == sorted(starts)
@@ -77,7 +78,7 @@ def test_the_map_has_the_worst_of_each_cell(hub: Any, truth: Any) -> None:
     said = hub.get(f"{RUN}/heat?rank_bins=4&step_bins=3&stat=max").json
     assert (said["first_ranks"], said["last_ranks"]) == ([0, 2, 4, 6], [1, 3, 5, 7])
     assert (said["first_steps"], said["last_steps"]) == ([0, 200, 400], [199, 399, 599])
-    assert (said["unit"], said["exact"]) == ("ns", True)
+    assert (said["unit"], said["exact"], said["known_from"]) == ("ns", True, 0)
     expected = work.reshape(4, 2, 3, 200).max(axis=(1, 3))
     np.testing.assert_allclose(said["cells"], expected, rtol=1e-6)
     said = hub.get(f"{RUN}/heat?value=forward&stat=mean&ranks=3-3&first=0&last=9&step_bins=2").json
@@ -90,7 +91,7 @@ def test_the_map_as_bytes_is_the_map(hub: Any) -> None:
     said = hub.get(path).json
     packed = hub.get(path, accept="application/vnd.stepscope.heat")
     assert packed.headers["content-type"] == "application/vnd.stepscope.heat"
-    assert packed.headers["x-stepscope-unit"] == "ns"
+    assert (packed.headers["x-stepscope-unit"], packed.headers["x-stepscope-known-from"]) == ("ns", "0")
     magic, version, exact, rows, columns = struct.unpack_from("<4sHHII", packed.body)
     assert (magic, version, exact, rows, columns) == (b"STHM", 1, 1, 3, 7)
     numbers = np.frombuffer(packed.body, "<u4", 2 * (rows + columns), 16)
@@ -121,7 +122,8 @@ def test_a_rank_in_full(hub: Any, truth: Any) -> None:
     wall, phases = truth
     said = hub.get(f"{RUN}/ranks/3?first=10&last=19").json
     assert said["identity"]["host"] == "node0"
-    assert said["log"] == "logs/rank-3.log"
+    assert (said["log"], said["error"]) == (None, None)
+    assert hub.get(f"{RUN}/ranks/0?bins=1").json["log"] == "logs/rank-0.log"
     assert said["now"]["state"] == "exited"
     assert said["steps"]["first"] == said["steps"]["last"] == list(range(10, 20))
     np.testing.assert_allclose(said["steps"]["wall_ns"], wall[3, 10:20], rtol=1e-6)
@@ -164,7 +166,7 @@ def test_events_are_numbered_and_gone_on_from(hub: Any) -> None:
 
 def test_samples_are_curves(hub: Any) -> None:
     said = hub.get(f"{RUN}/samples?kind=host&fields=cpu_percent,throttle_reasons&bins=4").json
-    assert [row["node"] for row in said["series"]] == ["node0", "node1"]
+    assert [(row["node"], row["host"]) for row in said["series"]] == [("node0", "node0"), ("node1", "node1")]
     assert said["series"][0]["values"] == {"cpu_percent": [40.0] * 4}
     assert len(said["wall_ns"]) == 4
     said = hub.get(f"{RUN}/samples?kind=process&nodes=node1&fields=rss&stat=max&bins=1&limit=3").json
@@ -186,6 +188,7 @@ def test_nodes_have_their_ranks_and_last_figures(hub: Any) -> None:
         ("node0", 4, 0),
         ("node1", 4, 0),
     ]
+    assert [node["rank_spans"] for node in said["nodes"]] == [[[0, 3]], [[4, 7]]]
     assert said["nodes"][0]["sample"]["cpu_percent"] == 40.0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import shutil
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import record
 
+from stepscope.cli.finalise import finalise
 from stepscope.hub import runs as runs_module
+from stepscope.hub.ahead import open_ahead
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.past import past_run
 from stepscope.hub.runs import Runs
 from stepscope.records.series import RunData
 from stepscope.ring.writer import process_start_ticks
+from stepscope.store import samples
 from stepscope.store.load import open_run
 from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.store.nodes import NodeInfo, write_nodes
@@ -49,6 +54,41 @@ def test_a_past_run_is_opened_once_however_many_ask(folder: Path, monkeypatch: p
 
     same, again = in_loop(runs, work)
     assert (len(same), again, loads) == (1, True, [folder / "plain"])
+
+
+def test_the_newest_is_open_before_anybody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[str] = []
+    load = runs_module._load
+    monkeypatch.setattr(runs_module, "_load", lambda path: (loads.append(path.name), load(path))[1])
+    newest = max(folder.iterdir(), key=lambda path: (read_meta(path)["created_wall_ns"], path.name)).name
+    for given, name in ((folder, newest), (folder / "plain", "plain")):
+        runs = Runs.of_folder(given)
+
+        async def work(runs: Runs = runs, given: Path = given, name: str = name) -> Any:
+            opening = asyncio.create_task(open_ahead(runs, given))
+            asked = await runs.open(name)
+            await opening
+            return asked is not None, [run.name for run in runs.live()]
+
+        assert in_loop(runs, work) == (True, [name])
+    assert loads == [newest, "plain"]
+
+
+def test_nothing_is_opened_ahead_that_goes_on_or_is_no_run(begun: Any, tmp_path: Path) -> None:
+    run_dir, _append = begun(Cluster(ranks=1, steps=1, unfinished={0: 1}))
+    parent = {"pid": os.getppid(), "start_ticks": process_start_ticks(os.getppid())}
+    write_meta(run_dir, {**read_meta(run_dir), "launcher": parent, "host": platform.node()})
+    broken = tmp_path / "others" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "run.json").write_text("{")
+    for given in (run_dir.parent, broken.parent, broken, tmp_path / "none"):
+        runs = Runs.of_folder(given)
+
+        async def work(runs: Runs = runs, given: Path = given) -> Any:
+            await open_ahead(runs, given)
+            return runs.live()
+
+        assert in_loop(runs, work) == []
 
 
 def test_a_few_stay_open_and_the_longest_unasked_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,13 +240,29 @@ def test_nodes_keep_the_names_they_had(folder: Path, tmp_path: Path) -> None:
     assert (nodes[0].offset_ns, nodes[0].frames) == (5, 3)
 
 
-def test_very_many_samples_are_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.hub import past
+def test_samples_come_after_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is open before they are read; whoever asks for them waits."""
+    record(tmp_path, "night", with_samples(Cluster(ranks=2, steps=200), every_s=0.1))
+    finalise(tmp_path / "night")
+    runs, may_read, said = Runs.of_folder(tmp_path), threading.Event(), []
+    real = samples.sealed_samples
 
-    run = with_samples(Cluster(ranks=3, steps=200), every_s=0.1)
-    monkeypatch.setattr(past, "MOST_SAMPLES", len(run.samples) // 3)
-    kept = past_run(run).samples(limit=10_000)
-    by_rank = [sum(1 for line in kept if line.get("rank") == rank) for rank in range(3)]
-    whole = sum(1 for line in run.samples if line.get("rank") == 0)
-    assert by_rank[0] == by_rank[1] == by_rank[2]
-    assert whole // 4 - 1 <= by_rank[0] <= whole // 3 + 1
+    def waits(path: Path) -> Any:
+        assert may_read.wait(30)
+        return real(path)
+
+    monkeypatch.setattr(samples, "sealed_samples", waits)
+
+    async def work() -> Any:
+        run = await runs.open("night")
+        assert run is not None
+        said.append((run.live.planes.newest, run.live.samples()))
+        may_read.set()
+        await run.sampled()
+        return run.live.samples(limit=10_000)
+
+    there = in_loop(runs, work)
+    assert said == [(199, [])]
+    whole = real(tmp_path / "night")
+    assert there == whole
+    assert len(whole) == len({line["wall_ns"] for line in whole}) * 3, "a host and two processes each time"

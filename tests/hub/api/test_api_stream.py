@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from stepscope.hub.api.stream import MOST_STEPS, Cursor, Streams, news
 from stepscope.hub.gate.entrance import ServerLimits
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 from stepscope.hub.tail import Tail
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.meta import end_run, read_meta
 from stepscope.store.paths import EVENTS
+from stepscope.store.sidecar import RingSidecar
 from stepscope.testing.cluster import Cluster
+from stepscope.testing.feed import sidecar_of, taken_of
 
 READER = "reader-token-of-the-tests"
 STEPS = 2000
@@ -193,6 +196,36 @@ def test_a_run_that_goes_away_says_so(serve: Any, growing: Growing, tmp_path: Pa
         assert list(found) == []
 
 
+def test_a_hub_that_ends_with_its_run_says_how_it_ended_and_that_it_goes(serve: Any, growing: Growing) -> None:
+    opened: list[Runs] = []
+
+    def make() -> Runs:
+        opened.append(Runs.of_one(growing.run_dir, growing.live))
+        return opened[0]
+
+    growing.grow(20)
+    hub = serve(make, streams=Streams(pause_s=0.01))
+    hub.in_loop(growing.take)
+    headers = {"Authorization": f"Bearer {READER}"}
+    path = "/api/v1/runs/growing"
+    with hub.client.stream("GET", f"{path}/stream", headers=headers) as stream:
+        found = messages(stream.iter_lines())
+        said = until(found, "status")[-1][2]
+        assert (said["status"], said["over"]) == ("running", False)
+        growing.grow(2)
+        hub.in_loop(growing.take)
+        hub.in_loop(lambda: opened[0].live()[0].conclude("failed"))
+        *before, status, end = list(found)
+        assert [event for event, _, _ in before] == ["steps"]
+        assert (status[0], status[2]["status"], status[2]["over"]) == ("status", "failed", True)
+        assert end == ("end", status[1], {"schema": 1, "why": "the run is over, and its hub ends with it"})
+    about = hub.get(path).json
+    assert (about["status"], about["over"], about["leaving"], about["newest_step"]) == ("failed", True, True, 21)
+    assert hub.get(f"{path}/summary").json["live"] is True
+    with hub.client.stream("GET", f"{path}/stream", headers=headers) as late:
+        assert [event for event, _, _ in messages(late.iter_lines())] == ["reset", "findings", "status", "end"]
+
+
 # ── the cursor by itself ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -202,7 +235,11 @@ def test_what_lies_behind_a_cursor(growing: Growing) -> None:
     run = OpenRun(growing.run_dir, growing.live, fed=True)
     first, cursor = news(run, Cursor())
     assert [event for event, _, _ in first] == ["reset", "findings", "status"]
+    assert first[1][1] == {"live": True, "verdict": None, "findings": []}  # nothing was judged yet
     assert news(run, cursor) == ([], cursor)
+    run.conclude("finished")
+    over, cursor = news(run, cursor)
+    assert [(event, said["status"], said["over"]) for event, said, _ in over] == [("status", "finished", True)]
     growing.grow(MOST_STEPS)
     growing.take()
     exactly, after = news(run, cursor)
@@ -217,6 +254,29 @@ def test_what_lies_behind_a_cursor(growing: Growing) -> None:
     assert [said["why"] for event, said, _ in ahead if event == "reset"] == ["behind"]
     other, _ = news(run, Cursor(attempt=3, step=1))
     assert other[0][1]["why"] == "attempt"
+
+
+def test_a_step_that_a_rank_sent_late_is_told_again(begun: Any) -> None:
+    run_dir, _ = begun(CLUSTER)
+    first, second = CLUSTER.series()
+    live = LiveRun(name=run_dir.name, run_dir=run_dir, meta=read_meta(run_dir))
+    for one in (first, second):
+        live.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
+    live.rows(taken_of([second], range(4)))
+    live.tick()
+    run = OpenRun(run_dir, live, fed=True)
+    _, cursor = news(run, Cursor())
+    live.rows(taken_of([first], range(6)))
+    live.rows(taken_of([second], range(4, 6)))
+    live.tick()
+    told, after = news(run, cursor)
+    again, fresh = told[0], told[1]
+    assert [event for event, _, _ in told] == ["again", "steps", "status"]
+    assert (again[1]["first"], again[1]["ranks"]) == ([0, 1, 2, 3], [2] * 4)
+    assert (fresh[1]["first"], fresh[1]["ranks"]) == ([4, 5], [2, 2])
+    assert news(run, after) == ([], after)
+    back, _ = news(run, Cursor.from_id(after.to_id()) or Cursor())  # it does not say which of these it has
+    assert [(event, said["first"]) for event, said, _ in back if event == "again"] == [("again", [0, 1, 2, 3])]
 
 
 @given(st.one_of(st.text(max_size=60), st.from_regex(r"-?\d{1,30}(\.-?\d{1,30}){0,5}", fullmatch=True)))

@@ -83,14 +83,39 @@ def test_for_others_it_speaks_tls(commands: Any, folder: Path, home: dict[str, s
     assert list((tmp_path / "tmp").glob("stepscope-tls-*")) == []
 
 
-def test_the_token_is_shown_to_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("run", "link"), [("", "http://x:1/#token=s%2Fcret"), ("a b", "http://x:1/#/run/a%20b?token=s%2Fcret")]
+)
+def test_a_terminal_gets_a_link_that_signs_in_and_a_pipe_only_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: str, link: str
 ) -> None:
-    command._tell(Path("runs"), "http://x:1", Path("t"), "secret", None)
-    assert "secret" not in "".join(capsys.readouterr())
+    command._tell(Path("runs"), "http://x:1", run, Path("t"), "s/cret")
+    piped = capsys.readouterr()
+    assert (piped.out, "cret" in piped.err) == ("http://x:1\n", False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    command._tell(Path("runs"), "http://x:1", Path("t"), "secret", None)
-    assert capsys.readouterr().out == "http://x:1 secret\n"
+    command._tell(Path("runs"), "http://x:1", run, Path("t"), "s/cret")
+    assert capsys.readouterr().out == f"{link}\n"
+
+
+def test_open_shows_the_page_and_hides_the_token_from_the_machine(
+    commands: Any, folder: Path, home: dict[str, str], tmp_path: Path
+) -> None:
+    """The browser is a script here that keeps the words it was started with, and the file they name."""
+    browser = tmp_path / "browser"
+    browser.write_text('#!/bin/sh\necho "$@" > words\ncp "${1#file://}" page.html\nstat -c %a "${1#file://}" > mode\n')
+    browser.chmod(0o755)
+    more = {"BROWSER": str(browser), "XDG_RUNTIME_DIR": home["TMPDIR"]}
+    process = commands.start("serve", folder / "plain", "--port", "0", "--open", env=home | more)
+    url = url_of(process)
+    token = (tmp_path / "config" / "stepscope" / "reader-token").read_text().strip()
+    assert ask(url, token, "/api/v1/runs")["total"] == 1  # it serves, so the browser was started before
+    words = (tmp_path / "words").read_text().strip()
+    assert (words.startswith(f"file://{home['TMPDIR']}/stepscope-open-"), token in words) == (True, False)
+    assert f'content="0; url={url}/#/run/plain?token={token}"' in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "mode").read_text() == "600\n"
+    process.send_signal(signal.SIGINT)
+    assert commands.finish(process).code == 0
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize(

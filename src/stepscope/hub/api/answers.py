@@ -16,7 +16,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-__all__ = ["SCHEMA", "ApiError", "Body", "answer", "failure", "json_body"]
+__all__ = ["SCHEMA", "ApiError", "Body", "answer", "failure", "json_body", "takes_gzip"]
 
 SCHEMA = 1
 SMALL_BYTES = 1 << 10
@@ -66,13 +66,13 @@ def _answer(headers: Headers, content: Mapping[str, Any] | Body) -> Response:
     if tag in {known.strip() for known in headers.get("if-none-match", "").split(",")}:
         return Response(status_code=304, headers=said)
     data = body.data
-    if len(data) >= SMALL_BYTES and _takes_gzip(headers):
+    if len(data) >= SMALL_BYTES and takes_gzip(headers):
         data = gzip.compress(data, _LEVEL, mtime=0)
         said["Content-Encoding"] = "gzip"
     return Response(data, headers=said, media_type=body.media_type)
 
 
-def _takes_gzip(headers: Headers) -> bool:
+def takes_gzip(headers: Headers) -> bool:
     for coding in headers.get("accept-encoding", "").split(","):
         name, _, weight = coding.strip().partition(";")
         if name.strip() in ("gzip", "*"):

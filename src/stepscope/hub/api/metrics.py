@@ -16,7 +16,8 @@ from stepscope import __version__
 from stepscope.hub.api.exposition import Exposition
 from stepscope.hub.api.readers import Readers
 from stepscope.hub.api.stream import Streams
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 from stepscope.hub.views.findings import findings_of, status_of
 from stepscope.hub.views.nodes import NodeNow, nodes_of
 
@@ -91,6 +92,7 @@ def _run(page: Exposition, run: OpenRun) -> None:
     _gauge(page, "stepscope_run_attempt", "Restarts of an elastic job so far.", status["attempt"], run=name)
     _gauge(page, "stepscope_ranks", "Ranks that made a step.", status["ranks"], run=name)
     _gauge(page, "stepscope_ranks_live", "Ranks that are waited for.", status["live_ranks"], run=name)
+    _gauge(page, "stepscope_ranks_still", "Ranks that live and stand still.", status["still_ranks"], run=name)
     _gauge(page, "stepscope_ranks_expected", "The size of the job's world.", status["world_size"], run=name)
     steps = run.live.steps(max(0, status["step"] - LAST_STEPS + 1), max(0, status["step"]), bins=1)
     if not steps["first"]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from stepscope.hub.api.answers import ApiError
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.steps import FIRST, LAST
 from stepscope.hub.views.rank_series import column_of, rank_series
-from stepscope.records.places import log_path
+from stepscope.records.identity import RankIdentity
+from stepscope.records.naming import host_in_name
+from stepscope.records.places import error_path, log_of_rank
 
 __all__ = ["RESOURCES"]
 
@@ -41,17 +44,28 @@ def _rank(asked: Asked) -> Mapping[str, Any]:
     ring = int(live.ring_of[column])
     row = live.ranks(limit=1, chosen=(rank,))
     first, last, bins = (asked.values[name] for name in ("first", "last", "bins"))
-    attempt = live.registry.attempt
     return {
         "rank": rank,
-        "attempt": attempt,
+        "attempt": live.registry.attempt,
         "identity": asdict(live.registry.identity(ring)),
         "now": {name: values[0] for name, values in row.items() if isinstance(values, list) and values},
         "mean_ns": {name: values[0] for name, values in row["mean_ns"].items()},
         "facts": live.registry.facts(ring),
-        "log": log_path(asked.run.path, rank=rank, attempt=attempt).relative_to(asked.run.path).as_posix(),
+        **_files_of(asked.run.path, live.registry.identity(ring), int(live.registry.of["restarts"][ring])),
         **rank_series(live, rank, first, last, bins),
     }
+
+
+def _files_of(run_dir: Path, who: RankIdentity, restarts: int) -> dict[str, str | None]:
+    """Below ``files/``: what it printed, and the exception that ended it; None: there is no such file.
+
+    ``restarts``: as its launcher counted, after which logs are named.
+    """
+    sent = error_path(run_dir, who.pid)
+    errors = (sent.with_name(f"{host_in_name(who.host)}-{who.pid}.json"), sent)
+    log = log_of_rank(run_dir, rank=who.rank, attempt=restarts)
+    found = {"log": log if log.exists() else None, "error": next((path for path in errors if path.exists()), None)}
+    return {name: None if path is None else path.relative_to(run_dir).as_posix() for name, path in found.items()}
 
 
 RESOURCES = (

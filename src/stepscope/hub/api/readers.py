@@ -25,11 +25,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepscope.hub.api.answers import failure
 
-__all__ = ["OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
+__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
 
 SESSION_PATH = "/api/v1/session"
 OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
 """What needs no token: nothing of a run is there.  (POST to the session looks at the token by itself.)"""
+OPEN_FOLDER = "/assets/"
+"""The script and the style sheet of the page."""
 SESSION_S = 12 * 3600
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
@@ -136,7 +138,7 @@ class ReadersOnly:
         self._readers = readers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             await self._app(scope, receive, send)
             return
         admitted = self._readers.admits(Headers(scope=scope))

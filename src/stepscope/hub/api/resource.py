@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope.hub.api.answers import ApiError, Body, answer, failure
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 
 __all__ = ["Asked", "Parameter", "Resource", "route_of"]
 

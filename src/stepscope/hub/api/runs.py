@@ -19,14 +19,21 @@ async def _list(asked: Asked) -> Mapping[str, Any]:
     entries = await asked.runs.entries()
     first, limit = asked.values["first"], asked.values["limit"]
     chosen = entries[first : first + limit]
+    open_now = {run.name: findings_of(run)["verdict"] for run in asked.runs.live() if not run.over}
     rows = [
         {
             "id": entry.path.name,
             **{key: value for key, value in entry.to_dict().items() if key not in _HIDDEN},
+            **_found(open_now.get(entry.path.name)),
         }
         for entry in chosen
     ]
     return {"total": len(entries), "runs": rows}
+
+
+def _found(verdict: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Of a run that is followed here; of others only what is written down is known."""
+    return {} if verdict is None else {"verdict": verdict["title"], "severity": verdict["severity"]}
 
 
 def _one(asked: Asked) -> Mapping[str, Any]:

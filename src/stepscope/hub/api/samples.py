@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.hub.api.answers import ApiError
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.model.lines import parse_raw
+from stepscope.hub.model.lines import of_kind, parse_raw
 from stepscope.hub.views.nodes import nodes_of
 from stepscope.hub.views.sample_series import WHO, sample_series
 from stepscope.store.paths import SAMPLES, STACKS
@@ -18,8 +18,10 @@ __all__ = ["RESOURCES"]
 
 MOST_EVENTS = 10_000
 MOST_CURVES = 1024
-MOST_LINES = 200_000
-"""That one answer may be made of."""
+MOST_LINES = 1_000_000
+"""That are gone through for one answer …"""
+MOST_PARSED = 20_000
+"""… and that it is made of: of more, every n-th of each source."""
 NODES = Parameter(name="nodes", about="names, divided by commas; all if it is not given", kind="texts", many=256)
 
 
@@ -32,17 +34,19 @@ def _events(asked: Asked) -> Mapping[str, Any]:
 
 
 async def _samples(asked: Asked) -> Mapping[str, Any]:
+    await asked.run.sampled()
     values, said = asked.values, asked.run.live.said
     raw = list(said.raw(SAMPLES, values["nodes"] or said.nodes(SAMPLES)))
     if len(raw) > MOST_LINES:
         raise ApiError(400, "too many samples at once; name some nodes")
 
     def made() -> dict[str, Any]:
+        span_ns = values["first_ns"], values["last_ns"]
         return sample_series(
-            parse_raw(raw),
+            parse_raw(of_kind(raw, values["kind"], span_ns, MOST_PARSED)),
             kind=values["kind"],
             fields=values["fields"],
-            span_ns=(values["first_ns"], values["last_ns"]),
+            span_ns=span_ns,
             bins=values["bins"],
             statistic=values["stat"],
             most=values["limit"],
@@ -57,7 +61,8 @@ def _stacks(asked: Asked) -> Mapping[str, Any]:
     return {"stacks": [stack for stack in found if rank is None or stack.get("rank") == rank], "file": STACKS}
 
 
-def _nodes(asked: Asked) -> Mapping[str, Any]:
+async def _nodes(asked: Asked) -> Mapping[str, Any]:
+    await asked.run.sampled()
     start, limit = asked.values["start"], asked.values["limit"]
     total, found = nodes_of(asked.run, start, limit)
     return {"total": total, "nodes": [asdict(node) for node in found], "refused": asked.run.refused()}

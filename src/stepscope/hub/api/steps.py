@@ -10,7 +10,7 @@ from stepscope.hub.api.answers import ApiError, Body
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.views.heat_map import HeatMap, heat_map, pack_heat
 
-__all__ = ["FIRST", "HEAT_TYPE", "LAST", "RESOURCES"]
+__all__ = ["FIRST", "HEAT_TYPE", "LAST", "MOST_BINS", "RESOURCES"]
 
 MOST_BINS = 4096
 MOST_ROWS = 2048
@@ -38,10 +38,16 @@ async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
     if heat is None:
         known = ", ".join(("work", "wall", *live.used_phases()))
         raise ApiError(
-            400, f"value is one of {known}, or allocated, reserved, peak_allocated where devices were sampled"
+            400,
+            f"value is one of {known}, or allocated, reserved, peak_allocated where devices were sampled, or "
+            "device:PHASE where they were timed",
         )
     if asked.accepts(HEAT_TYPE):
-        said = {"X-Stepscope-Value": "memory" if heat.unit == "bytes" else "time", "X-Stepscope-Unit": heat.unit}
+        said = {
+            "X-Stepscope-Value": "memory" if heat.unit == "bytes" else "time",
+            "X-Stepscope-Unit": heat.unit,
+            "X-Stepscope-Known-From": str(heat.known_from),
+        }
         return Body(data=await asyncio.to_thread(pack_heat, heat), media_type=HEAT_TYPE, headers=said)
     return {
         "attempt": live.registry.attempt,
@@ -49,6 +55,7 @@ async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
         "unit": heat.unit,
         "stat": values["stat"],
         "exact": heat.exact,
+        "known_from": heat.known_from,
         "first_ranks": heat.first_ranks.tolist(),
         "last_ranks": heat.last_ranks.tolist(),
         "first_steps": heat.first_steps.tolist(),
@@ -78,7 +85,12 @@ RESOURCES = (
         about=f"The map rank × step. Accept: {HEAT_TYPE} gives bytes (docs/api.md).",
         answer=_heat,
         parameters=(
-            Parameter(name="value", about="work, wall, a phase, or a level of memory", kind="text", default="work"),
+            Parameter(
+                name="value",
+                about="work, wall, a phase, device:PHASE, or a level of memory",
+                kind="text",
+                default="work",
+            ),
             Parameter(name="stat", about="of a cell", kind="choice", default="max", choices=("max", "mean")),
             Parameter(name="ranks", about="FIRST-LAST; all if it is not given", kind="span", most=(1 << 31) - 1),
             FIRST,

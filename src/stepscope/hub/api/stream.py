@@ -1,10 +1,11 @@
-"""Server-sent events of a run: new steps, events, findings and its status, as they come.
+"""Server-sent events of a run: new steps, those that are others now, events, findings and its status, as they come.
 
 Nothing is queued for a client.  Each has a cursor (attempt, step, event, findings), which is also the id of the last
 thing it was sent; when the model changed, it is sent what lies behind its cursor, in one go.  A client that is slow
 therefore gets fewer and larger messages; one that fell behind so far that they would be too large is told to ask anew
 (``reset``); one that takes nothing at all is closed by the server.  A client that comes back says the id that it saw
-last (``Last-Event-ID``) and goes on from there, also after the hub was restarted.
+last (``Last-Event-ID``) and goes on from there, also after the hub was restarted.  A hub that ends with its run says so
+(``end``), so that nobody takes it for a connection that broke.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stepscope.hub.api.answers import failure, json_body
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.hub.views.findings import findings_of, status_of
 
 __all__ = ["Cursor", "EventStream", "Streams"]
@@ -30,12 +31,16 @@ MOST_CLIENTS = 128
 HEARTBEAT_S = 5.0
 PAUSE_S = 0.2
 """Between two messages to one client, at least: what comes meanwhile is sent together."""
+BEHIND_S = 2.0
+"""The same after it was told to ask anew because it fell behind: while a hub catches up with hours of a run, all do."""
 SLOW_S = 5.0
 """A client that leaves a message untaken for longer, and then is gone, counts as slow."""
 MOST_STEPS = 512
 """Behind a cursor; beyond, the client is told to ask anew."""
 MOST_EVENTS = 256
 MEDIA_TYPE = "text/event-stream"
+_TOLD = ("status", "over", "attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states")
+"""What of the status is worth a message when it is another; steps come anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,10 @@ class Cursor:
     event: int = 0
     findings: int = 0
     """A checksum; 0: none were sent."""
+    redone: int = 0
+    """How many times a step had been digested again; it is not in the id either."""
     status: str = ""
+    """All that is said of it, as text; it is not in the id, so whoever comes back is told anew."""
 
     def to_id(self) -> str:
         return f"{self.attempt}.{self.step}.{self.event}.{self.findings}"
@@ -73,11 +81,13 @@ class Streams:
         most: int = MOST_CLIENTS,
         heartbeat_s: float = HEARTBEAT_S,
         pause_s: float = PAUSE_S,
+        behind_s: float = BEHIND_S,
         slow_s: float = SLOW_S,
     ) -> None:
         self.most = most
         self.heartbeat_s = heartbeat_s
         self.pause_s = pause_s
+        self.behind_s = behind_s
         self.slow_s = slow_s
         self.clients = 0
         self.dropped: Counter[str] = Counter()
@@ -114,7 +124,7 @@ class EventStream(Response):
             gone.cancel()
 
     async def _follow(self, send: Send, gone: asyncio.Task[None]) -> None:
-        version, beat_s = -1, time.monotonic()
+        version, beat_s = -1, time.monotonic()  # beat_s: when something was last sent
         run: OpenRun | None = self._run
         body = b"retry: 2000\n\n"
         while run is not None:
@@ -131,20 +141,24 @@ class EventStream(Response):
                     self._streams.dropped["slow"] += 1
             if gone.done():
                 return
-            version = await self._wait(run, version, gone)
+            if run.leaving:
+                await _last_word(send, "end", "the run is over, and its hub ends with it")
+                return
+            behind = any(event == "reset" and said["why"] == "behind" for event, said, _ in messages)
+            pause_s = self._streams.behind_s if behind else self._streams.pause_s
+            version = await self._wait(run, version, gone, beat_s + pause_s)
             run = await self._find()
-        final = _message("gone", {"why": "the run is no longer there"}, None)
-        await send({"type": "http.response.body", "body": final, "more_body": False})
+        await _last_word(send, "gone", "the run is no longer there")
 
-    async def _wait(self, run: OpenRun, version: int, gone: asyncio.Task[None]) -> int:
-        """Until something changed, or a heartbeat is due, or the client went; a pause at least."""
+    async def _wait(self, run: OpenRun, version: int, gone: asyncio.Task[None], not_before_s: float) -> int:
+        """Until something changed, or a heartbeat is due, or the client went; and a pause is over."""
         changed = asyncio.create_task(run.live.changed(version, self._streams.heartbeat_s))
         await asyncio.wait((changed, gone), return_when=asyncio.FIRST_COMPLETED)
         if not changed.done():
             changed.cancel()
             return version
-        if not gone.done():
-            await asyncio.wait((gone,), timeout=self._streams.pause_s)
+        if not gone.done() and (left_s := not_before_s - time.monotonic()) > 0:
+            await asyncio.wait((gone,), timeout=left_s)
         return changed.result()
 
 
@@ -162,9 +176,15 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
     attempt, newest = live.registry.attempt, live.frontier
     if cursor.attempt != attempt or newest - cursor.step > MOST_STEPS or cursor.step > newest:
         why = "first" if cursor.attempt < 0 else "attempt" if cursor.attempt != attempt else "behind"
-        cursor = replace(cursor, attempt=attempt, step=newest)
+        cursor = replace(cursor, attempt=attempt, step=newest, redone=live.redigests)
         yield "reset", {"why": why, "attempt": attempt, "last_step": newest}, cursor
-    elif newest > cursor.step:
+    elif cursor.redone < live.redigests:
+        # Before the new ones, which are of the newest digests anyway.
+        again = live.steps_redone(cursor.redone)
+        cursor = replace(cursor, redone=live.redigests)
+        if again is not None:
+            yield "again", again, cursor
+    if newest > cursor.step:
         steps = live.steps(cursor.step + 1, newest, bins=MOST_STEPS)
         cursor = replace(cursor, step=newest)
         yield "steps", steps, cursor
@@ -181,7 +201,7 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
         cursor = replace(cursor, findings=tag)
         yield "findings", findings, cursor
     status = status_of(run)
-    word = str(status["status"])
+    word = json_body({name: status[name] for name in _TOLD}).decode()
     if word != cursor.status:
         cursor = replace(cursor, status=word)
         yield "status", status, cursor
@@ -191,6 +211,10 @@ def _message(event: str, said: Mapping[str, Any], cursor: Cursor | None) -> byte
     """JSON has no line ends of its own, so one ``data`` line holds it."""
     head = f"event: {event}\n" + (f"id: {cursor.to_id()}\n" if cursor is not None else "")
     return head.encode() + b"data: " + json_body(said) + b"\n\n"
+
+
+async def _last_word(send: Send, event: str, why: str) -> None:
+    await send({"type": "http.response.body", "body": _message(event, {"why": why}, None), "more_body": False})
 
 
 async def _gone(receive: Receive) -> None:

@@ -33,6 +33,8 @@ SILENT_S: Final = 15.0
 ROUNDS: Final = 3
 """A node that is not heard of for so long, and for so many of its rounds, is lost."""
 ROUND_S: Final = 0.5
+WATCHED_ROUND_S: Final = 0.25
+"""While somebody looks."""
 FRAMES_PER_S: Final = 600
 """Of all agents together; with more of them each comes less often."""
 NONCES: Final = 1 << 16
@@ -77,6 +79,8 @@ class Admission:
         self.claims = RankClaims()
         self.local_spool = local_spool
         self.next_s = ROUND_S
+        self.watched = False
+        """Whether somebody looks: then agents come more often, as far as there are few of them."""
         self.probe_key = secrets.token_hex(32)
         self._key, self._certificate = key, certificate
         self._limits = limits if limits is not None else SenderLimits()
@@ -294,7 +298,8 @@ class Admission:
         return max(SILENT_S, ROUNDS * self.next_s + SILENT_S / ROUNDS)
 
     def _pace(self) -> None:
-        self.next_s = max(ROUND_S, self._agents / FRAMES_PER_S)
+        least_s = WATCHED_ROUND_S if self.watched else ROUND_S
+        self.next_s = max(least_s, self._agents / FRAMES_PER_S)
 
     def peers_for(self, sender: Sender) -> tuple[Peer, ...] | None:
         """Whom it should probe; None when that is as it was told."""

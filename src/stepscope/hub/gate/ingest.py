@@ -50,6 +50,9 @@ _NUMBERS: Final = ("pid", "start_ticks", "anchor_mono_ns", "anchor_wall_ns", "li
 class Live(LineSink, Protocol):
     """``LiveRun``, as far as it is fed."""
 
+    @property
+    def watched(self) -> bool: ...
+
     def ring(self, about: RingSidecar, *, node: str) -> None: ...
 
     def rows(self, taken: TakenRows) -> None: ...
@@ -237,8 +240,9 @@ class IngestApp:
     def _acknowledged(self, sender: Sender, received_wall_ns: int) -> bytes:
         peers = self.admission.peers_for(sender)
         listed = b"null" if peers is None else json.dumps([asdict(peer) for peer in peers]).encode()
-        return b'{"next_s":%.3f,"received_wall_ns":%d,"sent_wall_ns":%d,"peers":%b}' % (
+        return b'{"next_s":%.3f,"watched":%b,"received_wall_ns":%d,"sent_wall_ns":%d,"peers":%b}' % (
             self.admission.next_s,
+            b"true" if self._live.watched else b"false",
             received_wall_ns,
             self._wall(),
             listed,

@@ -1,4 +1,4 @@
-"""What the hub refused, by reason and by whom: counted here, shown by ``/metrics``, ``nodes.json`` and the summary.
+"""What the hub refused, by reason: counted here, shown by ``/metrics``, ``nodes.json`` and the summary.
 
 Everything that is turned away is turned away for one of ``REASONS``, so the counters are bounded whatever comes; whom
 it came from is kept for the first few sources only.  Nothing of what was sent is kept.
@@ -61,23 +61,18 @@ class Refusals:
 
     def __init__(self) -> None:
         self._counts: dict[Reason, int] = dict.fromkeys(REASONS, 0)
-        self._sources: dict[tuple[Reason, str], int] = {}
+        self._sources: set[tuple[Reason, str]] = set()
         self.total = 0
 
     def count(self, reason: Reason, source: str) -> bool:
         """True the first time that ``source`` is refused for this reason, as long as there is room to remember it."""
         self._counts[reason] += 1
         self.total += 1
-        known = self._sources.get((reason, source))
-        if known is None and len(self._sources) >= SOURCES:
+        if (reason, source) in self._sources or len(self._sources) >= SOURCES:
             return False
-        self._sources[reason, source] = (known or 0) + 1
-        return known is None
+        self._sources.add((reason, source))
+        return True
 
     def by_reason(self) -> dict[str, int]:
         """Of every reason, also of those that never came up."""
         return {str(reason): count for reason, count in self._counts.items()}
-
-    def by_source(self) -> dict[tuple[Reason, str], int]:
-        """Of the first ``SOURCES`` pairs of reason and source."""
-        return dict(self._sources)

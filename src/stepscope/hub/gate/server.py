@@ -83,6 +83,11 @@ class Server:
         """Open ones, also those whose handshake is not complete."""
         return self._entrance.open
 
+    @property
+    def answered(self) -> int:
+        """How many requests so far."""
+        return self._state.total_requests
+
     def stop(self) -> None:
         """Answers under way are finished, within ``grace_s``."""
         self._stop.set()

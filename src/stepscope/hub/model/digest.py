@@ -1,9 +1,7 @@
-"""Every step in a few numbers: quantiles over the ranks, and the worst of them in full.
+"""Every step in a few numbers: mean and quantiles over the ranks, and the worst of them in full.
 
 A step is digested once, when all live ranks have made it; again when a row of it comes late, as long as its rows are
-there.  The log of digests spans the whole run in bounded memory: when it is full, pairs of its older half become one,
-so that the past grows coarser the further it lies back (bins of 2, 4, 8 … steps).  Of a bin, the least and the most
-are those of its steps, the quantiles between them are averages, and the worst are the worst of all.
+there.  What becomes of its digest: ``digest_log.py``.
 """
 
 from __future__ import annotations
@@ -18,18 +16,25 @@ from numpy.typing import NDArray
 from stepscope.hub.model.planes import MOST_PHASES, NONE, Planes
 from stepscope.records.phases import BUILTIN_PHASES, COMM
 
-__all__ = ["MEMORY", "QUANTILES", "WORST", "Digest", "DigestLog", "digest_steps"]
+__all__ = [
+    "MEMORY",
+    "QUANTILES",
+    "WORST",
+    "Digest",
+    "device_means",
+    "device_width",
+    "digest_steps",
+    "metrics_of",
+    "quantile_places",
+]
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 WORST = 16
-ROOM = 4096
-"""Bins of the log."""
 METRICS = 2 + MOST_PHASES
-"""Wall, work, and each phase in the order of ``Planes.phases``."""
+"""Wall, work, and each phase in the order of ``Planes.phases``: so many at most."""
 MEMORY = ("allocated_median", "allocated", "reserved", "peak_allocated")
 """Over the ranks that were sampled: of the first the median, of the others the most."""
 _COMM = f"phase:{BUILTIN_PHASES[COMM]}"
-_MIN, _MAX = QUANTILES.index(0.0), QUANTILES.index(1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +45,31 @@ class Digest:
     ranks: int
     """How many have made it."""
     quantiles: NDArray[np.float32]
-    """[metric, quantile], nanoseconds; a quantile is the value of a rank."""
+    """[metric, quantile], nanoseconds; between two ranks where it falls there: the median of two is their mean."""
+    mean: NDArray[np.float32]
+    """[metric]: over ranks; those of the phases add up to that of the wall."""
     worst: NDArray[np.intp]
     """Columns, by work, the longest first; at most ``WORST``."""
     values: NDArray[np.float32]
     """[worst, metric]."""
     memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
     """By ``MEMORY``: of the device, bytes; nan where no rank was sampled."""
+    device: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[1 + phase]: 1 where a device was timed in it, and each phase's mean over the ranks that were; else empty."""
     column: int = 0
     """One that made it …"""
     start_ns: int = 0
     """… and when it began there, by its own monotonic clock."""
+
+
+def metrics_of(planes: Planes) -> int:
+    """How many there are by now: phases come as ranks name them."""
+    return 2 + len(planes.phases)
+
+
+def device_width(planes: Planes) -> int:
+    """How many figures of its devices a step has: none where no device was ever timed."""
+    return 1 + len(planes.phases) if "device" in planes.held else 0
 
 
 def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
@@ -79,25 +98,53 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
     if count > WORST:
         worst = np.argpartition(work, count - WORST)[count - WORST :]
     worst = worst[np.lexsort((worst, -work[worst]))]
-    places = np.array([round(share * (count - 1)) for share in QUANTILES], np.intp)
-    quantiles = np.zeros((METRICS, len(QUANTILES)), np.float32)
-    values = np.zeros((len(worst), METRICS), np.float32)
+    below, above, between = quantile_places(count)
+    both = np.unique(np.concatenate([below, above]))
+    metrics = metrics_of(planes)
+    quantiles = np.zeros((metrics, len(QUANTILES)), np.float32)
+    mean = np.zeros(metrics, np.float32)
+    values = np.zeros((len(worst), metrics), np.float32)
     for metric, column in enumerate(_metrics(planes, row, columns, wall, work)):
         if column is not None:
             values[:, metric] = column[worst]
-            quantiles[metric] = np.partition(column, places)[places]
+            partly = np.partition(column, both)
+            quantiles[metric] = partly[below] + (partly[above] - partly[below]) * between
+            mean[metric] = column.mean()
     numbers = worst if have.all() else columns[worst]
     some = 0 if have.all() else int(columns[0])
     return Digest(
         step=step,
         ranks=count,
         quantiles=quantiles,
+        mean=mean,
         worst=numbers,
         values=values,
         memory=_memory(planes, row, columns),
+        device=device_means(planes, np.array([row]))[0],
         column=some,
         start_ns=int(planes.held["start_ns"][row, some]),
     )
+
+
+def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """Of so many values in order: the places below and above each quantile, and how far it lies between them."""
+    exact = np.array(QUANTILES) * (count - 1)
+    below = np.floor(exact).astype(np.intp)
+    return below, np.ceil(exact).astype(np.intp), (exact - below).astype(np.float32)
+
+
+def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    """[row, ``device_width``]: as ``Digest.device``.  Short steps are timed now and then only: most may have none."""
+    found = np.zeros((len(rows), device_width(planes)), np.float32)
+    if found.size:
+        n = planes.columns
+        timed = planes.held["device"][rows, :n].sum(axis=1)
+        found[:, 0] = timed > 0
+        for place, name in enumerate(planes.phases, 1):
+            plane = planes.held.get(f"device:{name}")
+            if plane is not None:
+                found[:, place] = plane[rows, :n].sum(axis=1) / np.maximum(timed, 1)
+    return found
 
 
 def _memory(planes: Planes, row: int, columns: Any) -> NDArray[np.float32]:
@@ -121,129 +168,3 @@ def _metrics(
         plane = planes.held.get(f"phase:{name}")
         found.append(None if plane is None else plane[row][columns])
     return found
-
-
-class DigestLog:
-    """Digests of a whole attempt, in order of steps; the newest at the end."""
-
-    def __init__(self, room: int = ROOM) -> None:
-        self._room = room
-        self.count = 0
-        self.first: NDArray[np.int64] = np.zeros(room, np.int64)
-        self.last: NDArray[np.int64] = np.zeros(room, np.int64)
-        """First and last step of each bin."""
-        self.steps: NDArray[np.int64] = np.zeros(room, np.int64)
-        """How many digests are in it."""
-        self.ranks: NDArray[np.int32] = np.zeros(room, np.int32)
-        """The most that made one of its steps."""
-        self.quantiles: NDArray[np.float32] = np.zeros((room, METRICS, len(QUANTILES)), np.float32)
-        self.worst: NDArray[np.int32] = np.zeros((room, WORST), np.int32)
-        """Columns; NONE where there are fewer."""
-        self.worst_step: NDArray[np.int64] = np.zeros((room, WORST), np.int64)
-        self.values: NDArray[np.float32] = np.zeros((room, WORST, METRICS), np.float32)
-        self.memory: NDArray[np.float32] = np.zeros((room, len(MEMORY)), np.float32)
-        """The most of its steps."""
-        self.start_wall_ns: NDArray[np.int64] = np.zeros(room, np.int64)
-        """When its first step began, on the hub's clock: good to lay samples beside it, not to compare ranks."""
-
-    def clear(self) -> None:
-        self.count = 0
-
-    def put(self, digest: Digest, start_wall_ns: int = 0) -> None:
-        """Add a step, or replace it; one that lies in a folded bin, or before all that is kept, stays as it was."""
-        at = int(np.searchsorted(self.first[: self.count], digest.step))
-        if at < self.count and self.first[at] == digest.step == self.last[at]:
-            self._set(at, digest, start_wall_ns)
-            return
-        if at and self.last[at - 1] >= digest.step:
-            return
-        if self.count == self._room:
-            self._fold()
-            at = int(np.searchsorted(self.first[: self.count], digest.step))
-        for held in self._arrays():
-            held[at + 1 : self.count + 1] = held[at : self.count]
-        self.count += 1
-        self._set(at, digest, start_wall_ns)
-
-    def extend(self, block: DigestLog) -> None:
-        """Add steps that come after all that are there."""
-        done = 0
-        while done < block.count:
-            if self.count == self._room:
-                self._fold()
-            fit = min(block.count - done, self._room - self.count)
-            for held, fresh in zip(self._arrays(), block._arrays(), strict=True):
-                held[self.count : self.count + fit] = fresh[done : done + fit]
-            self.count += fit
-            done += fit
-
-    def bins(self, first: int, last: int, most: int) -> DigestLog:
-        """What is known of these steps, in at most ``most`` bins."""
-        chosen = np.flatnonzero((self.last[: self.count] >= first) & (self.first[: self.count] <= last))
-        found = DigestLog(max(2, len(chosen)))
-        found.count = len(chosen)
-        for own, held in zip(found._arrays(), self._arrays(), strict=True):
-            own[: len(chosen)] = held[chosen]
-        while found.count > max(1, most):
-            found._pair(found.count)
-        return found
-
-    def _set(self, at: int, digest: Digest, start_wall_ns: int) -> None:
-        self.memory[at], self.start_wall_ns[at] = digest.memory, start_wall_ns
-        self.first[at] = self.last[at] = digest.step
-        self.steps[at], self.ranks[at] = 1, digest.ranks
-        self.quantiles[at] = digest.quantiles
-        k = len(digest.worst)
-        self.worst[at], self.worst[at, :k] = NONE, digest.worst
-        self.worst_step[at] = digest.step
-        self.values[at], self.values[at, :k] = 0, digest.values
-
-    def _fold(self) -> None:
-        self._pair(self._room // 2 // 2 * 2)
-
-    def _pair(self, upto: int) -> None:
-        """Make one bin of each two among the first ``upto``."""
-        pairs = upto // 2
-        even, odd = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        weight = self.steps[even] / (self.steps[even] + self.steps[odd])
-        merged = self.quantiles[even] * weight[:, None, None] + self.quantiles[odd] * (1 - weight[:, None, None])
-        merged[:, :, _MIN] = np.minimum(self.quantiles[even, :, _MIN], self.quantiles[odd, :, _MIN])
-        merged[:, :, _MAX] = np.maximum(self.quantiles[even, :, _MAX], self.quantiles[odd, :, _MAX])
-        worst = np.concatenate([self.worst[even], self.worst[odd]], axis=1)
-        at_step = np.concatenate([self.worst_step[even], self.worst_step[odd]], axis=1)
-        values = np.concatenate([self.values[even], self.values[odd]], axis=1)
-        key = np.where(worst == NONE, -np.inf, values[:, :, 1])
-        order = np.argsort(-key, axis=1, kind="stable")[:, :WORST]
-        rest = slice(2 * pairs, self.count)
-        left = self.count - 2 * pairs
-        made = (
-            self.first[even],
-            self.last[odd],
-            self.steps[even] + self.steps[odd],
-            np.maximum(self.ranks[even], self.ranks[odd]),
-            merged,
-            np.take_along_axis(worst, order, 1),
-            np.take_along_axis(at_step, order, 1),
-            np.take_along_axis(values, order[:, :, None], 1),
-            np.fmax(self.memory[even], self.memory[odd]),
-            self.start_wall_ns[even],
-        )
-        for held, fresh in zip(self._arrays(), made, strict=True):
-            tail = held[rest].copy()
-            held[:pairs] = fresh
-            held[pairs : pairs + left] = tail
-        self.count = pairs + left
-
-    def _arrays(self) -> tuple[NDArray[Any], ...]:
-        return (
-            self.first,
-            self.last,
-            self.steps,
-            self.ranks,
-            self.quantiles,
-            self.worst,
-            self.worst_step,
-            self.values,
-            self.memory,
-            self.start_wall_ns,
-        )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import MEMORY, METRICS, QUANTILES, WORST, DigestLog
+from stepscope.hub.model.digest import MEMORY, WORST, device_means, device_width, metrics_of, quantile_places
+from stepscope.hub.model.digest_log import Bins
 from stepscope.hub.model.planes import NONE, Planes
 
 __all__ = ["digest_block"]
@@ -19,7 +20,7 @@ CELLS = 1 << 17
 """Of one array."""
 
 
-def digest_block(planes: Planes, steps: NDArray[np.int64]) -> DigestLog | None:
+def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
     """Digests of as many of these steps, from the first on, as one block holds; the rank's own clock for the hub's.
 
     None: some rank does not have one of them, or there are too many ranks.
@@ -34,28 +35,29 @@ def digest_block(planes: Planes, steps: NDArray[np.int64]) -> DigestLog | None:
     wall: NDArray[np.float32] = planes.held["wall_ns"][rows, :n]
     comm = planes.held.get("phase:comm")
     work = wall if comm is None else wall - comm[rows, :n]
-    found = DigestLog(max(2, len(steps)))
-    found.count = count = len(steps)
-    found.first[:count] = found.last[:count] = steps
-    found.steps[:count], found.ranks[:count] = 1, n
     k = min(n, WORST)
+    found = Bins.zeros(len(steps), metrics=metrics_of(planes), worst=k, device=device_width(planes))
+    found.first[:] = found.last[:] = steps
+    found.steps[:], found.ranks[:] = 1, n
     worst = np.argsort(-work, axis=1, kind="stable")[:, :k]
-    found.worst[:] = NONE
-    found.worst[:count, :k] = worst
-    found.worst_step[:count] = steps[:, None]
-    places = np.array([round(share * (n - 1)) for share in QUANTILES], np.intp)
-    for metric in range(METRICS):
+    found.worst[:], found.worst_step[:] = worst, steps[:, None]
+    below, above, between = quantile_places(n)
+    for metric in range(found.metrics):
         values = wall if metric == 0 else work if metric == 1 else _phase(planes, metric - 2, rows)
         if values is not None:
-            found.values[:count, :k, metric] = np.take_along_axis(values, worst, 1)
-            found.quantiles[:count, metric] = np.sort(values, axis=1)[:, places]
-    found.memory[:count] = _memory(planes, rows)
-    found.start_wall_ns[:count] = planes.held["start_ns"][rows, 0].astype(np.int64)
+            found.values[:, :, metric] = np.take_along_axis(values, worst, 1)
+            ordered = np.sort(values, axis=1)
+            found.quantiles[:, metric] = ordered[:, below] + (ordered[:, above] - ordered[:, below]) * between
+            found.mean[:, metric] = values.mean(axis=1)
+    found.memory[:] = _memory(planes, rows)
+    if found.device.size:
+        found.device[:] = device_means(planes, rows)
+    found.start_wall_ns[:] = planes.held["start_ns"][rows, 0].astype(np.int64)
     return found
 
 
 def _phase(planes: Planes, place: int, rows: NDArray[np.intp]) -> NDArray[np.float32] | None:
-    plane = planes.held.get(f"phase:{planes.phases[place]}") if place < len(planes.phases) else None
+    plane = planes.held.get(f"phase:{planes.phases[place]}")
     return None if plane is None else plane[rows, : planes.columns]
 
 
@@ -65,10 +67,11 @@ def _memory(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         plane = planes.held.get(name)
         if plane is None:
             continue
-        levels = plane[rows, : planes.columns]
-        levels = np.where(levels > 0, levels, np.nan)
-        sampled = np.flatnonzero(~np.isnan(levels).all(axis=1))
-        found[sampled, at] = np.nanmax(levels[sampled], axis=1)
+        levels = np.sort(plane[rows, : planes.columns], axis=1)
+        least = (levels <= 0).sum(axis=1)  # 0: not sampled in this step
+        sampled = np.flatnonzero(least < planes.columns)
+        found[sampled, at] = levels[sampled, -1]
         if name == "allocated":
-            found[sampled, 0] = np.nanmedian(levels[sampled], axis=1)
+            twice = least[sampled] + planes.columns - 1
+            found[sampled, 0] = (levels[sampled, twice // 2] + levels[sampled, (twice + 1) // 2]) / 2
     return found

@@ -7,6 +7,7 @@ the window, is not waited for.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.batch import Batch, Taken, gather
-from stepscope.hub.model.digest import DigestLog, digest_steps
+from stepscope.hub.model.digest import digest_steps
 from stepscope.hub.model.digest_block import digest_block
+from stepscope.hub.model.digest_log import DigestLog
 from stepscope.hub.model.exchanges import Exchanges
 from stepscope.hub.model.heat import Heat
 from stepscope.hub.model.lines import Lines
@@ -49,6 +51,8 @@ MOST_EXPECTED = 1 << 17
 """Ranks that room is made for because somebody said there would be so many."""
 BEHIND = 50
 """One in so many ranks may be further behind than the stride provides for."""
+KEPT_REDONE = 512
+"""Steps that were digested again; as many as a client may be behind."""
 
 
 class Intake:
@@ -60,13 +64,14 @@ class Intake:
         meta: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         planes: Planes | None = None,
+        digests: DigestLog | None = None,
     ) -> None:
         self.name = name
         self.run_dir = run_dir
         self.meta: Mapping[str, Any] = {} if meta is None else meta
         self.registry = Registry()
         self.planes = Planes() if planes is None else planes
-        self.digests = DigestLog()
+        self.digests = DigestLog() if digests is None else digests
         self.map = Heat()
         self.exchanges = Exchanges()
         self.said = Lines()
@@ -76,12 +81,18 @@ class Intake:
         """What the clock of each node is ahead of the hub's."""
         self.frontier = NONE
         """The last step that all live ranks have made; up to here steps are digested."""
+        self.redone: dict[int, int] = {}
+        """By step that was digested again, the number of that time; the newest at the end."""
+        self.redigests = 0
+        """How many times there were."""
         self.rows_taken = 0
         self.rows_repeated = 0
         self.rows_unknown = 0
         """Of rings that nobody introduced."""
         self.version = 0
-        """Grows with everything that can be seen from outside."""
+        """Grows with everything that can be seen from outside …"""
+        self.waiting: set[asyncio.Future[None]] = set()
+        """… and those who wait for that."""
         self._clock = clock
         self._pending: list[tuple[NDArray[np.intp], Taken]] = []
         self._pending_rows = 0
@@ -139,6 +150,9 @@ class Intake:
     def touch(self) -> None:
         """Something can be seen that was not there before."""
         self.version += 1
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
@@ -159,6 +173,7 @@ class Intake:
         self.registry.of["column"][:] = NONE
         self.ring_of = np.zeros(0, np.intp)
         self.frontier = NONE
+        self.redone.clear()
         self._late.clear()
 
     def _hear(self, pending: Sequence[tuple[NDArray[np.intp], Taken]]) -> None:
@@ -187,7 +202,6 @@ class Intake:
         return rings[known], _Rows(taken.slots[rows], taken.table[known])
 
     def _take(self, batch: Batch) -> None:
-        of = self.registry.of
         self.rows_repeated += batch.repeated
         self.rows_taken += len(batch.step)
         if len(batch.step):
@@ -196,8 +210,13 @@ class Intake:
             oldest = self.planes.oldest
             self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
         if len(batch.device):
-            names = Names(given=self.registry.names, number=of["names"][batch.device_ring])
-            self.planes.take_device(batch.device, of["column"][batch.device_ring].astype(np.intp), names)
+            self._take_device(batch.device, batch.device_ring)
+
+    def _take_device(self, rows: NDArray[Any], ring: NDArray[np.intp]) -> None:
+        of = self.registry.of
+        names = Names(given=self.registry.names, number=of["names"][ring])
+        timed = self.planes.take_device(rows, of["column"][ring].astype(np.intp), names)
+        self._late.update(timed[timed <= self.frontier].tolist())
 
     def _take_steps(self, batch: Batch) -> None:
         of = self.registry.of
@@ -225,13 +244,17 @@ class Intake:
         if newest <= upto + half:
             self._part_into_planes(batch, column, Names(given=self.registry.names, number=names))
             return
-        done = NONE
+        done, device = NONE, batch.device["step"].astype(np.int64)
         while done < newest:
             own = np.flatnonzero((batch.step > done) & (batch.step <= upto))
             if len(own):
                 self._part_into_planes(
                     batch.part(own), column[own], Names(given=self.registry.names, number=names[own])
                 )
+            # Their device times too, before they leave.
+            timed = np.flatnonzero((device > done) & (device <= upto))
+            if len(timed):
+                self._take_device(batch.device[timed], batch.device_ring[timed])
             # A gap in the numbers is passed over at once.
             rest = batch.step[batch.step > upto]
             done, upto = upto, max(upto, int(rest.min())) + half if len(rest) else upto
@@ -240,9 +263,12 @@ class Intake:
 
     def _part_into_planes(self, batch: Batch, column: NDArray[np.intp], names: Names) -> None:
         newest = int(batch.step.max())
-        for step in self.planes.leaving(newest).tolist():
-            if step > self.frontier or step in self._late:
+        leaving = self.planes.leaving(newest)
+        for step in leaving[leaving <= self.frontier].tolist():
+            if step in self._late:
                 self._write(step)
+        self._put_steps(self.digests, leaving[leaving > self.frontier])
+        self._late.difference_update(leaving.tolist())
         self.planes.advance(newest)
         touched = self.planes.steps[self.planes.take(batch, column, names)]
         self._late.update(touched[touched <= self.frontier].tolist())
@@ -275,7 +301,8 @@ class Intake:
         frontier = int(last[awaited].min()) if awaited.any() else self.planes.newest
         kept = self.planes.complete()
         due = kept[(kept > self.frontier) & (kept <= frontier)]
-        self._write_all(due)
+        self._put_steps(self.digests, due)
+        self._late.difference_update(due.tolist())
         self.frontier = max(self.frontier, frontier)
         late = sorted(self._late)
         for step in late[:LATE_AT_ONCE] if self.planes.columns > LARGE else late:
@@ -283,31 +310,36 @@ class Intake:
         if len(due) or late:
             self.touch()
 
-    def _write_all(self, steps: NDArray[np.int64]) -> None:
-        """Many at once where that can be, else one by one."""
-        while len(steps) > 1 and (not self.digests.count or self.digests.last[self.digests.count - 1] < steps[0]):
+    def _put_steps(self, log: DigestLog, steps: NDArray[np.int64]) -> None:
+        """Digest steps of the window: many at once where that can be, else one by one."""
+        while len(steps) > 1 and log.last_step < steps[0]:
             block = digest_block(self.planes, steps)
             if block is None:
                 break
-            starts = block.start_wall_ns[: block.count]
-            starts[:] = [self._wall_ns(0, start_ns) for start_ns in starts.tolist()]
-            self.digests.extend(block)
-            self._late.difference_update(steps[: block.count].tolist())
-            steps = steps[block.count :]
-        for step in steps.tolist():
-            self._write(step)
+            block.start_wall_ns[:] = self._wall_ns(0, block.start_wall_ns)
+            log.extend(block)
+            steps = steps[len(block) :]
+        for digest in digest_steps(self.planes, steps.tolist()):
+            log.put(digest, int(self._wall_ns(digest.column, digest.start_ns)))
 
     def _write(self, step: int) -> None:
-        for digest in digest_steps(self.planes, [step]):
-            self.digests.put(digest, self._wall_ns(digest.column, digest.start_ns))
+        self._put_steps(self.digests, np.array([step]))
         self._late.discard(step)
+        if step <= self.frontier:
+            self.redone.pop(step, None)
+            self.redigests += 1
+            self.redone[step] = self.redigests
+            if len(self.redone) > KEPT_REDONE:
+                del self.redone[next(iter(self.redone))]
 
-    def _wall_ns(self, column: int, start_ns: int) -> int:
-        """When a step began, on the hub's clock, by the word of one rank."""
+    def _wall_ns(self, column: int, start_ns: int | NDArray[np.int64]) -> NDArray[Any]:
+        """When steps began, on the hub's clock, by the word of one rank."""
         of, ring = self.registry.of, self.ring_of[column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
-        wall_ns = start_ns - int(of["anchor_mono_ns"][ring]) + int(of["anchor_wall_ns"][ring]) - offset_ns
-        return max(0, min(wall_ns, LARGEST_WALL_NS))
+        ahead_ns = int(of["anchor_wall_ns"][ring]) - int(of["anchor_mono_ns"][ring]) - offset_ns
+        # Whole numbers without an end: clocks that somebody sent may be anything.
+        walls: NDArray[Any] = np.clip(np.asarray(start_ns).astype(object) + ahead_ns, 0, LARGEST_WALL_NS)
+        return walls
 
     def _fit_stride(self) -> None:
         """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""

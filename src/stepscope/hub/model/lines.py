@@ -8,17 +8,26 @@ are shifted by the node's offset, onto the hub's clock, when a line is parsed.
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-__all__ = ["Lines"]
+from stepscope.store.paths import SAMPLES
+from stepscope.store.sample_source import whose_of
+from stepscope.store.thinning import Thinner
+
+__all__ = ["Lines", "Raw", "of_kind", "parse_raw"]
+
+Raw = tuple[str, bytes, int]
+"""A line as it came: its node, its bytes, and what the node's clock is ahead."""
 
 EVENTS = 20_000
 KEPT_BYTES = 48 << 20
 """Of samples and stacks together."""
+MOST_OF_NODE = 20_000
+"""Samples of one: all of them are gone through for every look of the rules and every curve of the page."""
 LINE_BYTES = 64 << 10
 """A longer line is no sample of ours."""
 _OVERHEAD = 64
@@ -26,7 +35,7 @@ _WALLS = ("wall_ns", "started_wall_ns", "ended_wall_ns")
 
 
 class Lines:
-    def __init__(self, *, events: int = EVENTS, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, *, events: int = EVENTS, kept_bytes: int = KEPT_BYTES, most_of_node: int = MOST_OF_NODE) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=events)
         self.events_seen = 0
         """All that ever came; the number of the last one."""
@@ -34,6 +43,7 @@ class Lines:
         self.dropped = 0
         """Samples and stacks that had to make room."""
         self._kept_bytes = kept_bytes
+        self.most_of_node = most_of_node
         self._held_bytes = 0
         self._kept: dict[tuple[str, str], deque[tuple[bytes, int]]] = {}
         self._order: deque[tuple[str, str]] = deque()
@@ -43,16 +53,42 @@ class Lines:
             self._put_events(lines, node, offset_ns)
             return
         key = (file, node)
-        kept = self._kept.setdefault(key, deque())
-        for line in lines:
-            if len(line) <= LINE_BYTES:
-                kept.append((line, offset_ns))
-                self._order.append(key)
-                self._held_bytes += len(line) + _OVERHEAD
+        fitting = [(line, offset_ns) for line in lines if len(line) <= LINE_BYTES]
+        self._kept.setdefault(key, deque()).extend(fitting)
+        self._order.extend(itertools.repeat(key, len(fitting)))
+        self._held_bytes += sum(len(line) + _OVERHEAD for line, _ in fitting)
+        while file == SAMPLES and len(self._kept[key]) > self.most_of_node:
+            self._thin(key)
         while self._held_bytes > self._kept_bytes:
             oldest, _ = self._kept[self._order.popleft()].popleft()
             self._held_bytes -= len(oldest) + _OVERHEAD
             self.dropped += 1
+
+    def _thin(self, key: tuple[str, str]) -> None:
+        """Of the older half of what a node said, every second line of each source: the past grows coarse."""
+        held = self._kept[key]
+        older = [held.popleft() for _ in range(len(held) // 2)]
+        seen: Counter[Hashable] = Counter()
+        kept = []
+        for line, offset_ns in older:
+            source = _source_of(line)
+            seen[source] += 1
+            if seen[source] % 2:
+                kept.append((line, offset_ns))
+            else:
+                self._held_bytes -= len(line) + _OVERHEAD
+        held.extendleft(reversed(kept))
+        gone = len(older) - len(kept)
+        if not gone:
+            self.most_of_node *= 2  # every line another source: then there are as many
+        self._order = deque(self._without_first(key, gone))
+
+    def _without_first(self, key: tuple[str, str], count: int) -> Iterator[tuple[str, str]]:
+        for one in self._order:
+            if count and one == key:
+                count -= 1
+            else:
+                yield one
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Those that came after number ``after``, the oldest first; each has its ``number`` and ``node``."""
@@ -109,8 +145,37 @@ class Lines:
             self._events.append({**record, "node": node, "number": self.events_seen})
 
 
-def parse_raw(raw: Sequence[tuple[str, bytes, int]]) -> list[dict[str, Any]]:
-    return [record for _, line, offset_ns in raw if (record := _parse(line, offset_ns)) is not None]
+def _source_of(line: bytes) -> Hashable:
+    """What tells one host, process, GPU or probe of a node from another; None: it does not say."""
+    whose = whose_of(line)
+    return None if whose is None else (whose.kind, whose.pid, whose.index, whose.peer)
+
+
+def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None], most: int) -> list[Raw]:
+    """The samples of that kind and time; of more than ``most`` every n-th of each source.  Parses little of each."""
+    mark = b'"' + kind.encode() + b'"'
+    first, last = span_ns[0] or 0, span_ns[1]
+    found: list[tuple[Hashable, Raw]] = []
+    for one in raw:
+        whose = whose_of(one[1]) if mark in one[1] else None
+        if whose is None or whose.kind != kind:
+            continue
+        wall_ns = whose.wall_ns - one[2] if type(whose.wall_ns) is int else 0
+        if first <= wall_ns and (last is None or wall_ns <= last):
+            found.append(((one[0], whose.pid, whose.index, whose.peer), one))
+    every = -(-len(found) // most)
+    if every <= 1:
+        return [one for _, one in found]
+    thinner: Thinner[Raw] = Thinner(every)
+    for source, one in found:
+        thinner.add(source, one)
+    return thinner.kept()
+
+
+def parse_raw(raw: Sequence[Raw]) -> list[dict[str, Any]]:
+    """``node`` is what the node is called everywhere, ``host`` what it calls itself."""
+    parsed = ((node, _parse(line, offset_ns)) for node, line, offset_ns in raw)
+    return [{**record, "host": record.get("node"), "node": node} for node, record in parsed if record is not None]
 
 
 def _parse(line: bytes, offset_ns: int) -> dict[str, Any] | None:

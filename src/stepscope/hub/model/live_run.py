@@ -15,26 +15,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import MEMORY, QUANTILES
+from stepscope.hub.model.digest import MEMORY, QUANTILES, device_width, metrics_of
+from stepscope.hub.model.digest_log import Bins, DigestLog
 from stepscope.hub.model.intake import Intake
 from stepscope.hub.model.planes import NONE
 from stepscope.hub.model.registry import ENDED, STATES
 from stepscope.records.finding import Finding
+from stepscope.records.series import ALIVE
 
 __all__ = ["Judged", "LiveRun"]
 
 MOST_ROWS = 10_000
 """Ranks, events or samples in one answer."""
 MOST_BINS = 4096
-WATCH_S = 0.1
-"""How often a waiting reader looks whether there is something new."""
+UNFOLDED_CELLS = 1 << 16
+"""Steps times ranks that are digested anew for one answer: some tens of milliseconds."""
+WATCHED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ class Judged:
 
     findings: tuple[Finding, ...] = ()
     """Those that are shown, the most severe first."""
+    standing: Mapping[int, str] = field(default_factory=dict)
+    """By rank, what it is at while the job stands still (``hangs/standing.py``)."""
     step: int = NONE
     ranks: int = 0
     """How many were judged …"""
@@ -58,6 +63,19 @@ class Judged:
 
 class LiveRun(Intake):
     judged = Judged()
+    asked_s = float("-inf")
+    """When somebody last looked."""
+    _steps_said: tuple[tuple[int, ...], dict[str, Any]] | None = None
+    """The last answer of ``steps``, with what was asked: whoever opens the page asks the same."""
+
+    def asked(self) -> None:
+        """Somebody looks."""
+        self.asked_s = self._clock()
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks on: whoever follows a run asks at every heartbeat."""
+        return self._clock() - self.asked_s < WATCHED_S
 
     def judge(self, judged: Judged) -> None:
         self.judged = judged
@@ -65,10 +83,13 @@ class LiveRun(Intake):
 
     async def changed(self, version: int, timeout_s: float) -> int:
         """Wait until the version is another one, or so long; the version."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + timeout_s
-        while self.version == version and clock() < until:
-            await asyncio.sleep(min(WATCH_S, max(0.0, until - clock())))
+        if self.version == version:
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiting.add(waiter)
+            try:
+                await asyncio.wait((waiter,), timeout=timeout_s)
+            finally:
+                self.waiting.discard(waiter)
         return self.version
 
     def info(self) -> dict[str, Any]:
@@ -76,13 +97,14 @@ class LiveRun(Intake):
         self.settle()
         n, of = self.registry.count, self.registry.of
         own = of["attempt"][:n] == self.registry.attempt
-        states = Counter(STATES[state] for state in of["state"][:n][own & (of["shown"][:n] != NONE)].tolist())
+        states = Counter(STATES[state] for state in self.registry.states()[own & (of["shown"][:n] != NONE)].tolist())
         return {
             "name": self.name,
             "attempt": self.registry.attempt,
             "world_size": self.registry.world_size,
             "ranks": self.planes.columns,
             "live_ranks": int(self.live_columns().sum()) if self.planes.columns else 0,
+            "still_ranks": self._still_ranks(),
             "rings": n,
             "states": dict(states),
             "nodes": len(self.registry.nodes),
@@ -124,6 +146,8 @@ class LiveRun(Intake):
         names = [self.registry.phase_names(ring) for ring in at.tolist()]
         live = zip(names, of["live_phase"][at].tolist(), strict=True)
         heard = of["live_step"][at] > of["last_step"][at]  # else it said where it was before it sent its last step
+        states = [self.registry.state(ring) for ring in at.tolist()]
+        standing = [self.judged.standing.get(rank) for rank in shown[place].tolist()]
         plain = ("attempt", "local_rank", "pid", "last_step", "rows", "lost", "torn", "hook_failures")
         return {
             "total": len(rings),
@@ -132,7 +156,8 @@ class LiveRun(Intake):
             "live_step": np.maximum(of["live_step"][at], of["last_step"][at] + 1).tolist(),
             "node": [self.registry.nodes[node] for node in of["node"][at].tolist()],
             "host": [self.registry.hosts[host] for host in of["host"][at].tolist()],
-            "state": [self.registry.state(ring) for ring in at.tolist()],
+            "state": states,
+            "standing": [how if state in ALIVE else None for how, state in zip(standing, states, strict=True)],
             "live_phase": [
                 given[slot] if known else None for (given, slot), known in zip(live, heard.tolist(), strict=True)
             ],
@@ -145,37 +170,79 @@ class LiveRun(Intake):
         """The digests of these steps, in at most so many bins, as columns."""
         self.tick()
         last = max(0, self.planes.newest) if last is None else last
-        found = self.digests.bins(first, last, min(max(1, bins), MOST_BINS))
-        n = found.count
+        asked = (self.version, first, last, bins)
+        if self._steps_said is None or self._steps_said[0] != asked:
+            self._steps_said = asked, self._as_columns(self._bins(first, last, bins))
+        return dict(self._steps_said[1])
+
+    def steps_redone(self, after: int) -> dict[str, Any] | None:
+        """The steps that were digested again after that time (``redigests``), as columns; None: there are none."""
+        redone = [step for step, number in self.redone.items() if number > after]
+        if not redone:
+            return None
+        found = self._bins(min(redone), max(redone), MOST_BINS)
+        return self._as_columns(found.part(np.isin(found.first, redone) & (found.first == found.last)))
+
+    def _bins(self, first: int, last: int, bins: int) -> Bins:
+        most = min(max(1, bins), MOST_BINS)
+        log = self._unfolded(first, last, most) or self.digests
+        return log.bins(first, last, most, metrics=metrics_of(self.planes), device=device_width(self.planes))
+
+    def _unfolded(self, first: int, last: int, most: int) -> DigestLog | None:
+        """Of a stretch that the log has coarser than is asked for, its steps digested anew, if they are all there."""
+        if self.planes.stride > 1 or self.digests.coarsest(first, last) <= max(1, (last - first + 1) // most):
+            return None
+        kept = self.planes.complete()
+        there = kept[(kept >= first) & (kept <= min(last, self.frontier))]
+        if not len(there) or len(there) * self.planes.columns > UNFOLDED_CELLS or kept[0] > first:
+            return None
+        log = DigestLog(len(there))
+        self._put_steps(log, there)
+        return log
+
+    def _as_columns(self, found: Bins) -> dict[str, Any]:
         metrics = {"wall": 0, "work": 1, **{name: 2 + self.planes.phases.index(name) for name in self.used_phases()}}
+        shown = self.registry.of["shown"][self.ring_of].tolist()
+        values = np.round(found.values[:, :, list(metrics.values())]).astype(np.int64).tolist()
         worst = [
             [
-                {
-                    "rank": int(self.registry.of["shown"][self.ring_of[column]]),
-                    "step": int(found.worst_step[at, place]),
-                    **{name: round(float(found.values[at, place, metric])) for name, metric in metrics.items()},
-                }
-                for place, column in enumerate(found.worst[at].tolist())
+                {"rank": shown[column], "step": step, **dict(zip(metrics, own, strict=True))}
+                for column, step, own in zip(*of_bin, strict=True)
                 if column != NONE
             ]
-            for at in range(n)
+            for of_bin in zip(found.worst.tolist(), found.worst_step.tolist(), values, strict=True)
         ]
         return {
-            "first": found.first[:n].tolist(),
-            "last": found.last[:n].tolist(),
-            "steps": found.steps[:n].tolist(),
-            "ranks": found.ranks[:n].tolist(),
+            "first": found.first.tolist(),
+            "last": found.last.tolist(),
+            "steps": found.steps.tolist(),
+            "ranks": found.ranks.tolist(),
             "quantiles": list(QUANTILES),
             "ns": {
-                name: np.round(found.quantiles[:n, metric]).astype(np.int64).tolist()
-                for name, metric in metrics.items()
+                name: np.round(found.quantiles[:, metric]).astype(np.int64).tolist() for name, metric in metrics.items()
             },
+            "mean_ns": {
+                name: np.round(found.mean[:, metric]).astype(np.int64).tolist() for name, metric in metrics.items()
+            },
+            "device_mean_ns": self._device_columns(found),
             "worst": worst,
-            "start_wall_ns": found.start_wall_ns[:n].tolist(),
+            "start_wall_ns": found.start_wall_ns.tolist(),
             "memory_bytes": {
-                name: [None if level != level else round(level) for level in found.memory[:n, at].tolist()]
+                name: [None if level != level else round(level) for level in found.memory[:, at].tolist()]
                 for at, name in enumerate(MEMORY)
             },
+        }
+
+    def _device_columns(self, found: Bins) -> dict[str, list[int | None]]:
+        """By phase with any time on a device; None for a bin of which no step was timed."""
+        if not found.device.size:
+            return {}
+        timed = (found.device[:, 0] > 0).tolist()
+        means = np.round(found.device).astype(np.int64)
+        return {
+            name: [level if known else None for level, known in zip(means[:, place].tolist(), timed, strict=True)]
+            for place, name in enumerate(self.planes.phases, 1)
+            if f"device:{name}" in self.planes.held
         }
 
     def findings(self) -> dict[str, Any]:
@@ -224,10 +291,18 @@ class LiveRun(Intake):
                 found[name] = mean("wall_ns" if name == "wall" else f"phase:{name}")
         return found
 
+    def _still_ranks(self) -> int:
+        """How many live, and stand still all the same: who holds the job up, and who waits for them."""
+        if not self.judged.standing:
+            return 0
+        shown = self.registry.of["shown"][self.ring_of]
+        standing = self.ring_of[np.isin(shown, list(self.judged.standing))].tolist()
+        return sum(self.registry.state(ring) in ALIVE for ring in standing)
+
     def _judged(self) -> dict[str, Any]:
         judged = self.judged
         return {
-            "step": judged.step,
+            "step": None if judged.step == NONE else judged.step,
             "ranks": judged.ranks,
             "of_ranks": judged.of_ranks,
             "looks": judged.looks,

@@ -14,20 +14,29 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from stepscope.diagnosis.live import Change, Watched, look
+from stepscope.diagnosis.live import AT_ONCE, Change, Watched, look
+from stepscope.hangs.standing import standing_of
 from stepscope.hub.model.live_run import Judged, LiveRun
 from stepscope.hub.model.run_data import Snapshot, run_data_of, snapshot
 from stepscope.hub.model.selection import MOST_JUDGED, select
 from stepscope.records.finding import SEVERITIES, Finding
+from stepscope.records.places import error_path, hangs_folder
 
 __all__ = ["Looks", "keep_up"]
 
-LEAST_S = 2.0
+LEAST_S = 1.0
 """From one look to the next."""
 SHARE = 0.1
 """Of the time that may go into looks."""
 TICK_S = 0.25
+"""Between two rounds of taking in …"""
+WATCHED_TICK_S = 0.1
+"""… while somebody looks."""
+BACKLOG_S = 0.09
+"""A poll that takes so long has hours of a run to catch up with: it goes on almost at once."""
+BACKLOG_TICK_S = 0.02
 AGAIN_S = 60.0
 """After a look that failed."""
 
@@ -45,33 +54,36 @@ class Looks:
         self._cpu_clock = cpu_clock
         self._watched: tuple[Watched, ...] = ()
         self._attempt = live.registry.attempt
-        self._step = -1
+        self._seen: tuple[int, ...] = ()
 
-    async def run(self, *, first_s: float = LEAST_S) -> None:
-        """Look again and again, from so long on."""
+    async def run(self, *, first_s: float = 0.0) -> None:
+        """Look again and again, from so long on; the first time as soon as there is a step."""
         await asyncio.sleep(first_s)
         while True:
+            while not self._due():
+                await asyncio.sleep(TICK_S)
             await self.look()
             await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
 
     async def look(self) -> tuple[Change, ...]:
-        """Look once; what changed.  Nothing when no step has been completed since the last time."""
+        """Look once; what changed.  Nothing when no step, no hang and no death has come since the last time."""
         live = self._live
         live.tick()
         if live.registry.attempt != self._attempt:
-            self._attempt, self._watched, self._step = live.registry.attempt, (), -1
-        if live.frontier == self._step and not live.ended():
+            self._attempt, self._watched, self._seen = live.registry.attempt, (), ()
+        if not self._due():
             return ()
-        self._step = live.frontier
+        self._seen = self._now()
         began = self._cpu_clock()
         copy = snapshot(live, select(live, self._most))
         copied_s = self._cpu_clock() - began
-        watched, changes, judged_s = await asyncio.to_thread(self._judge, copy)
+        watched, changes, standing, judged_s = await asyncio.to_thread(self._judge, copy)
         self._watched = watched
         took_s = copied_s + judged_s
         live.judge(
             Judged(
                 findings=_shown(watched, copy),
+                standing=standing,
                 step=copy.step,
                 ranks=len(copy.ranks),
                 of_ranks=copy.of_ranks,
@@ -83,31 +95,57 @@ class Looks:
         )
         return changes
 
-    def _judge(self, copy: Snapshot) -> tuple[tuple[Watched, ...], tuple[Change, ...], float]:
+    def _due(self) -> bool:
+        """Whether there is anything that the last look did not see."""
+        live = self._live
+        return self._now() != self._seen or live.registry.attempt != self._attempt or live.ended()
+
+    def _now(self) -> tuple[int, ...]:
+        return self._live.frontier, *_told_of(self._live.run_dir)
+
+    def _judge(self, copy: Snapshot) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], float]:
         began = self._cpu_clock()
-        watched, changes = look(run_data_of(copy), self._watched)
-        return watched, changes, self._cpu_clock() - began
+        data = run_data_of(copy)
+        watched, changes = look(data, self._watched)
+        return watched, changes, standing_of(data.hangs), self._cpu_clock() - began
 
 
-async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None) -> None:
+async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, looks: Looks | None = None) -> None:
     """Take in rows and digest steps a few times a second, and look now and then, until cancelled.
 
     ``poll``: what brings rows besides, a tail's.  A rule that fails is a fault of ours, but no reason to take nothing
-    in any more: it is told, and after a while looked again.
+    in any more: it is told, and after a while looked again.  ``looks``: for who wants to look once more afterwards.
     """
-    looks = asyncio.create_task(Looks(live).run())
+    looks = Looks(live) if looks is None else looks
+    looking = asyncio.create_task(looks.run())
     try:
         while True:
+            began_s = time.monotonic()
             if poll is not None:
                 poll()
+            backlog = time.monotonic() - began_s > BACKLOG_S
             live.tick()
-            if looks.done():
-                live.judge(replace(live.judged, failed=repr(looks.exception())))
-                looks = asyncio.create_task(Looks(live).run(first_s=AGAIN_S))
-            await asyncio.sleep(TICK_S)
+            if looking.done():
+                live.judge(replace(live.judged, failed=repr(looking.exception())))
+                looking = asyncio.create_task(looks.run(first_s=AGAIN_S))
+            await asyncio.sleep(BACKLOG_TICK_S if backlog else WATCHED_TICK_S if live.watched else TICK_S)
     finally:
-        looks.cancel()
-        await asyncio.gather(looks, return_exceptions=True)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+def _told_of(run_dir: Path | None) -> tuple[int, ...]:
+    """Another when a file of a hang or of a death came: a job that stands still makes no steps to look at."""
+    if run_dir is None:
+        return ()
+    return tuple(_changed_ns(folder) for folder in (hangs_folder(run_dir), error_path(run_dir, 0).parent))
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _shown(watched: Sequence[Watched], copy: Snapshot) -> tuple[Finding, ...]:
@@ -124,5 +162,7 @@ def _for_all(finding: Finding, share: float) -> Finding:
     return replace(finding, cost={**finding.cost, "rank_hours": round(hours * share, 4)})
 
 
-def _weight(finding: Finding) -> tuple[int, float]:
-    return SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))
+def _weight(finding: Finding) -> tuple[bool, int, float]:
+    """A job that stands still, or a dead rank, before all that is only slow; as in the summary."""
+    stopped = finding.kind in AT_ONCE and finding.severity == "critical"
+    return stopped, SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))

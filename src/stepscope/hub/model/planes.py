@@ -65,8 +65,14 @@ class Names:
 
 class Planes:
     def __init__(
-        self, *, budget_bytes: int = BUDGET_BYTES, most_steps: int = MOST_STEPS, least_steps: int = LEAST_STEPS
+        self,
+        *,
+        budget_bytes: int = BUDGET_BYTES,
+        most_steps: int = MOST_STEPS,
+        least_steps: int = LEAST_STEPS,
+        room: int = FIRST_ROOM,
     ) -> None:
+        """``room``: for so many ranks; for more it is made when they come."""
         self._budget_bytes = budget_bytes
         self._most, self._least = most_steps, least_steps
         self.columns = 0
@@ -76,7 +82,7 @@ class Planes:
         self.phases: list[str] = list(BUILTIN_PHASES)
         self.steps: NDArray[np.int64] = np.full(most_steps, NONE, np.int64)
         """[width]; which step stands in each row."""
-        self.have: NDArray[np.bool_] = np.zeros((most_steps, FIRST_ROOM), np.bool_)
+        self.have: NDArray[np.bool_] = np.zeros((most_steps, room), np.bool_)
         """[width, room]; whether a rank has made it; where this is not set all else is zero."""
         self.held: dict[str, NDArray[Any]] = {}
         """[width, room] by quantity: fields of ``PLAIN``, ``phase:NAME``, ``device:NAME``, ``device`` (where timed)."""
@@ -110,8 +116,8 @@ class Planes:
 
     def expect(self, columns: int) -> None:
         """Make room for so many ranks: what is known to come is not copied later."""
-        room = -(-columns // FIRST_ROOM) * FIRST_ROOM
-        if room > self.have.shape[1]:
+        if columns > self.have.shape[1]:
+            room = -(-columns // FIRST_ROOM) * FIRST_ROOM
             self._shape(self._width_for(room), room)
 
     def row_of(self, steps: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -168,14 +174,15 @@ class Planes:
             self.held[name][at, column] = values[name][kept]
         return np.flatnonzero(np.bincount(at, minlength=1))
 
-    def take_device(self, device: NDArray[Any], column: NDArray[np.intp], names: Names) -> None:
-        """Device times come after their step."""
+    def take_device(self, device: NDArray[Any], column: NDArray[np.intp], names: Names) -> NDArray[np.int64]:
+        """Device times come after their step; the steps of which some were put in."""
         values = self._by_phase("device", device["phase_ns"].astype(np.float32), names)
         values["device"] = np.ones(len(device), np.bool_)
         self._make(values)
         at, kept = self._there(np.minimum(device["step"], np.uint64(1 << 62)).astype(np.int64), column)
         for name in values.keys() & self.held.keys():
             self.held[name][at, column[kept]] = values[name][kept]
+        return self.steps[np.flatnonzero(np.bincount(at, minlength=1))]
 
     def take_again(self, again: Again, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
         """Book the waiting of steps that are there already; which of them were, and how much more was waited."""

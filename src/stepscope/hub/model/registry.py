@@ -185,8 +185,16 @@ class Registry:
         going: NDArray[np.bool_] = (of["state"][:n] < ENDED) & (of["ended_wall_ns"][:n] == 0)
         return going & (of["heard_s"][:n] >= since_s)
 
+    def states(self) -> NDArray[np.uint8]:
+        """By ring: whoever made a step has started, though its last word of itself may be from before that."""
+        n, of = self.count, self.of
+        made_steps = of["last_step"][:n] != NOWHERE
+        return np.where(made_steps, np.maximum(of["state"][:n], RingState.RUNNING), of["state"][:n]).astype(np.uint8)
+
     def state(self, at: int) -> RankState:
         state = STATES[self.of["state"][at]]
+        if state == "starting" and self.of["last_step"][at] != NOWHERE:
+            state = "running"
         gone = state in ("starting", "running") and self.of["ended_wall_ns"][at]
         return "vanished" if gone else state
 

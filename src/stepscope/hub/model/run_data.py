@@ -6,7 +6,7 @@ records from the copy, parses lines and reads the few files there are: it runs i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,12 +161,18 @@ def run_data_of(copy: Snapshot) -> RunData:
         path="" if copy.run_dir is None else str(copy.run_dir),
         meta=copy.meta,
         ranks=tuple(series),
-        samples=tuple({k: v for k, v in line.items() if v is not None} for line in parse_raw(copy.samples)),
+        samples=tuple(_as_stored(line) for line in parse_raw(copy.samples)),
         events=copy.events,
         errors=errors,
         stacks=stacks,
         hangs=hangs,
     )
+
+
+def _as_stored(line: Mapping[str, Any]) -> dict[str, Any]:
+    """As its agent wrote it: rules look for the samples of a rank by the name of its host."""
+    own = {"node": line["host"] or line["node"]}
+    return {key: value for key, value in line.items() if value is not None and key != "host"} | own
 
 
 _AS_THEY_ARE = (

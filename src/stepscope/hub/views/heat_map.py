@@ -3,24 +3,28 @@
 Where the model still has the steps one by one (the window, or all of a run that is over and fits) any phase can be
 drawn, and a single slow step stands out.  Further back there are bins of steps with the mean of work and length.  Cells
 are cut so that none holds a part of a rank or of a bin.
+
+Of ten thousand ranks a map is millions of figures: they are read in slices, never one by one by their indices.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.live_run import LiveRun
 
-__all__ = ["HeatMap", "Statistic", "heat_map", "pack_heat"]
+__all__ = ["HEAD", "HeatMap", "Statistic", "heat_map", "pack_heat"]
 
 Floats = NDArray[np.float32]
 Statistic = Literal["max", "mean"]
 MEMORY = ("allocated", "reserved", "peak_allocated")
+DEVICE = "device:"
+"""Before a phase: its time on the device, known of the steps that were timed there."""
 HEAD = struct.Struct("<4sHHII")
 MAGIC = b"STHM"
 VERSION = 1
@@ -40,6 +44,8 @@ class HeatMap:
     """[R, C]; nan where nothing is known."""
     exact: bool
     """Whether single steps are behind it, not bins of them."""
+    known_from: int
+    """The first step of which the model can have this value; what was asked for may lie before it, or begin there."""
 
 
 def heat_map(
@@ -57,17 +63,18 @@ def heat_map(
         order = order[(shown[order] >= ranks[0]) & (shown[order] <= ranks[1])]
     newest = live.planes.newest
     first, last = max(0, steps[0]), newest if steps[1] is None else min(steps[1], newest)
-    exact = live.planes.stride == 1 and first >= live.planes.oldest
+    exact, known_from = live.planes.stride == 1 and first >= live.planes.oldest, 0
     if value in ("work", "wall"):
         found = _of_planes(live, value, order, first, last) if exact else _of_bins(live, value, order, first, last)
-    elif f"phase:{value}" in live.planes.held or (value in live.planes.held and value in MEMORY):
-        exact = True
+    elif _plane_of(value) in live.planes.held:
+        exact, known_from = True, live.planes.oldest
         found = _of_planes(live, value, order, max(first, live.planes.oldest), last)
     else:
         return None
     plane, from_step, to_step = found
-    row_starts, column_starts = _starts(len(order), shape[0]), _starts(plane.shape[1], shape[1])
-    cells = _reduced(_reduced(plane, row_starts, 0, statistic), column_starts, 1, statistic)
+    tall, wide = _size(len(order), shape[0]), _size(plane.shape[1], shape[1])
+    row_starts, column_starts = np.arange(0, len(order), tall), np.arange(0, plane.shape[1], wide)
+    cells = _reduced(_reduced(plane, tall, statistic).T, wide, statistic).T
     return HeatMap(
         value=value,
         unit="bytes" if value in MEMORY else "ns",
@@ -77,6 +84,7 @@ def heat_map(
         last_steps=to_step[_ends(column_starts, len(to_step))],
         cells=cells,
         exact=exact,
+        known_from=known_from,
     )
 
 
@@ -105,52 +113,76 @@ def _of_planes(
     planes = live.planes
     kept = planes.complete()
     kept = kept[(kept >= first) & (kept <= last)]
-    rows = planes.row_of(kept)
-    grid = np.ix_(rows, order)
-    if value == "work":
-        comm = planes.held.get("phase:comm")
-        plane = planes.held["wall_ns"][grid] - (0 if comm is None else comm[grid]) if "wall_ns" in planes.held else None
-    else:
-        held = planes.held.get({"wall": "wall_ns"}.get(value, value if value in MEMORY else f"phase:{value}"))
-        plane = None if held is None else held[grid]
-    if plane is None:
+    name = _plane_of(value)
+    if name not in planes.held:
         return np.zeros((len(order), 0), np.float32), kept[:0], kept[:0]
-    there = planes.have[grid]
+    rows = planes.row_of(kept)
+    plane = _picked(planes.held[name], rows, order)
+    if value == "work" and "phase:comm" in planes.held:
+        plane = plane - _picked(planes.held["phase:comm"], rows, order)
+    there = _picked(planes.held["device"] if name.startswith(DEVICE) else planes.have, rows, order)
     if value in MEMORY:
         there = there & (plane > 0)  # 0: not sampled in that step
-    return np.where(there, plane, np.nan).astype(np.float32).T, kept, kept
+    if not there.all():
+        plane = np.where(there, plane, np.float32(np.nan))
+    return plane.T, kept, kept
+
+
+def _plane_of(value: str) -> str:
+    """Where the model has it."""
+    if value in ("work", "wall"):
+        return "wall_ns"
+    return value if value in MEMORY or value.startswith(DEVICE) else f"phase:{value}"
+
+
+def _picked(plane: NDArray[Any], rows: NDArray[np.intp], order: NDArray[np.intp]) -> NDArray[Any]:
+    """[step, rank]; most often the ranks' columns lie in order, and whole pieces of rows are copied."""
+    if len(order) and (np.diff(order) == 1).all():
+        return plane[:, order[0] : order[-1] + 1][rows]
+    return np.take(plane[rows], order, axis=1)
 
 
 def _of_bins(
     live: LiveRun, value: str, order: NDArray[np.intp], first: int, last: int
 ) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
     held, span = live.map, live.map.span
-    bins = np.arange(first // span, max(last, -1) // span + 1, dtype=np.int64)
-    bins = bins[bins < held.bins]
-    grid = np.ix_(order, bins)
-    count = held.count[grid]
+    bins = np.arange(first // span, min(max(last, -1) // span + 1, held.bins), dtype=np.int64)
+    seen = slice(first // span, first // span + len(bins))
+    count = held.count[:, seen][order].astype(np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):
-        means = (held.wall_ns if value == "wall" else held.work_ns)[grid] / count
-    means[count == 0] = np.nan
-    return means.astype(np.float32), bins * span, np.minimum(bins * span + span - 1, live.planes.newest)
+        means = (held.wall_ns if value == "wall" else held.work_ns)[:, seen][order] / count
+    if not count.all():
+        means[count == 0] = np.nan
+    return means, bins * span, np.minimum(bins * span + span - 1, live.planes.newest)
 
 
-def _starts(count: int, most: int) -> NDArray[np.intp]:
-    """Where each cell begins, all of one size but the last."""
-    return np.arange(0, count, max(1, -(-count // max(1, most))), dtype=np.intp)
+def _size(count: int, most: int) -> int:
+    """Of each cell, so that there are at most so many."""
+    return max(1, -(-count // max(1, most)))
 
 
 def _ends(starts: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     return np.append(starts[1:], count) - 1 if len(starts) else starts
 
 
-def _reduced(plane: Floats, starts: NDArray[np.intp], axis: int, statistic: Statistic) -> Floats:
-    if not plane.size or len(starts) == plane.shape[axis]:
+def _reduced(plane: Floats, size: int, statistic: Statistic) -> Floats:
+    """Of each ``size`` neighbours along the first axis one; for the last there may be fewer."""
+    if size == 1:
         return plane
+    whole = len(plane) // size
+    groups = plane[: whole * size].reshape(whole, size, plane.shape[1])
+    parts = [_of_groups(groups, statistic)]
+    if whole * size < len(plane):
+        parts.append(_of_groups(plane[None, whole * size :], statistic))
+    return np.concatenate(parts)
+
+
+def _of_groups(groups: Floats, statistic: Statistic) -> Floats:
     if statistic == "max":
-        return np.fmax.reduceat(plane, starts, axis=axis)
-    known = ~np.isnan(plane)
-    total = np.add.reduceat(np.where(known, plane, 0), starts, axis=axis)
-    count = np.add.reduceat(known, starts, axis=axis, dtype=np.int32)
+        highest: Floats = np.fmax.reduce(groups, axis=1)
+        return highest
+    known = ~np.isnan(groups)
+    total = np.add.reduce(np.where(known, groups, np.float32(0)), axis=1, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(count > 0, total / count, np.nan).astype(np.float32)
+        mean: Floats = (total / np.add.reduce(known, axis=1, dtype=np.int32)).astype(np.float32)
+    return mean

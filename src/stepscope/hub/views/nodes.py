@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.model.registry import ENDED
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.store.paths import SAMPLES
 
 __all__ = ["NodeNow", "nodes_of"]
@@ -35,6 +35,7 @@ _FIGURES = (
 )
 _TAIL = 64
 """Lines looked at for the last host's sample of a node."""
+_MOST_SPANS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class NodeNow:
     hosts: list[str]
     ranks: int
     live_ranks: int
+    rank_spans: list[list[int]] = field(default_factory=list)
+    """Which ranks: first and last of each stretch of neighbours, at most so many stretches."""
     number: int | None = None
     address: str | None = None
     offset_ns: int | None = None
@@ -68,6 +71,7 @@ def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
     names = sorted({*registry.nodes, *joined, *live.said.nodes(SAMPLES)}, key=lambda name: (len(name), name))
     places = {name: place for place, name in enumerate(registry.nodes)}
     ranks, living, hosts = _counted(run)
+    spans = _spans(run)
     found: list[NodeNow] = []
     for name in names[start : start + limit]:
         place, info = places.get(name), joined.get(name)
@@ -78,6 +82,7 @@ def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
                 hosts=sorted(own),
                 ranks=0 if place is None else int(ranks[place]),
                 live_ranks=0 if place is None else int(living[place]),
+                rank_spans=[] if place is None else spans.get(place, []),
                 number=None if info is None else info.node,
                 sample=_last_figures(run, name),
                 **({} if info is None else {key: getattr(info, key) for key in _SENT}),
@@ -96,6 +101,24 @@ def _counted(run: OpenRun) -> tuple[NDArray[np.intp], NDArray[np.intp], dict[int
     for node, host in pairs.T.tolist():
         hosts.setdefault(node, set()).add(registry.hosts[host])
     return np.bincount(of["node"][rings], minlength=count), np.bincount(of["node"][alive], minlength=count), hosts
+
+
+def _spans(run: OpenRun) -> dict[int, list[list[int]]]:
+    """By the registry's number of a node, the stretches of ranks that it has."""
+    of, rings = run.live.registry.of, run.live.ring_of
+    if not len(rings):
+        return {}
+    node, shown = of["node"][rings].astype(np.int64), of["shown"][rings].astype(np.int64)
+    order = np.lexsort((shown, node))
+    node, shown = node[order], shown[order]
+    begins = np.flatnonzero(np.concatenate(([True], (np.diff(node) != 0) | (np.diff(shown) != 1))))
+    ends = np.append(begins[1:], len(node)) - 1
+    found: dict[int, list[list[int]]] = {}
+    for place, first, last in zip(node[begins].tolist(), shown[begins].tolist(), shown[ends].tolist(), strict=True):
+        own = found.setdefault(place, [])
+        if len(own) < _MOST_SPANS:
+            own.append([first, last])
+    return found
 
 
 def _last_figures(run: OpenRun, node: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ WHO: Mapping[str, tuple[str, ...]] = {
     "probe": ("node", "peer"),
 }
 """By kind, what a curve is of; of another kind: of its node."""
-_NO_FIGURE = ("wall_ns", "mono_ns", "pid", "rank", "index", "kind", "node")
-_NAMES = ("uuid", "name")
+_NO_FIGURE = ("wall_ns", "mono_ns", "pid", "rank", "index", "kind", "node", "host")
+_NAMES = ("host", "uuid", "name")
 
 
 def sample_series(
@@ -64,8 +64,7 @@ def _binned(
     lines: Sequence[Mapping[str, Any]], name: str, place: NDArray[np.intp], count: int, statistic: Statistic
 ) -> list[float | None] | None:
     """None when it is no figure."""
-    given = [line.get(name) for line in lines]
-    values = np.array([v if type(v) in (int, float) else np.nan for v in given], np.float64)
+    values = np.array([_figure(line.get(name)) for line in lines], np.float64)
     known = np.isfinite(values)
     if not known.any():
         return None
@@ -82,6 +81,13 @@ def _binned(
         (np.maximum if statistic == "max" else np.minimum).at(found, at, values)
         found[found == fill] = np.nan
     return [None if value != value else value for value in found.tolist()]
+
+
+def _figure(value: Any) -> float:
+    """A list is one where there is anything in it: the mean of ``throttle_reasons`` is the share of the time."""
+    if isinstance(value, list):
+        return float(bool(value))
+    return value if type(value) in (int, float) else np.nan
 
 
 def _plain(value: Any) -> Any:

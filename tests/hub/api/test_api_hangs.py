@@ -1,0 +1,98 @@
+"""``/hangs``: what several hosts saw is one standstill, as in the summary; and the hub tells of it while it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.hangs.judge import judge
+from stepscope.hangs.kept import KeptEvidence
+from stepscope.hangs.tense import told_of
+from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.model.looks import Looks
+from stepscope.hub.runs import Runs
+from stepscope.records.hang import HangRecord
+from stepscope.store.hangs import write_evidence, write_hang
+from stepscope.store.sidecar import RingSidecar
+from stepscope.testing.cluster import Cluster, slow_at
+from stepscope.testing.feed import sidecar_of, taken_of
+from stepscope.testing.standstill import Job
+from tests.hub.run_parts import record
+
+S = 10**9
+JOB = Job(ranks=4).alone(3)
+
+
+def write(run_dir: Path, host: str, ranks: range) -> HangRecord:
+    """Both files of a host, which knows its own ranks."""
+    whole = JOB.evidence()
+    own = replace(whole, host=host, ranks=tuple(rank for rank in whole.ranks if rank.rank in ranks))
+    found = judge(own, number=1, declared_wall_ns=112 * S, stopped_wall_ns=100 * S)
+    assert isinstance(found, HangRecord)
+    write_hang(run_dir, found)
+    write_evidence(run_dir, KeptEvidence(number=1, stopped_wall_ns=100 * S, gathered_wall_ns=112 * S, evidence=own))
+    return found
+
+
+def test_hangs_of_several_hosts_are_one_as_in_the_summary(serve: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    run_dir = record(folder, "wide", Cluster(ranks=4, steps=20).run())
+    alone = [write(run_dir, "a", range(2)), write(run_dir, "b", range(2, 4))]
+    (run_dir / "hangs" / "c-1.json").write_text("{")
+    hub = serve(lambda: Runs.of_folder(folder))
+    said = hub.get("/api/v1/runs/wide/hangs").json
+    (hang,) = said["hangs"]
+    assert said["unread"] == ["hangs/c-1.json"]
+    assert ([one["rank"] for one in hang["culprits"]], hang["victims"]) == ([3], [0, 1, 2])
+    assert (hang["hosts"], hang["file"], hang["steps"]) == (["a", "b"], "hangs/b-1.json", [7, 7])
+    assert hang["title"].endswith(
+        "it slept at train.py:41 (time.sleep(999)); ranks 0–2 waited for it."
+    )  # the run is over
+    assert [part["title"] for part in hang["parts"]] == [told_of(one, over=True).title for one in alone]
+    assert [(one["rank"], one["host"]) for one in hang["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    (told,) = hub.get("/api/v1/runs/wide/summary?keys=hangs,nothing").json["summary"].pop("hangs")
+    assert told == {key: value for key, value in hang.items() if key not in ("schema", "ranks", "flight")}
+
+
+def test_only_what_is_asked_of_a_summary(hub: Any) -> None:
+    whole = hub.get("/api/v1/runs/demo/summary").json["summary"]
+    some = hub.get("/api/v1/runs/demo/summary?keys=notices,errors").json
+    assert some["summary"] == {"errors": whole["errors"], "notices": whole["notices"]}
+    assert hub.get("/api/v1/runs/demo/summary?keys=").json["summary"] == whole
+
+
+def test_a_hang_is_told_although_no_step_is_made_and_withdrawn_when_it_is_over(tmp_path: Path) -> None:
+    cluster = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 40.0),))
+
+    async def main() -> list[list[str]]:
+        live = LiveRun(run_dir=tmp_path)
+        looks = Looks(live)
+        for one in cluster.series():
+            live.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
+        seen = []
+
+        async def look() -> None:
+            await looks.look()
+            seen.append([finding.kind for finding in live.judged.findings])
+
+        for first in (0, 20, 40):
+            live.rows(taken_of(cluster.series(), range(first, first + 20)))
+            await looks.look()
+        await look()
+        hang = write(tmp_path, "node0", range(4))
+        await look()
+        at = live.judged.looks
+        await look()
+        assert live.judged.looks == at  # nothing came: nothing is judged
+        write_hang(tmp_path, replace(hang, over="recovered", over_wall_ns=130 * S))
+        await look()
+        return seen
+
+    before, during, still, after = asyncio.run(main())
+    assert before == ["compute_straggler"]
+    assert during == still == ["hang_missing_collective", "compute_straggler"]
+    assert "hang_missing_collective" not in after
+    assert after[0] == "compute_straggler"

@@ -1,0 +1,111 @@
+"""The map rank × step: the same cells as one by one, however ranks lie in the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.past import past_run
+from stepscope.hub.views.heat_map import HEAD, Statistic, heat_map, pack_heat
+from stepscope.records.phases import COMM, FORWARD
+from stepscope.store.sidecar import RingSidecar
+from stepscope.testing.cluster import Cluster
+from stepscope.testing.feed import sidecar_of, taken_of
+
+RANKS, STEPS, KEPT = 7, 300, 256
+SERIES = Cluster(ranks=RANKS, steps=STEPS).series()
+LATE = 3
+"""This rank has not made the last steps."""
+
+
+@pytest.fixture(scope="module", params=["in order", "mixed"])
+def live(request: Any) -> LiveRun:
+    series = SERIES if request.param == "in order" else tuple(SERIES[rank] for rank in (4, 0, 6, 3, 1, 5, 2))
+    found = LiveRun()
+    for one in series:
+        found.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
+    for first in range(0, STEPS, 50):
+        others = [one for one in series if one.identity.rank != LATE or first + 50 < STEPS]
+        found.rows(taken_of(others, range(first, first + 50)))
+    found.tick()
+    return found
+
+
+def truth(value: str, first: int, last: int) -> NDArray[np.float64]:
+    rows = np.array([one.steps[first : last + 1] for one in SERIES])
+    forward, comm = rows["phase_ns"][:, :, FORWARD], rows["phase_ns"][:, :, COMM]
+    whole = rows["wall_ns"].astype(np.float64)
+    found = {"wall": whole, "work": whole - comm, "forward": forward.astype(np.float64)}[value]
+    found[LATE, max(0, STEPS - 50 - first) :] = np.nan
+    return found
+
+
+def cells_of(plane: NDArray[np.float64], shape: tuple[int, int], statistic: Statistic) -> list[list[float]]:
+    tall, wide = (-(-count // most) for count, most in zip(plane.shape, shape, strict=True))
+
+    def one(cell: NDArray[np.float64]) -> float:
+        known = cell[~np.isnan(cell)]
+        return float("nan") if not len(known) else float(known.max() if statistic == "max" else known.mean())
+
+    columns, rows = range(0, plane.shape[1], wide), range(0, plane.shape[0], tall)
+    return [[one(plane[row : row + tall, column : column + wide]) for column in columns] for row in rows]
+
+
+@pytest.mark.parametrize("value", ["work", "wall", "forward"])
+@pytest.mark.parametrize("shape", [(RANKS, KEPT), (3, 11), (1, 1)])
+def test_a_cell_is_the_highest_of_what_is_known_in_it(live: LiveRun, value: str, shape: tuple[int, int]) -> None:
+    found = heat_map(live, value, "max", None, (STEPS - KEPT, None), shape)
+    assert found is not None
+    assert found.exact
+    np.testing.assert_allclose(found.cells, cells_of(truth(value, STEPS - KEPT, STEPS - 1), shape, "max"), rtol=1e-6)
+
+
+def test_a_mean_is_of_the_ranks_that_have_made_the_step(live: LiveRun) -> None:
+    found = heat_map(live, "wall", "mean", (2, 4), (STEPS - 60, STEPS - 1), (1, 60))
+    assert found is not None
+    expected = cells_of(truth("wall", STEPS - 60, STEPS - 1)[2:5], (1, 60), "mean")
+    np.testing.assert_allclose(found.cells, expected, rtol=1e-6)
+
+
+def test_of_bins_each_rank_has_its_mean(live: LiveRun) -> None:
+    found = heat_map(live, "wall", "max", (0, 5), (0, None), (6, 512))
+    assert found is not None
+    assert (found.exact, live.map.span) == (False, 1)
+    np.testing.assert_allclose(found.cells, truth("wall", 0, STEPS - 1)[:6], rtol=1e-6)
+    assert found.first_ranks.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("value", ["forward", "work"])
+def test_a_stretch_of_which_nothing_is_known_is_a_whole_answer(live: LiveRun, value: str) -> None:
+    asked = (0, 20) if value == "forward" else (STEPS + 100, STEPS + 200)
+    found = heat_map(live, value, "max", None, asked, (3, 11))
+    assert found is not None
+    assert found.known_from == (STEPS - KEPT if value == "forward" else 0)
+    packed = pack_heat(found)
+    rows, columns = HEAD.unpack_from(packed)[3:]
+    assert (rows, columns) == (3, 0) == (len(found.first_ranks), len(found.first_steps))
+    assert len(packed) == HEAD.size + 8 * rows
+
+
+def test_times_on_the_device() -> None:
+    """Of the steps that were timed there; of the others nothing is known."""
+    run = Cluster(ranks=2, steps=40, device_timed=True).run()
+    thinned = tuple(replace(one, device_steps=one.device_steps[::4]) for one in run.ranks)
+    live = past_run(replace(run, ranks=thinned))
+    heat = heat_map(live, "device:forward", "max", None, (0, None), (2, 40))
+    assert heat is not None
+    expected = np.full((2, 40), np.nan)
+    for rank, one in enumerate(thinned):
+        expected[rank, one.device_steps["step"]] = one.device_steps["phase_ns"][:, FORWARD]
+    np.testing.assert_allclose(heat.cells, expected, rtol=1e-6)
+    assert heat.unit == "ns"
+    coarse = heat_map(live, "device:forward", "mean", None, (0, None), (1, 10))
+    assert coarse is not None
+    np.testing.assert_allclose(coarse.cells[0], np.nanmean(expected.reshape(2, 10, 4), axis=(0, 2)), rtol=1e-6)
+    assert heat_map(live, "device:nothing", "max", None, (0, None), (2, 40)) is None
+    assert heat_map(past_run(Cluster(ranks=2, steps=4).run()), "device:forward", "max", None, (0, None), (2, 4)) is None
