@@ -15,8 +15,21 @@ SOURCE = Path("src/stepscope")
 MAX_LINES = 450
 PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "bench/README.md", "examples/README.md")
 PACKAGES = (
-    *("agent", "cli", "diagnosis", "flight", "hub", "integrations", "live", "records", "recorder", "reports", "ring"),
-    *("store", "testing", "traces"),
+    *(
+        "agent",
+        "cli",
+        "diagnosis",
+        "flight",
+        "hub",
+        "integrations",
+        "notebook",
+        "page",
+        "records",
+        "recorder",
+        "reports",
+        "ring",
+    ),
+    *("records", "recorder", "reports", "ring", "store", "terminal", "testing", "traces"),
 )
 TOP_FOLDERS = (".ci", "bench", "docs", "examples", "requirements", "src", "tests", "web")
 

@@ -1,0 +1,206 @@
+"""A browser for the tests of the page: pages that note whatever went wrong in them, and hubs to open.
+
+Everything of Playwright that a test needs is taken from here (``from tests.page.browsing import Page, expect``): where
+it is not installed, these tests are skipped, and their files must still be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from stepscope.page.assets import is_built
+from stepscope.testing.browser import what_is_missing
+from tests.hub.run_parts import ServedFolder
+
+if what_is_missing():
+    Browser = BrowserContext = ConsoleMessage = Page = Request = expect = None
+else:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
+
+__all__ = [
+    "LIVE_STEPS",
+    "Browser",
+    "BrowserContext",
+    "LoopOfPlaywright",
+    "Page",
+    "Pages",
+    "ServedFolder",
+    "ServedProcess",
+    "expect",
+    "fingers_on",
+    "run_address",
+    "settled",
+    "why_skipped",
+]
+
+WITHOUT = "browser tests: "
+"""How the reason of a skip begins; ``tests/conftest.py`` tells it once more at the end."""
+LOOK_MS = 50
+CALM_S = 60.0
+LIVE_STEPS = 600
+"""That a run which goes on can make."""
+LOCAL = ("data", "blob", "about", "file")
+ASKED_FOR = "net::ERR_ABORTED"
+"""The page took a question back, which it does whenever a newer one takes its place."""
+
+
+def why_skipped() -> str:
+    """Empty where the page can be tested in a browser."""
+    missing = what_is_missing() or ("" if is_built() else "the page is not built")
+    return WITHOUT + missing if missing else ""
+
+
+class LoopOfPlaywright:
+    """Playwright's event loop counts as running in this thread from its start on, and other tests start their own.
+
+    Between two tests of the page it is therefore taken away.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        asyncio._set_running_loop(self._loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@dataclass
+class _Watch:
+    """What went wrong in one page."""
+
+    context: BrowserContext
+    allowed: list[re.Pattern[str]] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    origin: str | None = None
+
+    def listen(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        page.on("request", self._request)
+        page.on("requestfailed", self._failed)
+        page.on("dialog", lambda dialog: (self.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def unexpected(self) -> list[str]:
+        return [said for said in self.troubles if not any(pattern.search(said) for pattern in self.allowed)]
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.troubles.append(f"{message.type}: {message.text} ({message.location.get('url')})")
+
+    def _request(self, request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme in LOCAL:
+            self.origin = self.origin or parts.scheme
+        elif self.origin is None:
+            self.origin = parts.netloc
+        elif parts.netloc != self.origin:
+            self.troubles.append(f"asked elsewhere: {request.url}")
+
+    def _failed(self, request: Request) -> None:
+        if request.failure != ASKED_FOR:
+            self.troubles.append(f"failed: {request.url}: {request.failure}")
+
+
+class Pages:
+    """Opens pages, each in a context of its own, and sees to it that nothing went wrong in them."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._watched: dict[Page, _Watch] = {}
+
+    def __call__(self, theme: str = "light", width: int = 1280, height: int = 900, **more: Any) -> Page:
+        """``more`` goes to Playwright's ``new_context``."""
+        scheme: Any = theme
+        context = self._browser.new_context(
+            color_scheme=scheme, viewport={"width": width, "height": height}, reduced_motion="reduce", **more
+        )
+        page = context.new_page()
+        self._watched[page] = watch = _Watch(context)
+        watch.listen(page)
+        return page
+
+    def expects(self, page: Page, *patterns: str) -> None:
+        """Troubles that match one of these may come: ``expects(page, "401")``."""
+        self._watched[page].allowed += map(re.compile, patterns)
+
+    def troubles(self, page: Page) -> list[str]:
+        """All so far: ``error: …``, ``warning: …``, ``failed: …``, ``asked elsewhere: …``, ``dialog: …``."""
+        return list(self._watched[page].troubles)
+
+    def close(self) -> list[str]:
+        """Close them all; what went wrong in any and was not expected."""
+        found = [said for watch in self._watched.values() for said in watch.unexpected()]
+        for watch in self._watched.values():
+            watch.context.close()
+        self._watched.clear()
+        return found
+
+
+def run_address(url: str, run: str, token: str = "", **route: int) -> str:
+    """The address of a run's screen; with a token whoever opens it is signed in."""
+    said: dict[str, int | str] = {**route, **({"token": token} if token else {})}
+    return f"{url}/#/run/{quote(run, safe='')}" + (f"?{urlencode(said)}" if said else "")
+
+
+class ServedProcess:
+    """The same by ``stepscope serve``, which can be killed: ``kill`` and ``start`` again at the same port."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen[str]], folder: Path, token_file: Path) -> None:
+        self._start = start
+        self.folder = folder
+        self._token_file = token_file
+        self.port = 0
+        self.start()
+        self.token = token_file.read_text().strip()
+
+    def start(self) -> None:
+        self.process = self._start("serve", self.folder, "--port", str(self.port), "--token-file", self._token_file)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.url = self.process.stdout.readline().split()[0]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def settled(page: Page, quiet_ms: int = 250) -> Page:
+    """Wait until nothing new was asked for and nothing new is written on the page for a while; a stream stays open."""
+    before, since = None, 0
+    until_s = time.monotonic() + CALM_S
+    while since < quiet_ms:
+        assert time.monotonic() < until_s, f"the page never comes to rest: {before}"
+        now = page.evaluate("[performance.getEntriesByType('resource').length, document.body.innerText]")
+        since = since + LOOK_MS if now == before else 0
+        before = now
+        page.wait_for_timeout(LOOK_MS)
+    return page
+
+
+def fingers_on(page: Page) -> Callable[..., None]:
+    """Touches it: each finger goes from a point to another, all at a time, as ``(x, y, to_x, to_y)``."""
+    hand = page.context.new_cdp_session(page)
+
+    def drag(*fingers: tuple[float, float, float, float]) -> None:
+        for part in range(11):
+            at = [{"x": a + (c - a) * part / 10, "y": b + (d - b) * part / 10} for a, b, c, d in fingers]
+            hand.send("Input.dispatchTouchEvent", {"type": "touchMove" if part else "touchStart", "touchPoints": at})
+        hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+    return drag

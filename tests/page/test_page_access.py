@@ -1,0 +1,114 @@
+"""Everybody can use the page: axe finds nothing on any screen in any state, and all of it fits a narrow window."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.hub.run_parts import HOSTILE
+from tests.page.browsing import Page, ServedFolder, expect, run_address, settled
+
+AXE = Path("web") / "node_modules" / "axe-core" / "axe.min.js"
+ALL_RULES: dict[str, Any] = {}
+COLOURS = {"runOnly": ["color-contrast"]}
+"""The themes differ in nothing else."""
+NARROW = 420
+TOO_WIDE = """
+() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+  .map((one) => `${one.tagName} ${one.className} ${one.getBoundingClientRect().right}`).slice(0, 8)
+"""
+
+
+@pytest.fixture(scope="session")
+def axe(root: Path) -> str:
+    if not (root / AXE).is_file():
+        pytest.skip("axe-core is not here; make page installs it")
+    return (root / AXE).read_text()
+
+
+def states(page: Page, hub: ServedFolder) -> Iterator[str]:
+    """Goes through every screen in every state that it can be in without a fault; names each."""
+
+    def shows(fragment: str) -> None:
+        page.evaluate("fragment => { location.hash = fragment }", fragment)
+        page.wait_for_selector("main:not([aria-busy=true])")
+        settled(page)
+
+    page.goto(f"{hub.url}/#/")
+    settled(page)
+    yield "signing in"
+    page.goto(run_address(hub.url, "demo", hub.token))
+    page.reload()
+    settled(page)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+    yield "a run, unfolded"
+    shows("#/run/demo?first=100&last=300&step=212&rank=3")
+    yield "a rank of it"
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    yield "the keys"
+    page.keyboard.press("Escape")
+    for run in ("hang", "one", "empty", "gpu", HOSTILE):
+        shows(f"#/run/{quote(run, safe='')}")
+        yield f"the run {run}"
+    shows("#/run/none")
+    yield "no such run"
+    shows("#/")
+    yield "the list"
+    shows("#/compare/demo/gpu")
+    yield "two runs"
+
+
+def complaints(page: Page, rules: dict[str, Any]) -> list[str]:
+    wrong = page.evaluate(f"axe.run(document, {json.dumps(rules)})")["violations"]
+    return [f"{one['id']} {node['html'][:200]}" for one in wrong for node in one["nodes"]]
+
+
+def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str) -> None:
+    """In either theme; each state is gone to once, and put into the other one."""
+    page = browser_page()
+    browser_page.expects(page, "401", "404")
+    found: dict[str, list[str]] = {}
+    for state in states(page, served):
+        page.evaluate(axe)
+        found[state] = complaints(page, ALL_RULES)
+        page.emulate_media(color_scheme="dark")
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        found[state] += complaints(page, COLOURS)
+        page.emulate_media(color_scheme="light")
+        expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    assert {state: wrong for state, wrong in found.items() if wrong} == {}
+    assert len(found) == 12
+
+
+def test_nothing_is_wider_than_a_narrow_window(browser_page: Any, served: Any) -> None:
+    page = browser_page(width=NARROW)
+    browser_page.expects(page, "401", "404")
+    found = {state: page.evaluate(TOO_WIDE) for state in states(page, served)}
+    assert {state: wide for state, wide in found.items() if wide} == {}
+    assert len(found) == 12
+
+
+COLOURLESS = """
+(kinds) => kinds.filter((kind) => [...document.querySelectorAll(kind)]
+  .every((one) => /rgba\\(0, 0, 0, 0\\)|rgb\\(255, 255, 255\\)/.test(getComputedStyle(one).backgroundColor)))
+"""
+
+
+def test_with_forced_colours_and_on_paper_bars_and_legends_are_still_there(browser_page: Any, served: Any) -> None:
+    page = browser_page()
+    page.emulate_media(forced_colors="active")
+    page.goto(run_address(served.url, "demo", served.token, rank=3))
+    settled(page)
+    page.wait_for_selector(".rank-two span")
+    bars = [".legend .swatch", ".rank-bar span", ".wm-pair-bar", ".bars-fill", ".price-bar.now", ".rank-two span"]
+    assert page.evaluate(COLOURLESS, [*bars, "button[aria-pressed=true]"]) == []
+    page.emulate_media(forced_colors="none", media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.rank-bar span')).printColorAdjust") == "exact"
+    assert page.locator(".card-tools:visible, .bar .tools:visible").count() == 0

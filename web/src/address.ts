@@ -1,0 +1,90 @@
+/**
+ * What the address says: which screen, which run, which steps and which rank. A link to it can be sent to a colleague.
+ *
+ *     #/                                       the list of runs
+ *     #/run/night?first=100&last=300&step=212&rank=3
+ *     #/compare/night/morning
+ *
+ * It stands behind the `#`: the hub below any path and a file in a mail both keep it. Whatever is in it was typed or
+ * sent by somebody: what makes no sense is left out, and nothing of it is ever more than text.
+ */
+
+export interface Route {
+  screen: "list" | "run" | "compare";
+  runs: string[];
+  /** The steps that are looked at; null: all, and those that come. */
+  first: number | null;
+  last: number | null;
+  step: number | null;
+  rank: number | null;
+  /** Nothing stood there at all: whoever came did not ask for the list. */
+  bare: boolean;
+}
+
+const NUMBERS = ["first", "last", "step", "rank"] as const;
+const NOWHERE = { first: null, last: null, step: null, rank: null, bare: false };
+
+export const LIST: Route = { screen: "list", runs: [], ...NOWHERE };
+
+export function readRoute(hash: string): Route {
+  const { path, query } = parts(hash);
+  const [screen = "", ...words] = path.split("/").filter(Boolean);
+  const runs = words.map(decoded);
+  const [first = null, last = null, step = null, rank = null] = NUMBERS.map((name) => number(new URLSearchParams(query).get(name)));
+  if (screen === "run" && runs.length === 1) return { screen, runs, first, last, step, rank, bare: false };
+  if (screen === "compare" && runs.length === 2) return { screen, runs, ...NOWHERE };
+  return { screen: "list", runs: [], ...NOWHERE, bare: path === "" };
+}
+
+export function writeRoute(route: Route): string {
+  if (route.screen === "list") return "#/";
+  const params = new URLSearchParams();
+  for (const name of NUMBERS) {
+    const value = route[name];
+    if (value !== null) params.set(name, String(value));
+  }
+  const query = params.toString();
+  return `#/${route.screen}/${route.runs.map(encoded).join("/")}${query ? `?${query}` : ""}`;
+}
+
+export function runLink(run: string, at: Partial<Route> = {}): string {
+  return writeRoute({ screen: "run", runs: [run], ...NOWHERE, ...at });
+}
+
+export function compareLink(one: string, two: string): string {
+  return writeRoute({ screen: "compare", runs: [one, two], ...NOWHERE });
+}
+
+/** The token in an address and the address without it; as it was when there is none. */
+export function withoutToken(hash: string): [string, string] {
+  const { path, query } = parts(hash);
+  const bare = path.startsWith("token=");
+  const pieces = bare ? path.split("&") : query.split("&");
+  const found = pieces.find((piece) => piece.startsWith("token="));
+  if (found === undefined) return ["", hash];
+  const kept = pieces.filter((piece) => !piece.startsWith("token=")).join("&");
+  return [decoded(found.slice("token=".length)), bare ? "#" : `#${path}${kept ? `?${kept}` : ""}`];
+}
+
+/** A name as a part of an address; halves of characters, which have no encoding, are replaced. */
+export function encoded(name: string): string {
+  return encodeURIComponent(name.replace(/\p{Surrogate}/gu, "\uFFFD"));
+}
+
+function parts(hash: string): { path: string; query: string } {
+  const text = hash.replace(/^#/, "");
+  const at = text.indexOf("?");
+  return at < 0 ? { path: text, query: "" } : { path: text.slice(0, at), query: text.slice(at + 1) };
+}
+
+function number(text: string | null): number | null {
+  return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,143 @@
+/**
+ * The data inside report.html, as `stepscope.hub.copy.packing` writes it: base64 of gzip of a head, a JSON and blobs.
+ *
+ * Whatever is wrong with it (cut off in the mail, changed, of a later version) is one Failure that says so.
+ */
+
+import { Failure } from "./source";
+
+/** The element it stands in. */
+export const DATA_ID = "stepscope-data";
+const MAGIC = 0x50435453; // "STCP", little endian
+const HEAD_BYTES = 12;
+const VERSION = 1;
+const UNKNOWN = 0;
+const ZERO = 1;
+const FIRST = 2;
+
+/** Times, or any figures above zero, as logarithms; see the Python side. */
+export interface PackedTimes {
+  times: [at: number, length: number];
+  least: number;
+  step: number;
+}
+
+export interface PackedMap {
+  unit: string;
+  exact: boolean;
+  first_ranks: number[];
+  last_ranks: number[];
+  first_steps: number[];
+  last_steps: number[];
+  cells: PackedTimes;
+}
+
+export interface PackedFile {
+  size: number;
+  pieces: [offset: number, at: number, length: number][];
+}
+
+export interface Copy {
+  run: string;
+  name: string;
+  made_wall_ns: number;
+  stepscope: string;
+  over: boolean;
+  row: Record<string, unknown>;
+  left_out: string[];
+  answers: Record<string, unknown>;
+  /** By value one of the whole run, and another of the newest steps where the first is of bins of them. */
+  maps: Record<string, PackedMap[]>;
+  files: Record<string, PackedFile>;
+  blobs: Uint8Array;
+}
+
+export const isRecord = (value: unknown): value is Record<string, unknown> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** Rejects with a Failure. */
+export async function readCopy(base64: string): Promise<Copy> {
+  const bytes = await unzipped(decoded(base64));
+  const head = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  if (bytes.length < HEAD_BYTES || head.getUint32(0, true) !== MAGIC) throw damaged("it is not what Stepscope puts there");
+  if (head.getUint16(4, true) !== VERSION) throw damaged("another version of Stepscope wrote it");
+  const end = HEAD_BYTES + head.getUint32(8, true);
+  if (end > bytes.length) throw damaged("a part of it is missing");
+  let found: unknown;
+  try {
+    found = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(HEAD_BYTES, end)));
+  } catch {
+    throw damaged("it cannot be read");
+  }
+  if (!isRecord(found) || typeof found["run"] !== "string" || !isRecord(found["answers"])) throw damaged("it says nothing of a run");
+  return {
+    run: found["run"],
+    name: typeof found["name"] === "string" ? found["name"] : found["run"],
+    made_wall_ns: typeof found["made_wall_ns"] === "number" ? found["made_wall_ns"] : 0,
+    stepscope: typeof found["stepscope"] === "string" ? found["stepscope"] : "",
+    over: found["over"] !== false,
+    row: isRecord(found["row"]) ? found["row"] : {},
+    left_out: Array.isArray(found["left_out"]) ? found["left_out"].filter((line) => typeof line === "string") : [],
+    answers: found["answers"],
+    maps: isRecord(found["maps"]) ? (found["maps"] as Record<string, PackedMap[]>) : {},
+    files: isRecord(found["files"]) ? (found["files"] as Record<string, PackedFile>) : {},
+    blobs: bytes.subarray(end),
+  };
+}
+
+/** NaN where nothing is known. Figures have four digits: more are not in there. */
+export function unpackTimes(packed: PackedTimes, blobs: Uint8Array): Float64Array {
+  const [at, length] = packed.times;
+  const count = length / 2;
+  if (!Number.isInteger(count) || at < 0 || at + length > blobs.length) throw damaged("a part of it is missing");
+  const values: number[] = [];
+  const valueOf = (code: number): number => {
+    if (code === UNKNOWN) return Number.NaN;
+    if (code === ZERO) return 0;
+    return Number((packed.least * Math.exp((code - FIRST) * packed.step)).toPrecision(4));
+  };
+  const found = new Float64Array(count);
+  for (let place = 0; place < count; place += 1) {
+    const code = (blobs[at + place] ?? 0) | ((blobs[at + count + place] ?? 0) << 8);
+    found[place] = values[code] ??= valueOf(code);
+  }
+  return found;
+}
+
+export const isPacked = (value: unknown): value is PackedTimes =>
+  isRecord(value) && Array.isArray(value["times"]) && typeof value["least"] === "number" && typeof value["step"] === "number";
+
+/** A document with all its columns put back; null where nothing is known. */
+export function unpacked(value: unknown, blobs: Uint8Array): unknown {
+  if (isPacked(value)) return Array.from(unpackTimes(value, blobs), (time) => (Number.isNaN(time) ? null : time));
+  if (!isRecord(value)) return value;
+  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, unpacked(inner, blobs)]));
+}
+
+export function damaged(why: string): Failure {
+  return new Failure("fault", `The data inside this file cannot be used: ${why}. Was the file cut off on its way? Ask for it again.`);
+}
+
+function decoded(base64: string): Uint8Array<ArrayBuffer> {
+  let text: string;
+  try {
+    text = atob(base64.trim());
+  } catch {
+    throw damaged("it is not whole");
+  }
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
+  return bytes;
+}
+
+async function unzipped(bytes: Uint8Array<ArrayBuffer>): Promise<Uint8Array> {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Failure("fault", "This browser is too old to open the data inside this file; one of 2023 or later can.");
+  }
+  try {
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  } catch {
+    throw damaged("it is not whole");
+  }
+}

@@ -1,0 +1,291 @@
+/** What the hub says, as docs/api.md has it. Times are nanoseconds, wall clocks nanoseconds since 1970, memory bytes. */
+
+import type { Hang } from "./hang-documents";
+
+export type Severity = "critical" | "warning" | "info";
+
+export interface RunRow {
+  id: string;
+  name: string;
+  created_wall_ns: number;
+  status: string;
+  ranks: number | null;
+  steps: number | null;
+  median_step_ms: number | null;
+  verdict: string | null;
+  severity?: Severity | null;
+}
+
+export interface RunsDocument {
+  total: number;
+  runs: RunRow[];
+}
+
+export interface Verdict {
+  kind: string;
+  severity: Severity;
+  title: string;
+  price: string | null;
+  ranks: number[];
+  phase: string | null;
+  advice: string[];
+  confidence: number;
+}
+
+export interface Cost {
+  share: number;
+  seconds: number;
+  rank_hours: number;
+  if_fixed: { step_ms: number; speedup: number } | null;
+}
+
+export interface Finding {
+  kind: string;
+  severity: Severity;
+  title: string;
+  ranks: number[];
+  phase: string | null;
+  steps: [number, number] | null;
+  cost: Cost | null;
+  evidence: Record<string, unknown>;
+  advice: string[];
+  confidence: number;
+}
+
+export interface FindingsDocument {
+  live: boolean;
+  verdict: Verdict | null;
+  findings: Finding[];
+  judged?: { step: number; ranks: number; of_ranks: number; looks: number };
+}
+
+export interface Status {
+  status: string;
+  over: boolean;
+  /** Whether its hub ends with it, in a moment. */
+  leaving?: boolean;
+  /** When it was over; null until that is known, missing in copies that were made before it was told. */
+  ended_wall_ns?: number | null;
+  attempt: number;
+  world_size: number;
+  ranks: number;
+  live_ranks: number;
+  /** Of those that live how many stand still; a hub of an older version does not say it. */
+  still_ranks?: number;
+  states: Record<string, number>;
+  step: number;
+  newest_step: number;
+  phases: string[];
+}
+
+export interface RunContext {
+  name: string | null;
+  command: string[] | null;
+  cwd: string | null;
+  created_wall_ns: number | null;
+  host: string | null;
+  user: string | null;
+  python: string | null;
+  executable: string | null;
+  platform: string | null;
+  stepscope: string | null;
+  environment: Record<string, string> | null;
+  git: Record<string, unknown> | null;
+  end: { exit_code: number | null; status: string; wall_ns: number } | null;
+}
+
+export interface RunDocument extends Status {
+  id: string;
+  name: string;
+  context: RunContext;
+  verdict: Verdict | null;
+  info: Record<string, unknown>;
+}
+
+/** One of the ranks that worked longest in a bin; phases by their names beside these. */
+export interface WorstRank {
+  rank: number;
+  step: number;
+  wall: number;
+  work: number;
+  [phase: string]: number;
+}
+
+/** Columns: entry i of each is bin i. */
+export interface StepsDocument {
+  attempt?: number;
+  first: number[];
+  last: number[];
+  steps: number[];
+  ranks: number[];
+  quantiles: number[];
+  /** By `wall`, `work` and phase: a row of quantiles for each bin. */
+  ns: Record<string, number[][]>;
+  /** By `wall`, `work` and phase: the mean over ranks (and steps of the bin). The phases add up to the wall. */
+  mean_ns: Record<string, number[]>;
+  /** By phase, on the device: over the ranks and steps that were timed; null where none was. Nothing where no device is timed. */
+  device_mean_ns: Record<string, (number | null)[]>;
+  worst: WorstRank[][];
+  start_wall_ns: number[];
+  memory_bytes: Record<string, (number | null)[]>;
+}
+
+export interface RanksDocument {
+  total: number;
+  start: number;
+  order: string;
+  rank: number[];
+  host: string[];
+  node: string[];
+  pid: number[];
+  local_rank: number[];
+  state: string[];
+  /** What it is at while the job stands still; a hub of an older version does not say it. */
+  standing?: (string | null)[];
+  last_step: number[];
+  live_step: number[];
+  live_phase: (string | null)[];
+  live_since_wall_ns: number[];
+  ended_wall_ns: (number | null)[];
+  lost: number[];
+  mean_ns: Record<string, number[]>;
+}
+
+export interface RankDocument {
+  rank: number;
+  attempt: number;
+  identity: Record<string, unknown>;
+  now: Record<string, unknown>;
+  mean_ns: Record<string, number>;
+  facts: Record<string, unknown>;
+  log: string | null;
+  error: string | null;
+  steps: {
+    first: number[];
+    last: number[];
+    wall_ns: number[];
+    phase_ns: Record<string, number[]>;
+    device_ns: Record<string, (number | null)[]>;
+    memory_bytes: Record<string, (number | null)[]>;
+    start_wall_ns: number[];
+    flags: number[];
+  };
+  past: { first: number[]; last: number[]; wall_ns: number[]; work_ns: number[] };
+}
+
+export interface SampleSeries {
+  node: string;
+  host?: string;
+  rank?: number;
+  pid?: number;
+  index?: number;
+  uuid?: string;
+  name?: string;
+  peer?: string;
+  values: Record<string, (number | null)[]>;
+}
+
+export interface SamplesDocument {
+  kind: string;
+  stat: string;
+  wall_ns: number[];
+  bin_ns: number;
+  series: SampleSeries[];
+  left_out: number;
+}
+
+export interface RunEvent {
+  number: number;
+  node: string;
+  wall_ns: number;
+  event: string;
+  rank?: number;
+  [more: string]: unknown;
+}
+
+export interface EventsDocument {
+  total: number;
+  next: number;
+  events: RunEvent[];
+}
+
+export interface CollectiveOp {
+  op: string;
+  count: number;
+  bytes: number | null;
+  exposed_ms: number | null;
+  overlapped_ms: number | null;
+  [more: string]: unknown;
+}
+
+export interface CollectiveGroup {
+  name: string;
+  kind: string;
+  description: string;
+  backend: string;
+  size: number;
+  ranks: number[];
+  timed: boolean;
+  ops: CollectiveOp[];
+  arrivals: unknown;
+}
+
+export interface CollectivesDocument {
+  groups: CollectiveGroup[];
+  groups_left_out: number;
+}
+
+export interface NodeRow {
+  node: string;
+  hosts: string[];
+  ranks: number;
+  live_ranks: number;
+  /** First and last rank of each stretch of neighbours. */
+  rank_spans: [number, number][];
+  number: number | null;
+  address: string | null;
+  offset_ns: number | null;
+  rtt_ns: number | null;
+  heard_wall_ns: number | null;
+  bye: unknown;
+  refused: number;
+  sample: Record<string, number | null> | null;
+}
+
+export interface NodesDocument {
+  total: number;
+  nodes: NodeRow[];
+  refused: Record<string, number>;
+}
+
+export interface HangsDocument {
+  hangs: Hang[];
+  unread: string[];
+}
+
+export interface SummaryDocument {
+  live: boolean;
+  summary: Record<string, unknown>;
+}
+
+/** The map rank × step: `cells[row * columns + column]`, NaN where nothing is known. */
+export interface Heat {
+  unit: "ns" | "bytes";
+  exact: boolean;
+  /** The first step of which the hub can have this value, whatever was asked for. */
+  knownFrom: number;
+  firstRanks: Uint32Array;
+  lastRanks: Uint32Array;
+  firstSteps: Uint32Array;
+  lastSteps: Uint32Array;
+  cells: Float32Array;
+}
+
+/** A piece of a file of the run. */
+export interface FilePiece {
+  text: string;
+  /** The bytes behind the text, where they are known: a piece may begin and end within a letter. */
+  data?: Uint8Array;
+  offset: number;
+  size: number;
+}

@@ -1,0 +1,131 @@
+/** The run inside report.html: the same answers as a hub's, out of the file, and nothing is ever asked over a network. */
+
+import { damaged, isRecord, readCopy, unpacked, type Copy } from "./copy-bytes";
+import { eventsOf, rankOf, ranksOf, samplesOf, span, text, whole } from "./copy-documents";
+import { cutMap, unpackMap } from "./copy-heat";
+import { CopySteps } from "./copy-steps";
+import type { EventsDocument, FilePiece, Heat, RankDocument, RanksDocument, SamplesDocument } from "./documents";
+import { Failure, type Follower, type Params, type Source } from "./source";
+
+/** What must be there for anything to be shown. */
+const NEEDED = ["", "steps", "findings", "events"];
+const ELSEWHERE = "stepscope serve shows all of the run.";
+
+export class FileSource implements Source {
+  readonly kind = "file";
+  private readonly steps: CopySteps;
+  private readonly maps = new Map<string, Heat[]>();
+  private readonly kept = new Map<string, unknown>();
+
+  constructor(readonly copy: Copy) {
+    for (const name of NEEDED) {
+      if (!isRecord(copy.answers[name])) throw damaged("the most important parts are missing");
+    }
+    this.steps = new CopySteps(copy.answers["steps"], copy.blobs);
+  }
+
+  /** Rejects with a Failure when the data cannot be used. */
+  static async open(base64: string): Promise<FileSource> {
+    return new FileSource(await readCopy(base64));
+  }
+
+  async get<T>(path: string, params: Params = {}): Promise<T> {
+    if (path === "runs") return { total: 1, runs: [{ ...this.copy.row, id: this.copy.run, name: this.copy.name }] } as T;
+    const [head = "", run = "", ...rest] = path.split("/");
+    this.check(head === "runs" ? decodeURIComponent(run) : "");
+    return guarded(() => this.answer(rest.join("/"), params)) as T;
+  }
+
+  async heat(run: string, params: Params): Promise<Heat> {
+    this.check(run);
+    const value = text(params, "value") || "work";
+    if (!Object.hasOwn(this.copy.maps, value)) throw new Failure("wrong", `There is no map of ${value} in this copy.`);
+    const mean = text(params, "stat") === "mean";
+    // Where a cell is one step of one rank there is but one map.
+    const name = mean && Object.hasOwn(this.copy.maps, `${value}/mean`) ? `${value}/mean` : value;
+    const first = whole(params, "first", 0);
+    return guarded(() => {
+      const layers = this.maps.get(name) ?? (this.copy.maps[name] ?? []).map((packed) => unpackMap(packed, this.copy.blobs));
+      this.maps.set(name, layers);
+      // As the hub does: single steps where all that is asked for is there one by one.
+      const map = layers.findLast((layer) => layer === layers[0] || first >= (layer.firstSteps[0] ?? Infinity));
+      if (map === undefined) throw damaged("its map is missing");
+      return cutMap(map, {
+        ranks: span(params, "ranks"),
+        steps: [first, whole(params, "last", Infinity)],
+        rows: whole(params, "rank_bins", 256),
+        columns: whole(params, "step_bins", 512),
+        mean,
+      });
+    });
+  }
+
+  async file(run: string, path: string, params: Params = {}): Promise<FilePiece> {
+    this.check(run);
+    const kept = Object.hasOwn(this.copy.files, path) ? this.copy.files[path] : undefined;
+    if (kept === undefined || !Array.isArray(kept.pieces)) throw new Failure("missing", `This file is not in this copy; ${ELSEWHERE}`);
+    const most = whole(params, "most", Infinity);
+    const tail = params["tail"] === undefined ? null : whole(params, "tail", 0);
+    const wanted = tail === null ? whole(params, "offset", 0) : Math.max(0, kept.size - tail);
+    const last = kept.pieces.at(-1);
+    // Of the end as much as there is; from the middle on what is there, or nothing.
+    const piece = kept.pieces.find(([offset, , length]) => wanted >= offset && wanted < offset + length) ?? (tail !== null || wanted >= kept.size ? last : undefined);
+    if (piece === undefined) throw new Failure("missing", `This part of the file is not in this copy; ${ELSEWHERE}`);
+    const [offset, at, length] = piece;
+    const skip = Math.min(Math.max(0, wanted - offset), length);
+    const bytes = this.copy.blobs.subarray(at + skip, at + Math.min(length, skip + most));
+    return { text: new TextDecoder().decode(bytes), data: bytes, offset: offset + skip, size: kept.size };
+  }
+
+  follow(_run: string, follower: Follower): () => void {
+    follower.connection("file");
+    return () => undefined;
+  }
+
+  async signIn(): Promise<boolean> {
+    return true;
+  }
+
+  private check(run: string): void {
+    if (run !== this.copy.run) throw new Failure("missing", `Only the run ${this.copy.name} is in this file.`);
+  }
+
+  private answer(resource: string, params: Params): unknown {
+    switch (resource) {
+      case "steps":
+        return this.steps.answer(whole(params, "first", 0), whole(params, "last", Infinity), whole(params, "bins", 512), whole(params, "worst", 4));
+      case "ranks":
+        return ranksOf(this.document(resource) as RanksDocument, params);
+      case "events":
+        return eventsOf(this.document(resource) as EventsDocument, params);
+      case "samples":
+        return this.samples(text(params, "kind") || "host", text(params, "stat") || "mean", params);
+    }
+    if (resource.startsWith("ranks/")) {
+      if (!Object.hasOwn(this.copy.answers, resource)) throw new Failure("missing", `The curves of this rank are not in this copy; ${ELSEWHERE}`);
+      return rankOf(this.document(resource) as RankDocument, params);
+    }
+    return this.document(resource);
+  }
+
+  private samples(kind: string, stat: string, params: Params): SamplesDocument {
+    const name = stat === "mean" ? `samples/${kind}` : `samples/${kind}/${stat}`;
+    return samplesOf(this.document(name) as SamplesDocument, params);
+  }
+
+  private document(resource: string): unknown {
+    if (!Object.hasOwn(this.copy.answers, resource)) throw new Failure("missing", `This is not in this copy; ${ELSEWHERE}`);
+    const known = this.kept.get(resource) ?? unpacked(this.copy.answers[resource], this.copy.blobs);
+    this.kept.set(resource, known);
+    return known;
+  }
+}
+
+/** A part that has another form than it should is one that cannot be used, not a fault of the page. */
+function guarded<T>(answer: () => T): T {
+  try {
+    return answer();
+  } catch (error) {
+    throw error instanceof Failure ? error : damaged("a part of it has another form than it should");
+  }
+}

@@ -1,0 +1,161 @@
+/** The run as its hub tells it over HTTP. Addresses are relative, so that a proxy may put the hub below any path. */
+
+import { encoded } from "../address";
+import type { FilePiece, Heat } from "./documents";
+import { HEAT_TYPE, readHeat } from "./heat-bytes";
+import { aborted, Failure, type Follower, type Params, type Source } from "./source";
+import { follow } from "./stream";
+
+/** What `schema` of an answer has to be (docs/api.md). */
+const SCHEMA = 1;
+const JSON_TYPE = "application/json";
+const TROUBLES: Record<number, Failure["trouble"]> = { 400: "wrong", 401: "refused", 404: "missing", 429: "busy", 503: "busy" };
+
+export class HubSource implements Source {
+  readonly kind = "hub";
+  private token = "";
+  /**
+   * Whether the token itself is sent: only where no cookie is kept, as in a frame of another site. A proxy on the way
+   * (Jupyter's) may take such a header for its own.
+   */
+  private bearing = false;
+  /** By address, what was asked for before anybody wanted it. */
+  private readonly early = new Map<string, Promise<Response>>();
+
+  constructor(private readonly base: string) {}
+
+  async get<T>(path: string, params: Params = {}, signal?: AbortSignal): Promise<T> {
+    const response = await this.ask(path, params, JSON_TYPE, signal);
+    let said: unknown;
+    try {
+      said = await response.json();
+    } catch (error) {
+      if (aborted(error)) throw error;
+      throw foreign(response);
+    }
+    const schema = typeof said === "object" && said !== null && "schema" in said ? said.schema : null;
+    if (schema === null) throw foreign(response);
+    if (schema !== SCHEMA) {
+      throw new Failure("version", `The hub speaks version ${String(schema)} of its language, this page version ${SCHEMA}.`);
+    }
+    return said as T;
+  }
+
+  /** Ask for a document that will be wanted in a moment: whoever asks for it first gets this answer, or hears why not. */
+  expect(path: string, params: Params = {}): void {
+    let address: string;
+    try {
+      address = this.address(path, params);
+    } catch {
+      return;
+    }
+    const answer = this.fetched(address, () => ({ headers: this.headers(JSON_TYPE) })).then(whole);
+    answer.catch(() => undefined);
+    this.early.set(address, answer);
+  }
+
+  async heat(run: string, params: Params, signal?: AbortSignal): Promise<Heat> {
+    const response = await this.ask(`runs/${encoded(run)}/heat`, params, HEAT_TYPE, signal);
+    return readHeat(await response.arrayBuffer(), response.headers.get("X-Stepscope-Unit"), response.headers.get("X-Stepscope-Known-From"));
+  }
+
+  async file(run: string, path: string, params: Params = {}, signal?: AbortSignal): Promise<FilePiece> {
+    const place = path.split("/").map(encoded).join("/");
+    const response = await this.ask(`runs/${encoded(run)}/files/${place}`, params, "*/*", signal);
+    const data = new Uint8Array(await response.arrayBuffer());
+    return {
+      text: new TextDecoder().decode(data),
+      data,
+      offset: Number(response.headers.get("X-Stepscope-Offset") ?? 0),
+      size: Number(response.headers.get("X-Stepscope-Size") ?? data.length),
+    };
+  }
+
+  follow(run: string, follower: Follower): () => void {
+    const address = this.address(`runs/${encoded(run)}/stream`, {});
+    return follow(
+      (headers, signal) => this.fetched(address, () => ({ headers: { ...this.headers("text/event-stream"), ...headers }, signal, cache: "no-store" })),
+      follower,
+    );
+  }
+
+  async signIn(token: string): Promise<boolean> {
+    let response: Response;
+    try {
+      response = await fetch(this.address("session", {}), {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ token }),
+      });
+    } catch {
+      throw new Failure("unreachable", "The hub does not answer.");
+    }
+    if (response.status === 401) return false;
+    if (!response.ok) throw await failed(response);
+    await response.arrayBuffer(); // an answer that nobody reads holds its connection
+    this.early.clear();
+    this.token = token;
+    return true;
+  }
+
+  private async ask(path: string, params: Params, accept: string, signal?: AbortSignal): Promise<Response> {
+    const address = this.address(path, params);
+    const early = this.early.get(address);
+    this.early.delete(address);
+    let response: Response;
+    try {
+      response = await (early ?? this.fetched(address, () => ({ headers: this.headers(accept), signal: signal ?? null })));
+    } catch (error) {
+      if (aborted(error)) throw error;
+      throw new Failure("unreachable", "The hub does not answer.");
+    }
+    if (response.ok) return response;
+    this.early.clear(); // what was refused may be granted the next time
+    throw await failed(response);
+  }
+
+  /** With the cookie; once that turns out not to be kept, with the token. */
+  private async fetched(address: string, how: () => RequestInit): Promise<Response> {
+    const bore = this.bearing; // several questions may find it out at once
+    const response = await fetch(address, how());
+    if (response.status !== 401 || this.token === "" || bore) return response;
+    this.bearing = true;
+    return fetch(address, how());
+  }
+
+  private headers(accept: string): Record<string, string> {
+    return this.bearing ? { Accept: accept, Authorization: `Bearer ${this.token}` } : { Accept: accept };
+  }
+
+  private address(path: string, params: Params): string {
+    // A browser would walk up such a path, to another question; no run and no file is called so.
+    if (path.split("/").some((word) => word === "." || word === "..")) throw new Failure("missing", "There is no such thing here.");
+    const url = new URL(`api/v1/${path}`, this.base);
+    for (const [name, value] of Object.entries(params)) {
+      if (value !== undefined) url.searchParams.set(name, String(value));
+    }
+    return url.href;
+  }
+}
+
+/** Read to its end: an answer that nobody reads holds its connection. */
+async function whole(response: Response): Promise<Response> {
+  const { status, headers } = response;
+  return new Response(await response.arrayBuffer(), { status, headers });
+}
+
+/** What the hub says went wrong; or that it was not the hub. */
+async function failed(response: Response): Promise<Failure> {
+  try {
+    const said = (await response.json()) as { error?: unknown };
+    if (typeof said.error === "string") return new Failure(TROUBLES[response.status] ?? "fault", said.error);
+  } catch {
+    // A proxy's own page, say.
+  }
+  return foreign(response);
+}
+
+function foreign(response: Response): Failure {
+  const what = response.headers.get("Content-Type")?.split(";")[0] ?? "nothing";
+  return new Failure("foreign", `The answer (${response.status}, ${what}) is not the hub’s.`);
+}

@@ -1,0 +1,153 @@
+/**
+ * Server-sent events over fetch: EventSource can neither send a token nor say why it was refused.
+ *
+ * It reconnects with `Last-Event-ID`, waits a little longer each time (less when somebody comes back to the page), and
+ * gives up only when there is nothing to hope for.
+ */
+
+import type { Connection, Follower, News } from "./source";
+
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 10_000;
+/** The hub says something every five seconds; a connection that is silent for longer is dead. */
+const SILENCE_MS = 15_000;
+/** A hub that is full says how long to wait; not for ever, whatever it says. */
+const LONGEST_ASKED_MS = 60_000;
+const FINAL: readonly Connection[] = ["refused", "gone", "ended"];
+
+export type Open = (headers: Record<string, string>, signal: AbortSignal) => Promise<Response>;
+
+interface Outcome {
+  connection: Connection;
+  /** What the hub wants us to wait. */
+  askedMs?: number;
+}
+
+export function follow(open: Open, follower: Follower): () => void {
+  const stop = new AbortController();
+  void keepFollowing(open, follower, stop.signal);
+  return () => stop.abort();
+}
+
+async function keepFollowing(open: Open, follower: Follower, stop: AbortSignal): Promise<void> {
+  let lastId = "";
+  let wait = FIRST_WAIT_MS;
+  const told: Follower = {
+    news: (news) => {
+      wait = FIRST_WAIT_MS;
+      if (!stop.aborted) follower.news(news);
+    },
+    connection: (now) => follower.connection(now),
+  };
+  const seen = (id: string): void => {
+    lastId = id;
+  };
+  while (!stop.aborted) {
+    const { connection, askedMs } = await once(open, lastId, seen, told, stop);
+    if (stop.aborted) return;
+    follower.connection(connection);
+    if (FINAL.includes(connection)) return;
+    await pause(askedMs ?? wait, stop);
+    wait = Math.min(2 * wait, LONGEST_WAIT_MS);
+  }
+}
+
+async function once(open: Open, lastId: string, seen: (id: string) => void, follower: Follower, stop: AbortSignal): Promise<Outcome> {
+  const ours = new AbortController();
+  const end = (): void => ours.abort();
+  stop.addEventListener("abort", end);
+  let silence = setTimeout(end, SILENCE_MS);
+  try {
+    const response = await open(lastId ? { "Last-Event-ID": lastId } : {}, ours.signal);
+    const refusal = refused(response);
+    if (refusal !== null || response.body === null) return refusal ?? { connection: "lost" };
+    follower.connection("live");
+    let last: Connection = "lost";
+    const messages = new Messages((id, event, data) => {
+      if (id) seen(id);
+      if (event === "gone") last = "gone";
+      if (event === "end") last = "ended";
+      follower.news({ event, data: JSON.parse(data) } as News);
+    });
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return { connection: last };
+      clearTimeout(silence);
+      silence = setTimeout(end, SILENCE_MS);
+      messages.take(value);
+    }
+  } catch {
+    return { connection: "lost" };
+  } finally {
+    clearTimeout(silence);
+    stop.removeEventListener("abort", end);
+    ours.abort();
+  }
+}
+
+/** Why there is no stream; null: there is one. Of a proxy's own pages none means anything but "not now". */
+function refused(response: Response): Outcome | null {
+  const type = response.headers.get("Content-Type") ?? "";
+  if (response.ok) return type.startsWith("text/event-stream") ? null : { connection: "lost" };
+  if (!type.startsWith("application/json")) return { connection: "lost" };
+  if (response.status === 401) return { connection: "refused" };
+  if (response.status === 404) return { connection: "gone" };
+  if (response.status !== 503 && response.status !== 429) return { connection: "lost" };
+  const seconds = Number(response.headers.get("Retry-After") ?? Number.NaN);
+  return seconds > 0 ? { connection: "busy", askedMs: Math.min(1000 * seconds, LONGEST_ASKED_MS) } : { connection: "busy" };
+}
+
+/** Puts the pieces of a stream together into messages. */
+export class Messages {
+  private rest = "";
+
+  constructor(private readonly told: (id: string, event: string, data: string) => void) {}
+
+  take(piece: string): void {
+    const blocks = (this.rest + piece).split("\n\n");
+    this.rest = blocks.pop() ?? "";
+    for (const block of blocks) {
+      let id = "";
+      let event = "";
+      let data = "";
+      for (const line of block.split("\n")) {
+        const colon = line.indexOf(": ");
+        if (colon < 0) continue;
+        const value = line.slice(colon + 2);
+        switch (line.slice(0, colon)) {
+          case "id":
+            id = value;
+            break;
+          case "event":
+            event = value;
+            break;
+          case "data":
+            data = value;
+            break;
+        }
+      }
+      if (event) this.told(id, event, data);
+    }
+  }
+}
+
+/** Shorter when the network comes back, or somebody looks again. */
+function pause(ms: number, stop: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const done = (): void => {
+      clearTimeout(timer);
+      stop.removeEventListener("abort", done);
+      removeEventListener("online", done);
+      removeEventListener("visibilitychange", looked, true);
+      resolve();
+    };
+    const looked = (): void => {
+      if (document.visibilityState === "visible") done();
+    };
+    const timer = setTimeout(done, ms);
+    stop.addEventListener("abort", done);
+    addEventListener("online", done);
+    addEventListener("visibilitychange", looked, true);
+  });
+}

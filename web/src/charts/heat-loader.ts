@@ -1,0 +1,249 @@
+/**
+ * The pieces of the map that are here, and those that are on their way.
+ *
+ * `look` says what is seen: if no piece here shows it well, the hub is asked for one, a moment after the last movement.
+ * `newer` says that the run went on: only the new steps (and the last few, which may have been incomplete) are asked for and
+ * put behind the piece that is seen. All is asked for again when cells would be narrower than a pixel, and once a minute.
+ * Of the pieces the last used ones are kept, up to a number of cells.
+ */
+
+import { aborted, type Failure, type Source } from "../api/source";
+import { asFailure } from "../run/open-run";
+import { appended, openFrom, pieceOf, type Asked, type Piece, type Stat } from "./heat-piece";
+import { paramsOf, questionFor, serves, type Pixels } from "./heat-question";
+import { same, type HeatWindow } from "./heat-window";
+
+/** After the last movement, and the longest it may be put off. */
+const SETTLE_MS = 70;
+const LONGEST_MS = 220;
+/** Between two questions for new steps. */
+const TIP_MS = 300;
+const WHOLE_MS = 60_000;
+const MOST_CELLS = 3 << 20;
+const MOST_NEW_STEPS = 1024;
+const MOST_NEW_CELLS = 1 << 20;
+const RETRY_MS = 2000;
+
+export interface Seen {
+  window: HeatWindow;
+  /** All that there is now. */
+  all: HeatWindow;
+  pixels: Pixels;
+}
+
+export class HeatLoader {
+  /** The piece of all there is: drawn below everything, it is what is seen before the rest is here. */
+  whole: Piece | null = null;
+  failure: Failure | null = null;
+  /** The first step that the hub has of this value, as it last said. */
+  knownFrom = 0;
+  /** Questions and the cells that came, for tests and measurements. */
+  readonly counts = { asked: 0, appended: 0, cells: 0 };
+
+  /** The last used one last. */
+  private parts: Piece[] = [];
+  private seen: Seen | null = null;
+  /** The last question that was answered, however: it is not asked again by itself. */
+  private answered: Asked | null = null;
+  private asking: { asked: Asked; stop: AbortController } | null = null;
+  private tipping: AbortController | null = null;
+  private timer: ReturnType<typeof setTimeout> | null = null;
+  private tipTimer: ReturnType<typeof setTimeout> | null = null;
+  private waitingMs: number | null = null;
+  private tippedMs = -Infinity;
+  private readonly born = new WeakMap<Asked, number>();
+
+  constructor(
+    private readonly source: Pick<Source, "heat">,
+    private readonly run: string,
+    readonly value: string,
+    readonly stat: Stat,
+    private readonly told: () => void,
+  ) {}
+
+  close(): void {
+    this.asking?.stop.abort();
+    this.tipping?.abort();
+    for (const timer of [this.timer, this.tipTimer]) if (timer !== null) clearTimeout(timer);
+    this.seen = this.whole = null;
+    this.parts = [];
+  }
+
+  /** In the order in which they are drawn: the best last. */
+  pieces(): Piece[] {
+    return this.whole === null ? this.parts : [this.whole, ...this.parts];
+  }
+
+  /** The piece that shows what is seen as well as it can be shown, but for steps that `newer` brings; null: there is none. */
+  best(): Piece | null {
+    const seen = this.seen;
+    if (seen === null) return null;
+    return this.pieces().findLast((piece) => serves(piece, reached(piece, seen), seen.pixels)) ?? null;
+  }
+
+  /** Whether everything that is seen is here. */
+  settled(): boolean {
+    return (this.best() !== null || this.nothing()) && this.asking === null && this.timer === null;
+  }
+
+  /** Whether the hub has said that it knows nothing of what is seen. */
+  private nothing(): boolean {
+    const { seen, answered } = this;
+    return seen !== null && answered !== null && this.failure === null && alike(answered, questionFor(within(seen), seen.all, seen.pixels));
+  }
+
+  look(seen: Seen): void {
+    this.seen = seen;
+    const found = this.best();
+    if (found !== null) {
+      if (found !== this.whole && this.parts.at(-1) !== found) this.parts = [...this.parts.filter((piece) => piece !== found), found];
+      if (!this.stale(found)) {
+        this.cancel();
+        return;
+      }
+    }
+    const asked = questionFor(within(seen), seen.all, seen.pixels);
+    if (this.asking !== null && alike(this.asking.asked, asked)) return;
+    if (found === null && this.answered !== null && alike(this.answered, asked)) return;
+    const now = performance.now();
+    this.waitingMs ??= now;
+    if (this.timer !== null) clearTimeout(this.timer);
+    const wait = this.whole === null ? 0 : Math.max(0, Math.min(SETTLE_MS, this.waitingMs + LONGEST_MS - now));
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      void this.ask(asked, seen.all);
+    }, wait);
+  }
+
+  /** The run made steps: up to `all.step1` of what is seen. */
+  newer(): void {
+    if (this.tipTimer !== null || this.tipping !== null) return;
+    this.tipTimer = setTimeout(
+      () => {
+        this.tipTimer = null;
+        void this.tip();
+      },
+      Math.max(0, this.tippedMs + TIP_MS - performance.now()),
+    );
+  }
+
+  private again(): void {
+    this.answered = null;
+    if (this.seen !== null) this.look(this.seen);
+  }
+
+  /** What came may show what is seen by now: then nothing more is asked for, and whoever is told finds it settled. */
+  private tell(): void {
+    if (this.seen !== null) this.look(this.seen);
+    this.told();
+  }
+
+  private cancel(): void {
+    if (this.timer !== null) clearTimeout(this.timer);
+    this.timer = this.waitingMs = null;
+  }
+
+  /** What was put behind it bit by bit is asked for anew once in a while. */
+  private stale(piece: Piece): boolean {
+    return piece.grown && performance.now() - (this.born.get(piece.asked) ?? 0) > WHOLE_MS;
+  }
+
+  private async ask(asked: Asked, all: HeatWindow): Promise<void> {
+    this.asking?.stop.abort();
+    const stop = new AbortController();
+    this.asking = { asked, stop };
+    this.waitingMs = null;
+    this.counts.asked += 1;
+    try {
+      const heat = await this.source.heat(this.run, paramsOf(asked, this.value, this.stat), stop.signal);
+      if (stop.signal.aborted) return;
+      this.counts.cells += heat.cells.length;
+      this.failure = null;
+      this.knownFrom = heat.knownFrom;
+      this.answered = asked;
+      this.born.set(asked, performance.now());
+      this.keep(pieceOf(heat, this.stat, asked, asked.window.step1 >= all.step1), all);
+    } catch (error) {
+      if (aborted(error) || stop.signal.aborted) return;
+      this.failure = asFailure(error);
+      this.answered = asked;
+      if (this.failure.trouble !== "wrong") setTimeout(() => this.again(), RETRY_MS);
+    } finally {
+      if (this.asking?.stop === stop) this.asking = null;
+    }
+    this.tell();
+  }
+
+  private async tip(): Promise<void> {
+    const seen = this.seen;
+    const piece = this.best();
+    if (seen === null || piece === null) return;
+    const last = within(seen).step1;
+    const first = openFrom(piece);
+    if (last < piece.asked.window.step1 || first >= last) return;
+    if ((last - first) * piece.heat.firstRanks.length > MOST_NEW_CELLS) return this.ask(questionFor(within(seen), seen.all, seen.pixels), seen.all);
+    const stop = (this.tipping = new AbortController());
+    this.tippedMs = performance.now();
+    this.counts.appended += 1;
+    const asked = { ...piece.asked, stepSpan: 1, window: { ...piece.asked.window, step0: first, step1: last } };
+    try {
+      // Where the hub has means of bins only, means go behind them.
+      const heat = await this.source.heat(this.run, paramsOf(asked, this.value, piece.heat.exact ? this.stat : "mean"), stop.signal);
+      this.counts.cells += heat.cells.length;
+      this.knownFrom = heat.knownFrom;
+      this.replace(piece, appended(piece, heat), last);
+    } catch (error) {
+      if (aborted(error)) return;
+      this.failure = asFailure(error);
+    } finally {
+      this.tipping = null;
+    }
+    this.tell();
+  }
+
+  private replace(piece: Piece, longer: Piece | null, step1: number): void {
+    const asked = { ...piece.asked, window: { ...piece.asked.window, step1 } };
+    this.born.set(asked, this.born.get(piece.asked) ?? 0);
+    const next = longer && { ...longer, asked, grown: true };
+    if (piece === this.whole) this.whole = next;
+    else this.parts = this.parts.flatMap((one) => (one !== piece ? [one] : next === null ? [] : [next]));
+  }
+
+  private keep(piece: Piece | null, all: HeatWindow): void {
+    if (piece === null) return;
+    const { window } = piece.asked;
+    if (window.step0 <= all.step0 && window.step1 >= all.step1 && window.rank0 <= all.rank0 && window.rank1 >= all.rank1) {
+      this.whole = piece;
+      // Those of before are what was known then.
+      this.parts = this.parts.filter((one) => !one.grown);
+      return;
+    }
+    const kept = [...this.parts, piece];
+    let cells = kept.reduce((sum, one) => sum + one.heat.cells.length, 0);
+    while (kept.length > 1 && cells > MOST_CELLS) cells -= kept.shift()?.heat.cells.length ?? 0;
+    this.parts = kept;
+  }
+}
+
+/** The same part in cells of other sizes is another picture. */
+function alike(one: Asked, two: Asked): boolean {
+  return same(one.window, two.window) && one.stepSpan === two.stepSpan && one.rankSpan === two.rankSpan;
+}
+
+/** What of the window has to be in a piece: the newest steps may still be put behind one that reached the end. */
+function reached(piece: Piece, seen: Seen): HeatWindow {
+  const window = within(seen);
+  const end = piece.asked.window.step1;
+  const near = window.step1 - end <= MOST_NEW_STEPS && window.step1 >= seen.all.step1 && end > window.step0;
+  return piece.open && near ? { ...window, step1: Math.min(window.step1, end) } : window;
+}
+
+/** What of the window there is. */
+function within({ window, all }: Seen): HeatWindow {
+  return {
+    step0: Math.max(window.step0, all.step0),
+    step1: Math.max(all.step0 + 1, Math.min(window.step1, all.step1)),
+    rank0: window.rank0,
+    rank1: window.rank1,
+  };
+}

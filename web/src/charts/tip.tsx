@@ -1,0 +1,46 @@
+/** The box of figures beside the cursor, and the same in words for those who move it with the keyboard. */
+
+import type { Signal } from "@preact/signals";
+import type { At, Frame } from "./held-plot";
+
+export interface Tip {
+  title: string;
+  rows: { name: string; value: string; colour?: string; strong?: boolean }[];
+  /** A last line, e.g. what a click does. */
+  note?: string;
+}
+
+interface TipBoxProps {
+  at: Signal<At | null>;
+  frame: Signal<Frame | null>;
+  read: (index: number) => Tip | null;
+}
+
+export function TipBox({ at, frame, read }: TipBoxProps) {
+  const [place, where] = [at.value, frame.value];
+  const tip = place === null ? null : read(place.index);
+  if (place === null || where === null || tip === null) return null;
+  const right = place.left > where.left + where.width * 0.55;
+  const side = right ? { right: `calc(100% - ${place.left - 12}px)` } : { left: `${place.left + 12}px` };
+  return (
+    <div class="tip" style={{ ...side, top: `${where.top + 4}px` }} aria-hidden="true">
+      <p class="tip-title">{tip.title}</p>
+      <table>
+        <tbody>
+          {tip.rows.map((row) => (
+            <tr key={row.name} class={row.strong ? "strong" : ""}>
+              <td>{row.colour !== undefined && <span class="swatch" style={{ background: row.colour }} />}</td>
+              <td>{row.name}</td>
+              <td class="number">{row.value}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {tip.note !== undefined && <p class="tip-note">{tip.note}</p>}
+    </div>
+  );
+}
+
+export function tipWords(tip: Tip): string {
+  return `${tip.title}: ${tip.rows.map((row) => `${row.name} ${row.value}`).join(", ")}`;
+}

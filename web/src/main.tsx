@@ -1,0 +1,64 @@
+/** The page begins: take the token out of the address, find out where the run is told from, draw. */
+
+import { render } from "preact";
+import { DATA_ID } from "./api/copy-bytes";
+import { FileSource } from "./api/file-source";
+import { HubSource } from "./api/hub-source";
+import { App } from "./app";
+import { keepLinksInside } from "./frame-links";
+import { go, offered, route, takeToken } from "./route";
+import { asFailure, firstQuestions } from "./run/open-run";
+import { DamagedCopy } from "./screens/damaged-copy";
+import "./styles/tokens.css";
+import "./styles/base.css";
+import "./styles/layout.css";
+import { startShortcuts } from "./ui/shortcuts";
+import { startTheme } from "./ui/theme";
+
+async function start(): Promise<void> {
+  startTheme();
+  startShortcuts();
+  const place = document.getElementById("app");
+  if (place === null) return;
+  const data = document.getElementById(DATA_ID);
+  if (data !== null) {
+    await openCopy(data.textContent ?? "", place);
+    return;
+  }
+  const source = new HubSource(new URL(".", location.href).href);
+  offered.value = takeToken();
+  await takeOffer(source);
+  expectRun(source);
+  render(<App source={source} />, place);
+  // A link with a token that is put into the address of an open page: sign in, and look anew.
+  offered.subscribe((token) => {
+    if (token) void takeOffer(source).then(() => render(<App key={Date.now()} source={source} />, place));
+  });
+}
+
+async function takeOffer(source: HubSource): Promise<void> {
+  const token = offered.value;
+  offered.value = "";
+  if (token) await source.signIn(token).catch(() => false); // the screen says what is wrong
+}
+
+/** The hub looks for what the first picture needs while the screen is built. */
+function expectRun(source: HubSource): void {
+  const [name] = route.value.runs;
+  if (route.value.screen !== "run" || name === undefined) return;
+  for (const [path, params] of firstQuestions(name)) source.expect(path, params);
+}
+
+/** report.html: the run is inside. */
+async function openCopy(base64: string, place: HTMLElement): Promise<void> {
+  keepLinksInside();
+  try {
+    const source = await FileSource.open(base64);
+    if (route.value.screen !== "run" || route.value.runs[0] !== source.copy.run) go({ screen: "run", runs: [source.copy.run] });
+    render(<App source={source} />, place);
+  } catch (error) {
+    render(<DamagedCopy failure={asFailure(error)} />, place);
+  }
+}
+
+void start();

@@ -1,0 +1,70 @@
+/** How the run ended or began anew, below the verdict: exceptions with their tracebacks, attempts, notices. */
+
+import type { OpenRun } from "../run/open-run";
+import { useSummary } from "../run/summary";
+import { duration } from "../ui/format";
+import { attemptText, attemptsOf, errorText, errorsOf, followedText, toldFirst, type RankError } from "../words/endings";
+
+const SHOWN = 4;
+
+export function Aftermath({ run }: { run: OpenRun }) {
+  const summary = useSummary(run)?.summary;
+  if (summary === undefined) return null;
+  const errors = errorsOf(summary["errors"]);
+  const attempts = attemptsOf(summary["attempts"]);
+  const notices = Array.isArray(summary["notices"]) ? summary["notices"].map(String) : [];
+  const { own, followed } = toldFirst(errors);
+  if (errors.length + attempts.length + notices.length === 0) return null;
+  return (
+    <div class="aftermath">
+      {own.length > 0 && <h3>What the processes said</h3>}
+      {own.slice(0, SHOWN).map((error, at) => (
+        <Ended key={`${error.rank} ${error.pid} ${error.attempt}`} error={error} open={at === 0 && run.findings.value?.verdict?.kind === "rank_crashed"} />
+      ))}
+      {own.length > SHOWN && <p class="muted">and {own.length - SHOWN} more errors</p>}
+      {followed.length > 0 && (
+        <p class="muted small">{followedText(followed, own)}</p>
+      )}
+      {attempts.length > 0 && (
+        <details class="fold">
+          <summary>
+            {attempts.length} attempts; all figures are of attempt {attempts.at(-1)?.attempt}
+          </summary>
+          <ol class="plain-list">
+            {attempts.map((one) => (
+              <li key={one.attempt}>
+                {attemptText(one)}
+                {one.pause_s === null ? "" : `; ${duration(one.pause_s * 1e9)} until the next one’s first step`}
+              </li>
+            ))}
+          </ol>
+        </details>
+      )}
+      {notices.length > 0 && (
+        <details class="fold" open={notices.length <= 2}>
+          <summary>{notices.length === 1 ? "A notice" : `${notices.length} notices`}</summary>
+          <ul class="plain-list">
+            {notices.slice(0, 50).map((line) => (
+              <li key={line}>{line}</li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </div>
+  );
+}
+
+function Ended({ error, open }: { error: RankError; open: boolean }) {
+  return (
+    <details class="fold error" open={open}>
+      <summary>{errorText(error)}</summary>
+      {error.traceback ? (
+        <pre class="traceback" tabIndex={0}>
+          {error.traceback}
+        </pre>
+      ) : (
+        <p class="muted">It left no traceback.</p>
+      )}
+    </details>
+  );
+}

@@ -1,0 +1,174 @@
+/** What ran: command, code, machines, environment, what the script has set up; and where ranks differ in it. */
+
+import type { ComponentChildren } from "preact";
+import { useSignal } from "@preact/signals";
+import type { RankDocument, RanksDocument, RunEvent } from "../api/documents";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { useSummary } from "../run/summary";
+import { Card, Nothing } from "../ui/card";
+import { CopyButton } from "../ui/copy-button";
+import { dateTime } from "../ui/format";
+import { commandText, endText, machineRows, meshText, peersText, whoText } from "../words/context";
+import { evidenceRows, isRecord, type Row } from "../words/evidence";
+import { nameOf } from "../words/names";
+import { countOf } from "../words/ranks";
+import { Pairs } from "./evidence";
+import "./context.css";
+
+const VARIABLES = 200;
+const NESTED = ["loader", "ddp", "model", "optimizer", "gc"];
+const TITLES: Readonly<Record<string, string>> = { loader: "Data", ddp: "DistributedDataParallel", model: "Model", optimizer: "Optimizer", gc: "Garbage collector" };
+
+export function ContextPanel({ run }: { run: OpenRun }) {
+  const about = run.about.value;
+  const summary = useSummary(run)?.summary;
+  const lowest = useAnswer<RanksDocument>(run, "ranks", { limit: 1 }, 5000).value?.rank[0];
+  const rank = useAnswer<RankDocument>(run, lowest === undefined ? null : `ranks/${lowest}`, { bins: 1 }, 60_000).value;
+  if (about === null) return null;
+  const { context } = about;
+  // The run is asked for once, maybe before its first rank; how it stands is told as it changes.
+  const worldSize = Math.max(about.world_size, run.status.value?.world_size ?? 0);
+  const facts = isRecord(summary?.["facts"]) && Object.keys(summary["facts"]).length > 0 ? summary["facts"] : (rank?.facts ?? {});
+  const differ = Array.isArray(summary?.["facts_differ"]) ? summary["facts_differ"].map(String) : [];
+  const command = commandText(context.command);
+  return (
+    <Card title="Context" class="context" about="what ran, where and how">
+      {command && (
+        <div class="command">
+          <pre tabIndex={0} aria-label="Command">
+            {command}
+          </pre>
+          <CopyButton text={command} what="the command" />
+        </div>
+      )}
+      <div class="context-parts">
+        <Part title="Run">
+          <Pairs left={0} rows={texts({ began: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? run.status.value.status : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === about.id ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt}, counted from 0` : "" })} />
+        </Part>
+        <Part title="Software">
+          <Pairs left={0} rows={texts({ python: context.python, torch: rank?.identity["torch"], backend: rank?.identity["backend"], stepscope: context.stepscope, platform: context.platform, interpreter: context.executable })} />
+        </Part>
+        <Part title="Machines">
+          <Pairs left={0} rows={[...texts({ ranks: worldSize > 0 ? countOf(worldSize, "rank") : "", device: rank?.identity["device_name"] || rank?.identity["device"] }), ...machineRows(summary?.["host"]), ...texts({ mesh: meshText(facts["mesh"]), [`rank ${lowest ?? 0} and its peers`]: peersText(facts["peers"]) })]} />
+        </Part>
+        <Git git={context.git ?? gitOf(run.events.value)} />
+        {NESTED.map((key) => (isRecord(facts[key]) ? <Facts key={key} title={TITLES[key] ?? nameOf(key)} of={facts[key]} /> : null))}
+        <Facts title="Settings" of={Object.fromEntries(Object.entries(facts).filter(([key, value]) => !["mesh", "peers"].includes(key) && !(NESTED.includes(key) && isRecord(value))))} />
+      </div>
+      {differ.length > 0 && (
+        <p class="differ">
+          <span class="severity warning" aria-hidden="true">
+            ▲{" "}
+          </span>
+          Ranks differ in {differ.slice(0, 20).map((name) => name.split(".").map(nameOf).join(": ")).join("; ")}.
+        </p>
+      )}
+      <Environment of={context.environment ?? {}} />
+    </Card>
+  );
+}
+
+function Part({ title, children }: { title: string; children: ComponentChildren }) {
+  return (
+    <div class="context-part">
+      <h3>{title}</h3>
+      {children}
+    </div>
+  );
+}
+
+function Facts({ title, of }: { title: string; of: Record<string, unknown> }) {
+  const rows = evidenceRows(of);
+  return rows.length === 0 ? null : (
+    <Part title={title}>
+      <Pairs rows={rows} left={0} />
+    </Part>
+  );
+}
+
+function Git({ git }: { git: Record<string, unknown> | null }) {
+  if (git === null) {
+    return (
+      <Part title="Code">
+        <p class="muted">It was in no git repository.</p>
+      </Part>
+    );
+  }
+  const commit = String(git["commit"] ?? "");
+  const changes = String(git["diff_stat"] ?? "");
+  return (
+    <Part title="Code">
+      <Pairs left={0} rows={texts({ branch: git["branch"], state: git["dirty"] === true ? "with changes that are not committed" : "as committed" })} />
+      {commit && (
+        <p class="commit">
+          <code>{commit}</code> <CopyButton text={commit} what="the commit" />
+        </p>
+      )}
+      {changes && (
+        <details class="fold">
+          <summary>What is changed</summary>
+          <pre class="traceback" tabIndex={0}>
+            {changes}
+          </pre>
+        </details>
+      )}
+    </Part>
+  );
+}
+
+/** Of a run that goes on: its agent has looked, and says so in an event. */
+function gitOf(events: readonly RunEvent[]): Record<string, unknown> | null {
+  const said = events.find((event) => event.event === "context")?.["git"];
+  return isRecord(said) ? said : null;
+}
+
+function Environment({ of }: { of: Record<string, string> }) {
+  const search = useSignal("");
+  const all = Object.entries(of).sort(([one], [two]) => (one < two ? -1 : 1));
+  const wanted = search.value.toLowerCase();
+  const found = all.filter(([name, value]) => `${name}=${value}`.toLowerCase().includes(wanted));
+  return (
+    <details class="fold environment">
+      <summary>Environment, {countOf(all.length, "variable")}</summary>
+      {all.length === 0 ? (
+        <Nothing>No variable that explains a run was set.</Nothing>
+      ) : (
+        <>
+          <label>
+            Search <input type="search" value={search.value} onInput={(event) => (search.value = event.currentTarget.value)} />
+          </label>
+          <div class="scrolls" tabIndex={0} role="region" aria-label="Environment">
+            <table>
+              <thead>
+                <tr>
+                  <th scope="col">Variable</th>
+                  <th scope="col">Value</th>
+                </tr>
+              </thead>
+              <tbody>
+                {found.slice(0, VARIABLES).map(([name, value]) => (
+                  <tr key={name}>
+                    <th scope="row">
+                      <code>{name}</code>
+                    </th>
+                    <td>
+                      <code>{value}</code>
+                    </td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          {found.length === 0 && <p class="muted">None has that in it.</p>}
+        </>
+      )}
+    </details>
+  );
+}
+
+/** Those that are known. */
+function texts(of: Readonly<Record<string, unknown>>): Row[] {
+  return Object.entries(of)
+    .filter(([, value]) => value !== null && value !== undefined && value !== "")
+    .map(([name, value]) => ({ key: name, name, value: { form: "text", text: String(value) } }));
+}

@@ -1,0 +1,99 @@
+/** What was found and what happened, as marks over steps; a click goes to the steps and the rank that it is about. */
+
+import { batch } from "@preact/signals";
+import type { Finding, RunEvent } from "../api/documents";
+import type { Mark } from "../charts/marks";
+import { unlessAll } from "../charts/window";
+import type { StepClock } from "../run/align";
+import type { OpenRun, View } from "../run/open-run";
+import { stepsText } from "../ui/format";
+import { numbersIn } from "../words/ranks";
+
+const NOT_A_PLACE = new Set(["healthy", "insufficient_data"]);
+
+export function findingMarks(findings: readonly Finding[], choose: (finding: Finding) => void): Mark[] {
+  return findings.flatMap((finding, at) => {
+    if (finding.steps === null || NOT_A_PLACE.has(finding.kind)) return [];
+    const [first, last] = finding.steps;
+    return [{ key: `${at}/${finding.kind}`, first, last, tone: finding.severity, title: finding.title, onChoose: () => choose(finding) }];
+  });
+}
+
+/** A tenth more at both sides, so that one sees what it was like before. */
+export function around(first: number, last: number, whole: View): View | null {
+  const more = Math.max(2, Math.round((last - first + 1) / 10));
+  return unlessAll({ first: Math.max(whole.first, first - more), last: Math.min(whole.last, last + more) }, whole);
+}
+
+/** Show what a finding is about. */
+export function goTo(run: OpenRun, finding: Finding, whole: View): void {
+  batch(() => {
+    if (finding.steps !== null) run.view.value = around(finding.steps[0], finding.steps[1], whole);
+    const [rank] = finding.ranks;
+    if (rank !== undefined) run.rank.value = rank;
+  });
+}
+
+/** Those that explain a curve: hangs, ranks that died, a hub that could not be reached. Neighbours are told together. */
+export function eventMarks(events: readonly RunEvent[], findings: readonly Finding[], clock: StepClock, whole: View, choose: (step: number, rank: number | null) => void): Mark[] {
+  const groups = new Map<string, { step: number; words: string; where: string; ranks: number[] }>();
+  for (const event of events) {
+    // What was found of a hang knows its step, and whether it is over; the event is of the moment in which it was declared.
+    const found = event.event === "hang" ? hangOf(event, findings) : undefined;
+    const words = found?.title ?? said(event);
+    if (words === null) continue;
+    const step = found?.steps ? within(found.steps[0], whole) : stepOf(event, clock, whole);
+    if (step === null) continue;
+    const where = found?.steps ? inText(found.steps, whole) : `${event.wall_ns > (clock.span?.[1] ?? Infinity) ? "after" : "at"} step ${step}`;
+    const key = `${words}@${step}`;
+    const group = groups.get(key) ?? { step, words, where, ranks: [] };
+    if (event.rank !== undefined) group.ranks.push(event.rank);
+    groups.set(key, group);
+  }
+  return [...groups].slice(-40).map(([key, { step, words, where, ranks }]) => {
+    const who = ranks.length === 0 ? "" : ranks.length === 1 ? `Rank ${ranks[0]}: ` : `${ranks.length} ranks: `;
+    return { key, first: step, last: step, tone: "event", title: `${who}${words} (${where})`, onChoose: () => choose(step, ranks[0] ?? null) };
+  });
+}
+
+/** What stood still or died after the last whole step is marked at that one. */
+function stepOf(event: RunEvent, clock: StepClock, whole: View): number | null {
+  const span = clock.span;
+  if (span === null || event.wall_ns < span[0]) return null;
+  const step = clock.step(event.wall_ns);
+  return step === null ? whole.last : within(Math.floor(step), whole);
+}
+
+function within(step: number, whole: View): number {
+  return Math.min(whole.last, Math.max(whole.first, step));
+}
+
+/** Of several of the same ranks the first that was found: they are told the gravest first. */
+function hangOf(event: RunEvent, findings: readonly Finding[]): Finding | undefined {
+  const culprits = JSON.stringify(numbersIn(event["culprits"]).sort((one, two) => one - two));
+  return findings.find(({ kind, ranks }) => kind === event["kind"] && JSON.stringify(ranks) === culprits);
+}
+
+/** `in step 41, which did not end`: there is no curve above it. */
+function inText(steps: [number, number], whole: View): string {
+  return `in ${stepsText(steps)}${steps[1] > whole.last ? ", which did not end" : ""}`;
+}
+
+const CALM_ENDS = new Set(["exited", "running", "finished", "detached"]);
+
+function said(event: RunEvent): string | null {
+  const text = (name: string): string => (typeof event[name] === "string" ? (event[name] as string) : "");
+  switch (event.event) {
+    case "hang":
+      return text("title") || "the job stands still";
+    case "hang_over":
+      return "the job goes on";
+    case "rank_end":
+      if (event["oom_kill"] === true) return "killed by the kernel for want of memory";
+      return CALM_ENDS.has(text("state")) ? null : `ended: ${text("state")}`;
+    case "hub_lost":
+      return "the hub could not be reached";
+    default:
+      return null;
+  }
+}

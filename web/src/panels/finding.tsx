@@ -1,0 +1,131 @@
+/** One finding: its price, what it rests on, what to do, where to look. The verdict and all others are drawn with it. */
+
+import type { Finding } from "../api/documents";
+import type { OpenRun } from "../run/open-run";
+import { severityWord, type Look } from "../ui/severity";
+import { count, stepsText } from "../ui/format";
+import { tell } from "../ui/toast";
+import { kindOf } from "../words/kinds";
+import { picturesOf } from "../words/pictures";
+import { sureness } from "../words/price";
+import { ranksText } from "../words/ranks";
+import { Evidence } from "./evidence";
+import { PictureView } from "./picture";
+import { PriceLine } from "./price";
+import { chooseRank } from "./rank-button";
+
+const RANKS_SHOWN = 4;
+
+/** The same finding at the next look, though its figures have moved. */
+export function findingKey({ kind, ranks, phase }: Pick<Finding, "kind" | "ranks" | "phase">): string {
+  return JSON.stringify([kind, ranks, phase]);
+}
+
+/** Whether it is told in the past; of a run that goes on, a standstill of an earlier attempt is, too. */
+export function isOver({ evidence }: Pick<Finding, "evidence">, live: boolean): boolean {
+  return !live || typeof evidence["over"] === "string";
+}
+
+export function lookOf(finding: Finding): Look {
+  return finding.kind === "healthy" && finding.evidence["large"] !== true ? "healthy" : finding.severity;
+}
+
+export function FindingBody({ run, finding, live }: { run: OpenRun; finding: Finding; live: boolean }) {
+  const pictures = picturesOf(finding);
+  return (
+    <div class="finding-body">
+      <PriceLine finding={finding} live={live} />
+      <div class={`finding-columns ${pictures.length === 0 ? "without-pictures" : ""}`}>
+        {finding.advice.length > 0 && (
+          <div>
+            <h3>What to do</h3>
+            <ol class="advice">
+              {finding.advice.map((line) => (
+                <li key={line}>{line}</li>
+              ))}
+            </ol>
+          </div>
+        )}
+        {pictures.length > 0 && (
+          <div class="pictures">
+            {pictures.map((picture) => (
+              <PictureView key={picture.title} picture={picture} />
+            ))}
+          </div>
+        )}
+      </div>
+      <Jumps run={run} finding={finding} />
+      <details class="fold">
+        <summary>What it rests on</summary>
+        <p class="muted">
+          {kindOf(finding.kind, isOver(finding, live)).meaning} <Sure confidence={finding.confidence} />
+        </p>
+        <Evidence of={finding.evidence} />
+      </details>
+    </div>
+  );
+}
+
+function Sure({ confidence }: { confidence: number }) {
+  return (
+    <>
+      How sure it is: {sureness(confidence)} ({Math.round(confidence * 100)}%).
+    </>
+  );
+}
+
+/** Who, where and when, in a row of small words. */
+export function FindingFacts({ finding, live }: { finding: Finding; live: boolean }) {
+  const { ranks, phase, steps } = finding;
+  const facts = [finding.kind === "healthy" ? null : kindOf(finding.kind, isOver(finding, live)).name, ranks.length > 0 ? ranksText(ranks) : null, phase, steps === null ? null : finding.kind === "rank_crashed" ? `last whole step ${count(steps[1])}` : stepsText(steps)];
+  return (
+    <p class="facts">
+      <span class={`severity ${lookOf(finding)}`}>{severityWord(lookOf(finding))}</span>
+      {facts
+        .filter((one): one is string => one !== null && one !== "")
+        .map((one) => (
+          <span key={one}>{one}</span>
+        ))}
+    </p>
+  );
+}
+
+function Jumps({ run, finding }: { run: OpenRun; finding: Finding }) {
+  const { kind, ranks } = finding;
+  // A step that never ended is in no chart.
+  const steps = finding.steps !== null && finding.steps[0] > (run.status.value?.newest_step ?? Infinity) ? null : finding.steps;
+  const chosen = run.rank.value;
+  const view = run.view.value;
+  const looking = steps !== null && view !== null && view.first === Math.max(0, steps[0]) && view.last === steps[1];
+  if (ranks.length === 0 && steps === null) return null;
+  return (
+    <div class="jumps">
+      {ranks.slice(0, RANKS_SHOWN).map((rank) => (
+        <button
+          key={rank}
+          type="button"
+          aria-pressed={chosen === rank}
+          onClick={() => {
+            chooseRank(run, rank);
+          }}
+        >
+          Show rank {rank}
+        </button>
+      ))}
+      {ranks.length > RANKS_SHOWN && <span class="muted">and {ranks.length - RANKS_SHOWN} more ranks</span>}
+      {steps !== null && (
+        <button
+          type="button"
+          aria-pressed={looking}
+          onClick={() => {
+            run.view.value = looking ? null : { first: Math.max(0, steps[0]), last: steps[1] };
+            if (steps[0] === steps[1]) run.step.value = steps[0];
+            tell(looking ? "All steps are shown again." : `The charts below show ${stepsText(steps)}.`);
+          }}
+        >
+          Show {kind === "rank_crashed" ? "the last whole step" : steps[0] === steps[1] ? `step ${count(steps[0])}` : "these steps"}
+        </button>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,194 @@
+/** The job stands still, or stood: who holds it up, at which line, who waits for whom, where everybody is. */
+
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import type { HangsDocument } from "../api/documents";
+import type { Hang } from "../api/hang-documents";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { clock, dateTime } from "../ui/format";
+import { useNow } from "../ui/now";
+import { SeverityMark } from "../ui/severity";
+import { callText, culpritsOf, sinceText } from "../words/hang";
+import { kindOf } from "../words/kinds";
+import { ranksText } from "../words/ranks";
+import { placeText } from "../words/stacks";
+import { Circle } from "./circle";
+import { FlightView } from "./flight";
+import { RankButton } from "./rank-button";
+import { StacksView } from "./stacks";
+import { WhereaboutsTable } from "./whereabouts";
+import "./hang.css";
+
+const SHOWN = 5;
+
+/** Nothing where the job never stood still. */
+export function HangPanel({ run }: { run: OpenRun }) {
+  const goesOn = run.status.value?.over === false;
+  // Of a run that goes on an event says when there is something to ask for.
+  const told = !goesOn || run.events.value.some((event) => event.event === "hang") || run.findings.value?.findings.some((finding) => finding.kind.startsWith("hang_"));
+  const hangs = useAnswer<HangsDocument>(run, told ? "hangs" : null, {}, 3000).value?.hangs ?? [];
+  if (hangs.length === 0) return null;
+  // The last one first: it is the one that may still last.
+  const [latest, ...earlier] = [...hangs].reverse();
+  if (latest === undefined) return null;
+  return (
+    <>
+      <HangCard run={run} hang={latest} now={goesOn && latest.over === null} />
+      {earlier.length > 0 && <EarlierHangs run={run} hangs={earlier} />}
+    </>
+  );
+}
+
+function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
+  const word = now ? "The job stands still now" : hang.over === "recovered" ? "The job stood still, and went on" : "The job stood still";
+  // The verdict right above has said it, and that it stands still now: here is where everybody is.
+  const said = run.findings.value?.findings[0]?.kind === hang.kind;
+  return (
+    <section class={`card hang ${now ? "now" : ""}`} aria-label={now ? "The job stands still" : "The job stood still"}>
+      <div class="hang-head" role={now ? "alert" : undefined}>
+        <SeverityMark look={hang.over === "recovered" ? "warning" : "critical"} large />
+        <div>
+          {!said && <p class="hang-word">{word}</p>}
+          {said && now && <p class="hidden">{word}</p>}
+          <h2>{!said ? hang.title : now ? "Who, where and since when" : word}</h2>
+        </div>
+      </div>
+      <Since hang={hang} now={now} />
+      <HangBody run={run} hang={hang} now={now} said={said} />
+    </section>
+  );
+}
+
+function EarlierHangs({ run, hangs }: { run: OpenRun; hangs: readonly Hang[] }) {
+  return (
+    <section class="card" aria-label="Earlier standstills">
+      <h2>It also stood still before</h2>
+      {hangs.slice(0, SHOWN).map((hang) => (
+        <Folded key={`${hang.host} ${hang.number}`} run={run} hang={hang} />
+      ))}
+      {hangs.length > SHOWN && <p class="muted">and {hangs.length - SHOWN} more, in the folder hangs/ of the run</p>}
+    </section>
+  );
+}
+
+function Folded({ run, hang }: { run: OpenRun; hang: Hang }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <details class="other" open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>
+        <span class="other-title">
+          {dateTime(hang.stopped_wall_ns)}: {hang.title}
+        </span>
+      </summary>
+      {open && (
+        <div class="finding-body">
+          <Since hang={hang} now={false} />
+          <HangBody run={run} hang={hang} now={false} said={false} />
+        </div>
+      )}
+    </details>
+  );
+}
+
+/** While it lasts the seconds are counted; what it is compared with is the clock of this machine. */
+function Since({ hang, now }: { hang: Hang; now: boolean }) {
+  const nowMs = useNow(now ? 1000 : 0);
+  return (
+    <p class="hang-since">
+      {sinceText(hang, now ? nowMs * 1e6 : null)} <span class="muted">Last heard of {dateTime(hang.stopped_wall_ns)}.</span> {hang.action && <span>Stepscope {hang.action}.</span>}
+    </p>
+  );
+}
+
+/** `said`: its title stands above already, so that what is in it is not said again. */
+function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boolean; said: boolean }) {
+  const guilty = hang.culprits.map((one) => one.rank);
+  return (
+    <>
+      <div class="hang-sides">
+        <Side title={hang.undecidable ? "Who is to blame cannot be told" : now ? "Who holds it up" : "Who held it up"}>
+          <ul class="who">
+            {culpritsOf(hang)
+              .slice(0, SHOWN)
+              .map((one) => (
+                <li key={one.reason}>
+                  <RankButtons run={run} ranks={one.ranks} /> {!(said && one.at !== null && hang.title.includes(one.reason)) && <span class="reason">{one.reason}</span>}
+                  {one.at !== null && (
+                    <code class="line" title={one.at.file}>
+                      {placeText(one.at)}
+                    </code>
+                  )}
+                </li>
+              ))}
+            {hang.culprits.length === 0 && <li class="muted">{hang.undecidable ? "What is known here does not say." : "Nobody is named."}</li>}
+          </ul>
+        </Side>
+        {hang.victims.length > 0 && (
+          <Side title={now ? "Who waits" : "Who waited"}>
+            <p>
+              {ranksText(hang.victims, true)}
+              {hang.collective !== null && (
+                <>
+                  {" "}
+                  in <code class="line">{callText(hang.collective)}</code>
+                </>
+              )}
+            </p>
+          </Side>
+        )}
+        {hang.cycle.length > 0 && (
+          <Side title="In a circle">
+            <Circle cycle={hang.cycle} />
+          </Side>
+        )}
+        {hang.evidence.length > 0 && (
+          <Side title={`Told by, as it was at ${clock(hang.declared_wall_ns)}`}>
+            <ul class="plain-list">
+              {hang.evidence.map((line) => (
+                <li key={line}>{line}</li>
+              ))}
+            </ul>
+          </Side>
+        )}
+      </div>
+      {hang.parts.length > 1 && (
+        <details class="fold">
+          <summary>Judged together from {hang.parts.length} hosts; what each saw by itself</summary>
+          <ul class="plain-list">
+            {hang.parts.slice(0, 64).map((part) => (
+              <li key={`${part.host} ${part.number}`}>
+                {part.host}: {part.title}
+              </li>
+            ))}
+          </ul>
+        </details>
+      )}
+      <WhereaboutsTable run={run} hang={hang} now={now} />
+      <StacksView stacks={hang.stacks} culprits={guilty} />
+      <FlightView flight={hang.flight} culprits={guilty} now={now} />
+      <p class="muted small">
+        {now && `${kindOf(hang.kind).meaning} `}All of it is in <code>{hang.file}</code> of the run.
+      </p>
+    </>
+  );
+}
+
+function Side({ title, children }: { title: string; children: ComponentChildren }) {
+  return (
+    <div>
+      <h3>{title}</h3>
+      {children}
+    </div>
+  );
+}
+
+function RankButtons({ run, ranks }: { run: OpenRun; ranks: readonly number[] }) {
+  return (
+    <>
+      {ranks.slice(0, 6).map((rank) => (
+        <RankButton key={rank} run={run} rank={rank} />
+      ))}
+      {ranks.length > 6 && <span class="muted">and {ranks.length - 6} more</span>}
+    </>
+  );
+}

@@ -1,0 +1,137 @@
+/** Memory over steps, of the devices and of the processes; and if it grows without end, when it will be full. */
+
+import { useSignal } from "@preact/signals";
+import { useMemo } from "preact/hooks";
+import type { SamplesDocument, StepsDocument } from "../api/documents";
+import { stepRange, viewOf } from "../charts/columns";
+import { LineLegend } from "../charts/line-legend";
+import { Plot } from "../charts/plot";
+import type { Curve } from "../charts/curves";
+import { unlessAll } from "../charts/window";
+import { StepClock } from "../run/align";
+import { useAnswer, type OpenRun, type View } from "../run/open-run";
+import { useSlowly } from "../run/slowly";
+import { extent, wallSpan } from "../run/stretch";
+import { Card, Nothing } from "../ui/card";
+import { bytes } from "../ui/format";
+import { deviceCurves, forecasts, forecastWords, hostCurves, memoryChart, memoryTable, moments, type Forecast } from "./memory-figures";
+import "./memory.css";
+
+const WORST = 4;
+const CALM_MS = 1000;
+/** A forecast of a length of so many runs at most is shown whole without being asked for. */
+const NEAR = 2;
+
+export function Memory({ run }: { run: OpenRun }) {
+  const all = useSlowly(run.steps, CALM_MS);
+  const whole = extent(all);
+  if (all === null || whole === null) {
+    return (
+      <Card title="Memory" class="half">
+        <Nothing>{run.about.value === null ? "Reading the run …" : "No step has ended yet."}</Nothing>
+      </Card>
+    );
+  }
+  return <MemoryOf run={run} all={all} whole={whole} />;
+}
+
+function MemoryOf({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: View }) {
+  const steps = useSlowly(run.seen, CALM_MS) ?? all;
+  const device = useMemo(() => deviceCurves(steps), [steps]);
+  const clock = useMemo(() => new StepClock(all), [all]);
+  const asked = { kind: "process", fields: "rss,rss_file", bins: 300, limit: 1024, ...wallSpan(run.view.value, whole, clock) };
+  const samples = useAnswer<SamplesDocument>(run, "samples", asked, 5000);
+  const host = useMemo(() => (samples.value === null ? null : hostCurves(samples.value, clock, WORST)), [samples.value, run.status.value?.over === true ? clock : null]);
+  const found = forecasts(run.findings.value?.findings ?? []);
+  const ofDevice = found.find(({ which }) => which.startsWith("device")) ?? null;
+  const ofHost = found.find(({ which }) => which === "host_rss") ?? null;
+  const table = () =>
+    memoryTable([
+      { what: "device", rows: moments(device.x, clock), curves: device.curves },
+      { what: "host", rows: moments(host?.x ?? [], clock), curves: host?.curves ?? [] },
+    ]);
+  return (
+    <Card title="Memory" about="over steps" class="half" csv={{ name: `${run.name}-memory`, make: table }}>
+      {device.curves.length > 0 ? (
+        <Part run={run} whole={whole} heading="Device" x={device.x} curves={device.curves} median={false} forecast={ofDevice} />
+      ) : (
+        <p class="muted memory-none">Device: no memory of an accelerator was recorded in these steps (the ranks compute on the CPU, or sampling is off).</p>
+      )}
+      {host !== null && host.curves.length > 0 && host.x.length > 0 ? (
+        <Part run={run} whole={whole} heading="Processes" about="without mapped files" x={host.x} curves={host.curves} median={host.median} forecast={ofHost} />
+      ) : (
+        <p class="muted memory-none">{samples.failure?.message ?? (samples.value === null ? "Asking for the processes’ memory …" : "Processes: there are no samples of these steps.")}</p>
+      )}
+    </Card>
+  );
+}
+
+interface PartProps {
+  run: OpenRun;
+  whole: View;
+  heading: string;
+  about?: string;
+  x: number[];
+  curves: Curve[];
+  median: boolean;
+  forecast: Forecast | null;
+}
+
+function Part({ run, whole, heading, about, x, curves, median, forecast }: PartProps) {
+  const view = run.view.value;
+  const far = forecast?.endStep != null && forecast.endStep > whole.last ? forecast.endStep : null;
+  const near = far !== null && far - whole.first <= NEAR * (whole.last - whole.first + 1);
+  const toEnd = useSignal<boolean | null>(null);
+  const shown = view === null && far !== null && (toEnd.value ?? near);
+  const until = shown ? (far ?? whole.last) : whole.last;
+  const range = view !== null ? stepRange(view) : stepRange({ first: whole.first, last: until });
+  const most = Math.max(0, ...curves.flatMap(({ values }) => values.filter((value): value is number => value !== null)));
+  return (
+    <section class="memory-part">
+      <h3>
+        {heading} {about !== undefined && <span class="muted">{about}</span>}
+      </h3>
+      {forecast !== null && (
+        <p class={`forecast ${forecast.severity}`}>
+          <span>
+            <strong>{forecastWords(forecast)}.</strong> By the lowest points after the warm-up; the dashed line has this pace.
+          </span>
+          {far !== null && view === null && (
+            <button type="button" class="quiet" aria-pressed={shown} onClick={() => (toEnd.value = !shown)}>
+              {shown ? "only these steps" : "show up to then"}
+            </button>
+          )}
+        </p>
+      )}
+      <Plot
+        label={`${heading} memory over steps; at most ${bytes(most)}${forecast === null ? "" : `; ${forecastWords(forecast)}`}`}
+        height={170}
+        together={`${run.name}/steps`}
+        make={() => memoryChart(x, curves, median, forecast, until)}
+        deps={[x, curves, median, forecast?.endStep, forecast?.lastBytes, until]}
+        range={range}
+        all={stepRange(whole)}
+        format={bytes}
+        chosen={run.step.value}
+        onChoose={(step) => {
+          run.step.value = Math.round(step);
+        }}
+        onStretch={(first, last) => {
+          run.view.value = unlessAll(viewOf(first, last, whole), whole);
+        }}
+        onWhole={() => {
+          run.view.value = null;
+        }}
+      />
+      <LineLegend
+        label={`Lines of ${heading.toLowerCase()} memory`}
+        lines={curves.map(({ name }, at) => ({ name, look: median ? (at === 0 ? null : at - 1) : at, ...chooses(run, name) }))}
+      />
+    </section>
+  );
+}
+
+function chooses(run: OpenRun, name: string): { onChoose?: () => void } {
+  const rank = /^rank (\d+)$/.exec(name)?.[1];
+  return rank === undefined ? {} : { onChoose: () => (run.rank.value = Number(rank)) };
+}

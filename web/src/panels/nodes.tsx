@@ -1,0 +1,131 @@
+/** The nodes of a job: who is there, whose clock is off, who has not been heard of; the odd ones first. */
+
+import { useSignal } from "@preact/signals";
+import type { NodeRow, NodesDocument } from "../api/documents";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { Card } from "../ui/card";
+import { binary, count, dateTime, duration, percent } from "../ui/format";
+import { hubNow, problemsOf, usedMemory } from "../words/nodes";
+import { countOf } from "../words/ranks";
+import "./nodes.css";
+
+const PAGE = 40;
+
+/** Nothing where there is one node only. */
+export function NodesPanel({ run }: { run: OpenRun }) {
+  const shown = useSignal(PAGE);
+  const { value } = useAnswer<NodesDocument>(run, "nodes", { limit: 2000 }, 5000);
+  if (value === null || value.total < 2) return null;
+  const live = run.status.value?.over === false;
+  const now = hubNow(value.nodes);
+  const rows = value.nodes.map((node) => ({ node, odd: problemsOf(node, now, live) }));
+  rows.sort((one, two) => Number(two.odd.length > 0) - Number(one.odd.length > 0));
+  const odd = rows.filter((row) => row.odd.length > 0).length;
+  const joined = value.nodes.some((node) => node.heard_wall_ns !== null);
+  const refused = Object.entries(value.refused);
+  return (
+    <Card
+      title="Nodes"
+      class="nodes"
+      about={`${countOf(value.total, "node")}${odd > 0 ? `, ${count(odd)} of them odd` : ", all well"}`}
+      csv={{
+        name: `${run.name}-nodes`,
+        make: () => ({
+          columns: ["node", "hosts", "ranks", "live_ranks", "clock_offset_ms", "round_trip_ms", "cpu_percent", "memory_used_share", "received_bytes_per_second", "sent_bytes_per_second", "refused", "odd"],
+          rows: rows.map(({ node, odd: words }) => [
+            node.node,
+            node.hosts.join(" "),
+            node.ranks,
+            node.live_ranks,
+            milliseconds(node.offset_ns),
+            milliseconds(node.rtt_ns),
+            node.sample?.["cpu_percent"] ?? null,
+            usedMemory(node),
+            node.sample?.["net_rx_bps"] ?? null,
+            node.sample?.["net_tx_bps"] ?? null,
+            node.refused,
+            words.join("; "),
+          ]),
+        }),
+      }}
+    >
+      <div class="scrolls" tabIndex={0} role="region" aria-label="Table of nodes">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Node</th>
+              <th scope="col">Odd</th>
+              <th scope="col" class="number">Ranks</th>
+              {joined && <th scope="col" class="number">Heard of</th>}
+              {joined && <th scope="col" class="number">Clock ahead</th>}
+              {joined && <th scope="col" class="number">Round trip</th>}
+              <th scope="col" class="number">CPU</th>
+              <th scope="col" class="number">Memory</th>
+              <th scope="col" class="number">Received</th>
+              <th scope="col" class="number">Sent</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.slice(0, shown.value).map(({ node, odd: words }) => (
+              <Line key={node.node} node={node} odd={words} now={now} live={live} joined={joined} />
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {rows.length > shown.value && (
+        <button type="button" class="quiet" onClick={() => (shown.value += PAGE)}>
+          {countOf(rows.length - shown.value, "more node")}
+        </button>
+      )}
+      {refused.length > 0 && (
+        <p class="muted small">
+          Strangers that were turned away:{" "}
+          {refused
+            .slice(0, 8)
+            .map(([why, times]) => `${why.replaceAll("_", " ")} ${count(times)}×`)
+            .join(", ")}
+          .
+        </p>
+      )}
+    </Card>
+  );
+}
+
+function Line({ node, odd, now, live, joined }: { node: NodeRow; odd: readonly string[]; now: number; live: boolean; joined: boolean }) {
+  const of = node.sample ?? {};
+  const rate = (key: string): string => (typeof of[key] === "number" ? `${binary(of[key])}/s` : "–");
+  return (
+    <tr class={odd.length > 0 ? "odd" : ""}>
+      <th scope="row" title={node.address ?? undefined}>
+        {node.hosts.slice(0, 3).join(", ") || node.node}
+        {!node.hosts.includes(node.node) && <span class="muted"> {node.node}</span>}
+      </th>
+      <td>
+        {odd.length > 0 && (
+          <span class="severity warning" aria-hidden="true">
+            ▲{" "}
+          </span>
+        )}
+        {odd.join("; ") || <span class="muted">–</span>}
+      </td>
+      <td class="number">{live && node.live_ranks !== node.ranks ? `${count(node.live_ranks)} of ${spansOf(node)}` : spansOf(node)}</td>
+      {joined && <td class="number">{node.heard_wall_ns === null ? "–" : !live ? dateTime(node.heard_wall_ns) : now - node.heard_wall_ns < 2e9 ? "now" : `${duration(now - node.heard_wall_ns)} ago`}</td>}
+      {joined && <td class="number">{duration(node.offset_ns)}</td>}
+      {joined && <td class="number">{duration(node.rtt_ns)}</td>}
+      <td class="number">{typeof of["cpu_percent"] === "number" ? `${Math.round(of["cpu_percent"])}%` : "–"}</td>
+      <td class="number">{percent(usedMemory(node))}</td>
+      <td class="number">{rate("net_rx_bps")}</td>
+      <td class="number">{rate("net_tx_bps")}</td>
+    </tr>
+  );
+}
+
+/** `8–15`: which ranks are there, where that is short; else how many. */
+function spansOf(node: NodeRow): string {
+  const spans = node.rank_spans.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`));
+  return spans.length > 0 && spans.length <= 3 ? spans.join(", ") : count(node.ranks);
+}
+
+function milliseconds(ns: number | null): number | null {
+  return ns === null ? null : ns / 1e6;
+}

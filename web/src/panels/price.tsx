@@ -1,0 +1,35 @@
+/** What it costs, in one line, and how much of the time would be left. */
+
+import type { Finding } from "../api/documents";
+import { percent } from "../ui/format";
+import { priceOf } from "../words/price";
+import "./price.css";
+
+export function PriceLine({ finding, live }: { finding: Finding; live: boolean }) {
+  const price = priceOf(finding, live);
+  if (price === null) return null;
+  const { left } = price;
+  return (
+    <div class="price">
+      <p>
+        {price.words.map((word, at) => (
+          <span key={word} class={at === 0 ? "price-first" : ""}>
+            {word}
+          </span>
+        ))}
+      </p>
+      {left !== null && (
+        <div class="price-steps" role="img" aria-label={`The same steps would take ${percent(left)} of the time`}>
+          <span>now</span>
+          <span class="price-bar now" />
+          <span>100%</span>
+          <span>without it</span>
+          <span class="price-left">
+            <span class="price-bar then" style={{ width: `${Math.max(2, left * 100)}%` }} />
+          </span>
+          <span>{percent(left)}</span>
+        </div>
+      )}
+    </div>
+  );
+}

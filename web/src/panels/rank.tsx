@@ -1,0 +1,214 @@
+/** The chosen rank: its steps beside the mean of the other ranks, its device and memory, who it is, what it does now. */
+
+import { useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect, useMemo } from "preact/hooks";
+import type { RankDocument, RanksDocument } from "../api/documents";
+import { stepRange, viewOf } from "../charts/columns";
+import { ordered, phaseProperty } from "../charts/palette";
+import { Plot } from "../charts/plot";
+import { unlessAll } from "../charts/window";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { BINS } from "../run/steps";
+import { extent } from "../run/stretch";
+import { Card, Nothing } from "../ui/card";
+import { bytes, count, duration } from "../ui/format";
+import { Facts, Identity, stateWords } from "./rank-about";
+import { memoryChart, memoryNames, rankChart, rankTable } from "./rank-charts";
+import { comparison, comparisonAt, othersWall, type PhaseRow, type StepRows } from "./rank-others";
+import { RankTable } from "./rank-table";
+import "./rank.css";
+
+const CLOCK_MS = 1000;
+
+/** The rank that is looked at: the chosen one, or the only one there is. */
+export function rankOf(run: OpenRun): number | null {
+  const status = run.status.value;
+  return run.rank.value ?? (status !== null && status.ranks === 1 && status.world_size <= 1 ? 0 : null);
+}
+
+export function RankPanel({ run }: { run: OpenRun }) {
+  const rank = rankOf(run);
+  const several = (run.status.value?.ranks ?? 0) > 1;
+  if (rank === null) return several ? <RankTable run={run} /> : null;
+  return (
+    <>
+      {several && <RankTable run={run} />}
+      <OneRank key={rank} run={run} rank={rank} several={several} />
+    </>
+  );
+}
+
+function OneRank({ run, rank, several }: { run: OpenRun; rank: number; several: boolean }) {
+  const view = run.view.value;
+  const asked = view === null ? { bins: BINS } : { bins: BINS, first: view.first, last: view.last };
+  const answer = useAnswer<RankDocument>(run, `ranks/${rank}`, asked);
+  const tools = several && <Ways run={run} rank={rank} />;
+  const title = `Rank ${rank}`;
+  if (answer.value === null || answer.value.rank !== rank) {
+    return (
+      <Card title={title} tools={tools}>
+        <Nothing>{answer.failure === null ? "Asking for the rank …" : answer.failure.trouble === "missing" ? `There is no rank ${rank}, or it has made no step yet.` : answer.failure.message}</Nothing>
+      </Card>
+    );
+  }
+  return <Known run={run} rank={answer.value} several={several} tools={tools} />;
+}
+
+/** To other ranks, and away. */
+function Ways({ run, rank }: { run: OpenRun; rank: number }) {
+  const worst = useAnswer<RanksDocument>(run, "ranks", { order: "work", limit: 1 }, 5000).value?.rank[0];
+  const last = Math.max(run.status.value?.world_size ?? 0, run.status.value?.ranks ?? 0) - 1;
+  const go = (to: number | null): void => {
+    run.rank.value = to;
+  };
+  return (
+    <>
+      <span class="heat-buttons" role="group" aria-label="Other ranks">
+        <button type="button" aria-label="Previous rank" title="Previous rank" disabled={rank <= 0} onClick={() => go(rank - 1)}>
+          ‹
+        </button>
+        <button type="button" aria-label="Next rank" title="Next rank" disabled={rank >= last} onClick={() => go(rank + 1)}>
+          ›
+        </button>
+      </span>
+      {worst !== undefined && worst !== rank && (
+        <button type="button" title={`Rank ${worst} works longest`} onClick={() => go(worst)}>
+          Worst rank
+        </button>
+      )}
+      <button type="button" aria-label="Close the rank" title="Close" onClick={() => go(null)}>
+        ×
+      </button>
+    </>
+  );
+}
+
+interface KnownProps {
+  run: OpenRun;
+  rank: RankDocument;
+  several: boolean;
+  tools: ComponentChildren;
+}
+
+function Known({ run, rank, several, tools }: KnownProps) {
+  const { steps } = rank;
+  const all = run.seen.value ?? run.steps.value;
+  const phases = useMemo(() => ordered(Object.keys(steps.phase_ns).filter((phase) => steps.phase_ns[phase]?.some((ns) => ns > 0))), [steps]);
+  const others = useMemo(() => (several ? othersWall(steps, all) : steps.first.map(() => null)), [steps, all, several]);
+  const rows = useMemo(() => comparison(steps, several ? all : null), [steps, all, several]);
+  const device = ordered(Object.keys(steps.device_ns).filter((phase) => steps.device_ns[phase]?.some((ns) => (ns ?? 0) > 0)));
+  const clock = device.length > 0 ? ", host time" : "";
+  const most = steps.first.reduce((widest, first, at) => Math.max(widest, (steps.last[at] ?? first) - first + 1), 0);
+  const whole = extent(run.steps.value);
+  const common = {
+    together: `${run.name}/steps`,
+    range: stepRange(run.view.value),
+    all: stepRange(whole),
+    chosen: run.step.value,
+    onChoose: (step: number): void => {
+      run.step.value = Math.round(step);
+    },
+    onStretch: (first: number, last: number): void => {
+      if (whole !== null) run.view.value = unlessAll(viewOf(first, last, whole), whole);
+    },
+    onWhole: (): void => {
+      run.view.value = null;
+    },
+  };
+  return (
+    <Card title={`Rank ${rank.rank}`} about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(steps, phases, others) }}>
+      {steps.first.length === 0 ? (
+        <Nothing>None of these steps is kept one by one any more.</Nothing>
+      ) : (
+        <div class="rank-charts">
+          {run.step.value !== null && <AtStep step={run.step.value} clock={clock} found={comparisonAt(steps, several ? all : null, run.step.value)} />}
+          {several && <Compared title={`${meanTitle(steps, run.view.value !== null)}${clock}`} rows={rows} />}
+          <h3>
+            Phases{device.length > 0 && " on the host"} <span class="muted">{[several ? "the line is the mean of the other ranks" : "", most > 1 ? `each column is the mean of up to ${count(most)} steps` : ""].filter(Boolean).join(" · ")}</span>
+          </h3>
+          <Plot label={`Phases of rank ${rank.rank} over ${count((steps.last.at(-1) ?? 0) - (steps.first[0] ?? 0) + 1)} steps`} height={190} make={() => rankChart(steps, steps.phase_ns, phases, others)} deps={[steps, others]} format={duration} {...common} />
+          {device.length > 0 && (
+            <>
+              <h3>
+                Phases on the device <span class="muted">they need not add up to the step</span>
+              </h3>
+              <Plot label={`Device times of rank ${rank.rank}`} height={150} make={() => rankChart(steps, steps.device_ns, device, [])} deps={[steps]} format={duration} {...common} />
+            </>
+          )}
+          {memoryNames(steps).length > 0 && (
+            <>
+              <h3>Device memory</h3>
+              <Plot label={`Device memory of rank ${rank.rank}`} height={130} make={() => memoryChart(steps)} deps={[steps]} format={bytes} {...common} />
+            </>
+          )}
+        </div>
+      )}
+      <details class="rank-more">
+        <summary>Process and settings</summary>
+        <div class="rank-about">
+          <Identity rank={rank} />
+          <Facts facts={rank.facts} />
+        </div>
+      </details>
+    </Card>
+  );
+}
+
+/** While it runs, how long it has been where it is. */
+function State({ run, rank }: { run: OpenRun; rank: RankDocument }) {
+  const now = useSignal(Date.now() * 1e6);
+  const over = run.status.value?.over ?? true;
+  useEffect(() => {
+    now.value = Date.now() * 1e6;
+    if (over) return;
+    const timer = setInterval(() => (now.value = Date.now() * 1e6), CLOCK_MS);
+    return () => clearInterval(timer);
+  }, [over, rank]);
+  return <>{stateWords(rank, now.value)}</>;
+}
+
+function AtStep({ step, clock, found }: { step: number; clock: string; found: StepRows | null }) {
+  if (found === null) return <Nothing>Step {count(step)} is not among the steps shown of this rank.</Nothing>;
+  const title = found.first === found.last ? `Step ${count(found.first)}` : `Steps ${count(found.first)}–${count(found.last)}, mean`;
+  return <Compared title={`${title}${clock}`} rows={found.rows} />;
+}
+
+/** Of a stretch, which: the same rank stands elsewhere with the mean of all steps. */
+export function meanTitle(steps: { first: readonly number[]; last: readonly number[] }, stretch: boolean): string {
+  return stretch ? `Mean of steps ${count(steps.first[0])}–${count(steps.last.at(-1))}` : "Mean of a step";
+}
+
+function Compared({ title, rows }: { title: string; rows: PhaseRow[] }) {
+  const beside = rows.some((row) => row.others !== null);
+  const most = Math.max(1, ...rows.map((row) => Math.max(row.own, row.others ?? 0)));
+  return (
+    <table class="rank-compared">
+      <thead>
+        <tr>
+          <th>{title}</th>
+          <th class="number">This rank</th>
+          {beside && <th class="number">Other ranks</th>}
+          {beside && <th class="number">Difference</th>}
+          <td class="rank-bar-head" />
+        </tr>
+      </thead>
+      <tbody>
+        {rows.map(({ phase, own, others }) => (
+          <tr key={phase} class={phase === "wall" ? "whole" : ""}>
+            <td>
+              {phase !== "wall" && <span class="swatch" style={{ background: `var(${phaseProperty(phase)})` }} />} {phase === "wall" ? "whole step" : phase}
+            </td>
+            <td class="number">{duration(own)}</td>
+            {beside && <td class="number">{duration(others)}</td>}
+            {beside && <td class="number">{others === null ? "–" : `${own >= others ? "+" : "−"}${duration(Math.abs(own - others))}`}</td>}
+            <td class="rank-two" aria-hidden="true">
+              <span style={{ width: `${(own / most) * 100}%`, background: `var(${phase === "wall" ? "--text" : phaseProperty(phase)})` }} />
+              <span style={{ width: `${((others ?? 0) / most) * 100}%` }} />
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

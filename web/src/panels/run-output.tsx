@@ -1,0 +1,35 @@
+/** What a run without a step printed: all that is known of it. Its main process's output, or that of whoever wrote last. */
+
+import { useEffect, useMemo } from "preact/hooks";
+import { logOf, type FileRow } from "../logs/log-choice";
+import { LogReader } from "../logs/log-reader";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { Card, Nothing } from "../ui/card";
+import { useFollowing } from "./logs";
+import { LogView } from "./log-view";
+import "./logs.css";
+
+export function RunOutput({ run }: { run: OpenRun }) {
+  const live = run.status.value?.over === false;
+  const answer = useAnswer<{ files: FileRow[] }>(run, "files", {}, 2000);
+  const path = logOf(answer.value?.files ?? null);
+  const reader = useMemo(() => new LogReader((params, signal) => run.source.file(run.name, path, params, signal)), [run, path]);
+  const known = answer.value !== null || answer.failure !== null;
+  // A log that was not there when it was asked for may have come since.
+  const there = answer.value?.files.some((file) => file.path === path) ?? known;
+  useEffect(() => {
+    if (there) void reader.open(null);
+    return () => reader.close();
+  }, [reader, there]);
+  useFollowing(reader, live);
+  const lines = reader.log.value.lines.length;
+  return (
+    <Card title="Output" about={lines > 0 ? path : undefined}>
+      {lines > 0 ? (
+        <LogView reader={reader} here={null} said="" follows={live} wanted="" label="Output of the run" />
+      ) : (
+        <Nothing>{!known ? "Reading its output …" : live ? "It has printed nothing so far." : "It printed nothing, or its output was not kept."}</Nothing>
+      )}
+    </Card>
+  );
+}

@@ -1,0 +1,158 @@
+/** First of all: what is wrong, what it costs, why we say so, what to do; then all else that was found. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Finding, FindingsDocument } from "../api/documents";
+import type { OpenRun } from "../run/open-run";
+import { count, percent } from "../ui/format";
+import { SeverityMark } from "../ui/severity";
+import { isStop } from "../words/kinds";
+import { countOf } from "../words/ranks";
+import { stillIn } from "../words/standing";
+import { Aftermath } from "./aftermath";
+import { FindingBody, FindingFacts, findingKey, lookOf } from "./finding";
+import "./verdict.css";
+
+export function VerdictPanel({ run }: { run: OpenRun }) {
+  const found = run.findings.value;
+  const [first, ...others] = found?.findings ?? [];
+  // A hub that was gone before its last look never says that the words were its last.
+  const live = (found?.live ?? false) && run.status.value?.over !== true;
+  return (
+    <section class={`card verdict ${first === undefined ? "" : lookOf(first)}`} aria-label="Verdict">
+      <Announced found={found} />
+      {found === null ? <p class="muted">Reading the run …</p> : first === undefined ? <NothingYet run={run} found={found} live={live} /> : <Lead run={run} finding={first} found={found} live={live} />}
+      <Aftermath run={run} />
+      {others.length > 0 && <Others run={run} findings={others} live={live} />}
+    </section>
+  );
+}
+
+function Lead({ run, finding, found, live }: { run: OpenRun; finding: Finding; found: FindingsDocument; live: boolean }) {
+  return (
+    <>
+      <div class="verdict-head">
+        <SeverityMark look={lookOf(finding)} large />
+        <div>
+          {live && finding.kind.startsWith("hang_") && <p class="hang-word">The job stands still now</p>}
+          <h2>{finding.title}</h2>
+          <FindingFacts finding={finding} live={live} />
+        </div>
+      </div>
+      <FindingBody run={run} finding={finding} live={live} />
+      <Judged found={found} live={live} />
+    </>
+  );
+}
+
+function Judged({ found, live }: { found: FindingsDocument; live: boolean }) {
+  if (!found.live || found.judged === undefined) return null;
+  const { step, ranks, of_ranks: all } = found.judged;
+  const more = !live ? ` ${ELSEWHERE}` : isStop(found.findings[0]?.kind ?? "") ? "" : " It is said when two looks agree, and withdrawn when it is gone.";
+  return (
+    <p class="muted small">
+      Judged up to step {count(Math.max(0, step))}{stillIn(found.findings) === null ? "" : ", the last that ended"}, {ranks < all ? `${count(ranks)} of ${countOf(all, "rank")}` : countOf(all, "rank")}.{more}
+    </p>
+  );
+}
+
+function NothingYet({ run, found, live }: { run: OpenRun; found: FindingsDocument; live: boolean }) {
+  const status = run.status.value;
+  const judged = found.judged;
+  const made = (status?.newest_step ?? -1) + 1;
+  const lost = run.connection.value === "lost" || run.connection.value === "gone";
+  const known = !found.live ? "final" : !live ? "unfinal" : lost ? "lost" : "live";
+  const [head, more] = nothingText(known, made, status?.ranks ?? 0, status?.world_size ?? 0);
+  return (
+    <div class="verdict-head">
+      <span class="severity info large" aria-hidden="true">
+        {live ? "…" : "●"}
+      </span>
+      <div>
+        <h2>{head}</h2>
+        <p class="muted">{more}</p>
+        {judged !== undefined && judged.looks > 0 && (
+          <p class="muted small">
+            {countOf(judged.looks, "look")}{live ? " so far" : " while it ran"}, the last at step {count(Math.max(0, judged.step))}, at {count(judged.ranks)} of {countOf(judged.of_ranks, "rank")}.
+          </p>
+        )}
+      </div>
+    </div>
+  );
+}
+
+const ELSEWHERE = "What is said of the whole run stands in summary.txt and report.html of its folder.";
+
+/**
+ * A heading and a sentence for a run of which nothing was found. `known`: whether it goes on; or is over, and all of it was
+ * judged (`final`), or its hub went before that (`unfinal`); or nobody knows, since the hub is silent (`lost`).
+ */
+export function nothingText(known: "live" | "lost" | "unfinal" | "final", steps: number, ranks: number, worldSize: number): [string, string] {
+  const live = known === "live";
+  if (known === "unfinal" && steps > 0) return ["The run is over; the final verdict was not told here.", ELSEWHERE];
+  if (known === "lost" && steps > 0) return ["What became of the run is not known here.", `Nothing had been found when its hub was last heard. ${ELSEWHERE.replace("stands", "will stand")}`];
+  if (ranks === 0) {
+    return live
+      ? ["No rank has reported yet.", "They do when their first step begins; imports and the setting up of process groups come before."]
+      : ["Nothing was recorded.", "No process told of a step: the script makes none, or the recorder never got into it (python -I or -E, env -i, a container or ssh between keep it out)."];
+  }
+  const who = worldSize > ranks ? `${count(ranks)} of ${countOf(worldSize, "rank")}` : countOf(ranks, "rank");
+  if (steps === 0) return [`${who} and no step ${live ? "yet" : "at all"}.`, live ? "The first step often takes long: compilation, caches, the first batch." : "A process was reached, but no training step was seen in it."];
+  return live
+    ? ["Nothing wrong so far.", `${countOf(steps, "step")} of ${who}. A finding is shown once two looks agree.`]
+    : ["Nothing was found.", `${countOf(steps, "step")} of ${who}.`];
+}
+
+function Others({ run, findings, live }: { run: OpenRun; findings: readonly Finding[]; live: boolean }) {
+  return (
+    <div class="others">
+      <h3>Also found</h3>
+      {findings.map((finding) => (
+        <OtherFinding key={findingKey(finding)} run={run} finding={finding} live={live} />
+      ))}
+    </div>
+  );
+}
+
+function OtherFinding({ run, finding, live }: { run: OpenRun; finding: Finding; live: boolean }) {
+  // What is folded is not drawn: a run may have dozens, each with its pictures.
+  const [open, setOpen] = useState(false);
+  return (
+    <details class={`other ${finding.severity}`} open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>
+        <SeverityMark look={lookOf(finding)} />
+        <span class="other-title">{finding.title}</span>
+        {finding.cost?.share ? <span class="other-share">{percent(finding.cost.share)}</span> : null}
+      </summary>
+      {open && (
+        <>
+          <FindingFacts finding={finding} live={live} />
+          <FindingBody run={run} finding={finding} live={live} />
+        </>
+      )}
+    </details>
+  );
+}
+
+/** For so long the words stand there to be read aloud; whoever comes by later is told by the heading. */
+const SAID_MS = 8000;
+
+/** Said to those who hear the page when it is another finding, not when its figures moved nor when the page was only opened. */
+function Announced({ found }: { found: FindingsDocument | null }) {
+  const finding = found?.findings[0];
+  const key = found === null ? null : finding === undefined ? "" : findingKey(finding);
+  const before = useRef<string | null>(null);
+  const [said, setSaid] = useState("");
+  useEffect(() => {
+    const known = before.current;
+    before.current = key;
+    if (key === null || known === null || known === key) return;
+    setSaid(finding === undefined ? "The verdict was withdrawn." : `New verdict: ${finding.title}`);
+    const timer = setTimeout(() => setSaid(""), SAID_MS);
+    return () => clearTimeout(timer);
+  }, [key]);
+  return (
+    <p class="hidden" role="status" aria-live="polite">
+      {said}
+    </p>
+  );
+}

@@ -1,0 +1,192 @@
+/**
+ * By phase, the rank that takes longest beside the median rank: who is slow, and in what. Where the devices were timed, by
+ * their clock, as in summary.txt: the host runs ahead of them.
+ */
+
+import { useComputed } from "@preact/signals";
+import type { RanksDocument, SummaryDocument } from "../api/documents";
+import { PHASE_MEANING, phaseProperty } from "../charts/palette";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { Card, Nothing } from "../ui/card";
+import { count, digits, duration, percent } from "../ui/format";
+import { lastStepsWords } from "./last-steps";
+import { devicePairs, deviceShares, pairs, pairsOfSummary, pairTable, rankTable, shares, shareTable, type DevicePair, type Pair, type Share } from "./rank-bars";
+import "./worst-median.css";
+
+/** Beyond it the hub's summary says who is worst: an answer with every rank would be megabytes. */
+const MOST_RANKS = 2048;
+const NAMES: Record<string, string> = { wall: "whole step", work: "own work" };
+const MEANINGS: Record<string, string> = { wall: "the step from its start to the next one's", work: "the step without the wait for peers" };
+
+export function WorstMedian({ run }: { run: OpenRun }) {
+  const ready = useComputed(() => run.steps.value !== null).value;
+  const timed = run.timed.value;
+  const many = (run.status.value?.ranks ?? 0) > MOST_RANKS;
+  const ranks = useAnswer<RanksDocument>(run, many || !ready ? null : "ranks", { limit: MOST_RANKS }, 5000);
+  const summary = useAnswer<SummaryDocument>(run, (many || timed) && ready ? "summary" : null, { keys: "phases" }, 15_000);
+  const waits = (!many && ranks.value === null) || ((many || timed) && summary.value === null);
+  const failure = ranks.failure ?? summary.failure;
+  const alone = !many && ranks.value !== null && ranks.value.total === 1 ? ranks.value : null;
+  const found = waits ? null : allPairs(ranks.value, summary.value?.summary ?? {}, many, timed);
+  const parts = alone === null || !timed ? [] : deviceShares(summary.value?.summary ?? {});
+  const onDevice = parts.length > 0 || (found ?? []).some((pair) => "host" in pair);
+  const which = many ? "by the summary" : lastStepsWords(run);
+  return (
+    <Card
+      title={alone === null ? "Worst against median rank" : "Where a step’s time goes"}
+      about={onDevice ? `phases: device time, median step${alone === null && !many ? `; whole step: ${which}` : ""}` : `${timed ? "host time " : ""}per step, ${which}`}
+      class="half"
+      csv={{ name: `${run.name}-worst-median`, make: () => (alone === null ? pairTable(found ?? []) : parts.length > 0 ? shareTable(parts) : rankTable(alone)) }}
+    >
+      {found === null ? (
+        <Nothing>{failure === null ? "Asking for the ranks …" : failure.message}</Nothing>
+      ) : found.length === 0 ? (
+        <Nothing>No rank has finished a step yet.</Nothing>
+      ) : alone !== null ? (
+        <Shares found={parts.length > 0 ? parts : shares(alone)} />
+      ) : (
+        <Pairs run={run} found={found} />
+      )}
+    </Card>
+  );
+}
+
+/** The phases by the devices' clock where they were timed; what is of whole steps is always the host's. */
+function allPairs(ranks: RanksDocument | null, summary: Record<string, unknown>, many: boolean, timed: boolean): (Pair | DevicePair)[] {
+  const onHost = many || ranks === null ? pairsOfSummary(summary) : pairs(ranks);
+  const onDevice = timed ? devicePairs(summary) : [];
+  return onDevice.length > 0 ? [...onHost.filter(({ name }) => NAMES[name] !== undefined), ...onDevice] : onHost;
+}
+
+function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePair)[] }) {
+  const most = Math.max(...found.map(({ worst }) => worst), 1);
+  return (
+    <table class="wm-pairs">
+      <thead class="hidden">
+        <tr>
+          <th scope="col">Phase</th>
+          <th scope="col">Worst and median rank</th>
+          <th scope="col">Difference</th>
+        </tr>
+      </thead>
+      <tbody>
+        {found.map((pair) => (
+          <tr key={pair.name} class={NAMES[pair.name] === undefined ? "" : "wm-whole"}>
+            <th scope="row" title={MEANINGS[pair.name] ?? PHASE_MEANING[pair.name] ?? "a phase of the script's own"}>
+              {NAMES[pair.name] ?? pair.name}
+            </th>
+            <td class="wm-wm-pair-bars">
+              <Bar value={pair.worst} most={most} name={pair.name} kind="worst">
+                <button
+                  type="button"
+                  class="rank-link"
+                  aria-pressed={run.rank.value === pair.worstRank}
+                  aria-label={`Show rank ${pair.worstRank}`}
+                  onClick={() => (run.rank.value = pair.worstRank)}
+                >
+                  rank {count(pair.worstRank)}
+                </button>{" "}
+                {duration(pair.worst)}
+              </Bar>
+              <Bar value={pair.median} most={most} name={pair.name} kind="median">
+                median {duration(pair.median)}
+              </Bar>
+            </td>
+            <td class="wm-pair-words">
+              <Difference run={run} pair={pair} step={most} />
+              {"host" in pair && <span class="wm-host muted">host {duration(pair.host)}</span>}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+/** What is less of its phase, or of a whole step, is no news. */
+const ALIKE = 0.05;
+const SMALL = 0.005;
+
+function Difference({ run, pair, step }: { run: OpenRun; pair: Pair; step: number }) {
+  const { median, worst, least, leastRank } = pair;
+  if (least !== null && leastRank !== null && median - least > ALIKE * Math.max(median, step)) {
+    return (
+      <>
+        rank{" "}
+        <button type="button" class="rank-link" aria-label={`Show rank ${leastRank}, which waits least`} onClick={() => (run.rank.value = leastRank)}>
+          {count(leastRank)}
+        </button>{" "}
+        waits least ({duration(least)}): the others wait for it
+      </>
+    );
+  }
+  if (worst - median <= Math.max(ALIKE * median, SMALL * step)) return <span class="muted">all alike</span>;
+  const times = median > 0 && worst / median >= 1.5 ? `, ${digits(worst / median)}×` : "";
+  return (
+    <>
+      <strong>{duration(worst - median)}</strong> more{times}
+    </>
+  );
+}
+
+interface BarProps {
+  value: number;
+  most: number;
+  name: string;
+  kind: "worst" | "median";
+  children: preact.ComponentChildren;
+}
+
+function Bar({ value, most, name, kind, children }: BarProps) {
+  const colour = NAMES[name] === undefined ? `var(${phaseProperty(name)})` : "var(--muted)";
+  return (
+    <div class="wm-pair-line">
+      <span class={`wm-pair-bar ${kind}`} style={{ width: `${(value / most) * 100}%`, background: colour }} />
+      <span class="wm-pair-figure">{children}</span>
+    </div>
+  );
+}
+
+function Shares({ found }: { found: readonly (Share & { host?: number })[] }) {
+  const timed = found.some(({ host }) => host !== undefined);
+  return (
+    <>
+      <div class="wm-share-bar" aria-hidden="true">
+        {found.map(({ name, share }) => (
+          <span key={name} style={{ width: `${share * 100}%`, background: `var(${phaseProperty(name)})` }} />
+        ))}
+      </div>
+      <table class="wm-shares">
+        <thead class={timed ? "" : "hidden"}>
+          <tr>
+            <th scope="col">Phase</th>
+            <th scope="col" class="number">
+              {timed ? "Share" : "Share of the step"}
+            </th>
+            <th scope="col" class="number">
+              {timed ? "On device" : "Time"}
+            </th>
+            {timed && (
+              <th scope="col" class="number">
+                Host
+              </th>
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          {found.map(({ name, share, ns, host }) => (
+            <tr key={name}>
+              <th scope="row">
+                <span class="swatch" style={{ background: `var(${phaseProperty(name)})` }} /> {name}
+                <span class="muted"> {PHASE_MEANING[name] ?? ""}</span>
+              </th>
+              <td class="number">{percent(share)}</td>
+              <td class="number">{duration(ns)}</td>
+              {timed && <td class="number muted">{duration(host)}</td>}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </>
+  );
+}

@@ -1,0 +1,67 @@
+/** One question, asked again when its answer may be another, but not too often. */
+
+import { aborted, Failure } from "../api/source";
+
+export interface Answer<T> {
+  value: T | null;
+  failure: Failure | null;
+}
+
+export class Asker<T> {
+  question: (stop: AbortSignal) => Promise<T> | null = () => null;
+  /** Whether it was asked since the run was over: the answer is the last one. */
+  askedLast = false;
+  private readonly stop = new AbortController();
+  private timer: ReturnType<typeof setTimeout> | null = null;
+  private askedMs = -Infinity;
+  private busy = false;
+  private again = false;
+  private hurry = false;
+
+  constructor(
+    private readonly answer: { value: Answer<T> },
+    private readonly everyMs: number,
+  ) {}
+
+  due(now = false): void {
+    if (this.stop.signal.aborted) return;
+    if (this.busy) {
+      this.again = true;
+      this.hurry ||= now;
+      return;
+    }
+    if (this.timer !== null && !now) return;
+    if (this.timer !== null) clearTimeout(this.timer);
+    const wait = now ? 0 : Math.max(0, this.askedMs + this.everyMs - performance.now());
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      void this.ask();
+    }, wait);
+  }
+
+  close(): void {
+    this.stop.abort();
+    if (this.timer !== null) clearTimeout(this.timer);
+  }
+
+  private async ask(): Promise<void> {
+    const question = this.question(this.stop.signal);
+    if (question === null) return;
+    this.busy = true;
+    this.again = this.hurry = false;
+    this.askedMs = performance.now();
+    try {
+      const value = await question;
+      if (!this.stop.signal.aborted) this.answer.value = { value, failure: null };
+    } catch (error) {
+      // What was known stays on the screen: it is still the best there is.
+      if (!aborted(error) && !this.stop.signal.aborted) this.answer.value = { value: this.answer.value.value, failure: asFailure(error) };
+    }
+    this.busy = false;
+    if (this.again) this.due(this.hurry);
+  }
+}
+
+export function asFailure(error: unknown): Failure {
+  return error instanceof Failure ? error : new Failure("fault", error instanceof Error ? error.message : String(error));
+}

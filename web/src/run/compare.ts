@@ -1,0 +1,127 @@
+/**
+ * Two runs beside one another: figures of each, and whether a difference is more than the steps of one run differ
+ * among themselves.
+ *
+ * The spread of a run is half of what lies between the first and the third quartile of its newest steps, or half of
+ * what the medians of four stretches of it lie apart, if that is more: a run that drifts is not a quiet one. What
+ * most steps do not have at all (an evaluation, a checkpoint) has neither: there it is not known, and a difference is
+ * shown without a judgement. A difference below the larger of both spreads is said to be within it. That is a
+ * statement about size, not a test.
+ */
+
+import type { StepsDocument } from "../api/documents";
+
+export type Better = "less" | "more";
+
+export interface Pair {
+  name: string;
+  one: number | null;
+  two: number | null;
+  better: Better;
+  /** What the steps of either run differ by themselves, in the same unit; null: not known for this figure. */
+  spread: number | null;
+  /** Said in place of which is the better one, where nobody could know. */
+  unjudged?: string;
+}
+
+export interface Difference {
+  /** `two` less `one`. */
+  by: number;
+  /** Of `one`; null where that is nothing. */
+  share: number | null;
+  within: boolean;
+  /** Which is the better one; null when they are the same, it is within the spread, or nobody can judge. */
+  winner: "one" | "two" | null;
+}
+
+export function difference(pair: Pair): Difference | null {
+  const { one, two } = pair;
+  if (one === null || two === null) return null;
+  const by = two - one;
+  const within = pair.spread !== null && Math.abs(by) <= pair.spread;
+  const better = pair.better === "less" ? by < 0 : by > 0;
+  return { by, share: one === 0 ? null : by / one, within, winner: by === 0 || within || pair.unjudged !== undefined ? null : better ? "two" : "one" };
+}
+
+const STRETCHES = 4;
+/** Fewer steps have no spread that could be spoken of. */
+const LEAST_STEPS = 8;
+
+/** Of one run, by `wall` and phase, in nanoseconds, from its newest steps one by one (see above). */
+export function spreadNs(steps: StepsDocument, name: string): number | null {
+  const values = steps.mean_ns[name];
+  if (values === undefined || values.length < LEAST_STEPS || steps.steps.some((many) => many !== 1)) return null;
+  const half = (quantileOf(values, 0.75) - quantileOf(values, 0.25)) / 2;
+  const size = Math.ceil(values.length / STRETCHES);
+  const medians = Array.from({ length: STRETCHES }, (_, at) => values.slice(at * size, (at + 1) * size))
+    .filter((part) => part.length > 0)
+    .map((part) => quantileOf(part, 0.5));
+  return Math.max(half, (Math.max(...medians) - Math.min(...medians)) / 2);
+}
+
+/** Whether so few of the steps have any of it that their spread says nothing of it. */
+export function seldom(steps: StepsDocument, name: string): boolean {
+  const values = steps.mean_ns[name];
+  return values !== undefined && values.length > 0 && values.filter((value) => value > 0).length * 2 < values.length;
+}
+
+/** The larger of both; null unless both are known. */
+export function eitherSpreadNs(one: StepsDocument | null, two: StepsDocument | null, name: string): number | null {
+  const found = [one, two].map((steps) => (steps === null ? null : spreadNs(steps, name)));
+  const [first = null, second = null] = found;
+  return first === null || second === null ? null : Math.max(first, second);
+}
+
+/** Between neighbours, in proportion. */
+export function quantileOf(values: readonly number[], share: number): number {
+  const sorted = [...values].sort((one, two) => one - two);
+  const place = share * (sorted.length - 1);
+  const below = sorted[Math.floor(place)] ?? Number.NaN;
+  const above = sorted[Math.ceil(place)] ?? Number.NaN;
+  return below + (above - below) * (place - Math.floor(place));
+}
+
+export interface Curve {
+  x: number[];
+  y: number[];
+}
+
+/** Step time over steps, or over the share of the run in percent; of each bin the mean over its ranks. */
+export function curve(steps: StepsDocument, by: "step" | "share"): Curve {
+  const first = steps.first[0] ?? 0;
+  const length = (steps.last.at(-1) ?? 0) - first + 1;
+  const x = steps.first.map((step) => (by === "step" ? step : ((step - first) / length) * 100));
+  return { x, y: steps.mean_ns["wall"] ?? [] };
+}
+
+/** Up to where a chart has to reach; a few steps far beyond all others, such as the first, would hide the rest. */
+export function ceiling(values: readonly number[]): { top: number; beyond: number } {
+  const most = values.reduce((one, two) => Math.max(one, two), 0);
+  const usual = values.length < LEAST_STEPS ? most : quantileOf(values, 0.98);
+  if (most <= 3 * usual) return { top: most * 1.05, beyond: 0 };
+  const top = usual * 1.4;
+  return { top, beyond: values.filter((value) => value > top).length };
+}
+
+/** The headline: which is faster, and by how much. */
+export function verdictOf(pair: Pair, one: string, two: string, shown: (value: number) => string): string {
+  const found = difference(pair);
+  if (found === null || pair.one === null || pair.two === null) return "One of the two has no steps to compare yet.";
+  const figures = (first: number, second: number): string => `${shown(first)} against ${shown(second)} a step (median)`;
+  if (found.winner === null) return `No difference beyond the spread of the steps: ${figures(pair.one, pair.two)}.`;
+  const [fast, slow] = found.winner === "one" ? [one, two] : [two, one];
+  const [less, more] = [Math.min(pair.one, pair.two), Math.max(pair.one, pair.two)];
+  const times = more / less;
+  const much = times < 1.1 ? `${((times - 1) * 100).toFixed(1)}% faster than` : `${times.toFixed(2)}× as fast as`;
+  return `${fast} is ${much} ${slow}: ${figures(less, more)}.`;
+}
+
+const CUT_SHORT: Readonly<Record<string, string>> = { crashed: "crashed", failed: "failed", interrupted: "was interrupted" };
+
+/** What the headline has to be read with: a run that did not get to its end was compared all the same. */
+export function cutShort(one: string, two: string): string[] {
+  return Object.entries({ A: one, B: two }).flatMap(([name, status]) => {
+    const ended = CUT_SHORT[status];
+    return ended === undefined ? [] : [`${name} ${ended}: its figures are of the steps that it made.`];
+  });
+}

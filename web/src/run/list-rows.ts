@@ -1,0 +1,56 @@
+/** Which runs of a list are shown, and in which order. */
+
+import type { RunRow } from "../api/documents";
+
+export const COLUMNS = ["name", "status", "created_wall_ns", "ranks", "steps", "median_step_ms", "verdict"] as const;
+export type Column = (typeof COLUMNS)[number];
+
+export interface ListView {
+  search: string;
+  /** Empty: all. */
+  status: string;
+  column: Column;
+  down: boolean;
+}
+
+/** All words of the search are somewhere in the name, the status or the verdict; runs without a figure come last. */
+export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
+  const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = rows.filter((row) => {
+    if (view.status !== "" && row.status !== view.status) return false;
+    const text = `${row.name}\n${row.id}\n${row.status}\n${row.verdict ?? ""}`.toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  const sign = view.down ? -1 : 1;
+  return found.sort((one, two) => order(one[view.column], two[view.column], sign) || two.created_wall_ns - one.created_wall_ns);
+}
+
+/** How many runs have which status, the most frequent first. */
+export function statuses(rows: readonly RunRow[]): [string, number][] {
+  const found = new Map<string, number>();
+  for (const row of rows) found.set(row.status, (found.get(row.status) ?? 0) + 1);
+  return [...found].sort((one, two) => two[1] - one[1] || (one[0] < two[0] ? -1 : 1));
+}
+
+/**
+ * The newest runs as they are now, before those that were known. Null where these are not as many as the hub has: older ones
+ * are gone, or have come, and nobody knows which.
+ */
+export function withNewest(known: readonly RunRow[], newest: readonly RunRow[], total: number): RunRow[] | null {
+  const fresh = new Set(newest.map((row) => row.id));
+  const rows = [...newest, ...known.filter((row) => !fresh.has(row.id))];
+  return rows.length === total ? rows : null;
+}
+
+/** At most two are chosen to be compared; a third takes the place of the first. */
+export function toggled(chosen: readonly string[], id: string): string[] {
+  return chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2);
+}
+
+const names = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
+
+function order(one: string | number | null, two: string | number | null, sign: number): number {
+  const [noOne, noTwo] = [one === null || one === "", two === null || two === ""];
+  if (noOne || noTwo) return Number(noOne) - Number(noTwo);
+  return sign * (typeof one === "string" ? names.compare(one, String(two)) : Number(one) - Number(two));
+}

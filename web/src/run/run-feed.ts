@@ -1,0 +1,84 @@
+/**
+ * The list of runs, kept up with its hub while somebody looks.
+ *
+ * All pages are asked for once; after that only the newest runs, often while one of them goes on and seldom otherwise,
+ * and never so often that the hub would be busy with it. All of them again when older ones are gone.
+ */
+
+import { signal } from "@preact/signals";
+import type { RunRow, RunsDocument } from "../api/documents";
+import { aborted, type Failure, type Source } from "../api/source";
+import { withNewest } from "./list-rows";
+import { asFailure } from "./open-run";
+
+const PAGE = 1000;
+const SOON_MS = 3000;
+const SELDOM_MS = 20_000;
+/** Of the time at most goes into asking. */
+const SHARE = 0.1;
+
+export class RunFeed {
+  readonly rows = signal<RunRow[] | null>(null);
+  readonly failure = signal<Failure | null>(null);
+  private readonly stop = new AbortController();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private busy = false;
+
+  constructor(private readonly source: Source) {}
+
+  /** Until `close`. */
+  open(): void {
+    document.addEventListener("visibilitychange", this.looked);
+    void this.ask();
+  }
+
+  close(): void {
+    this.stop.abort();
+    clearTimeout(this.timer);
+    document.removeEventListener("visibilitychange", this.looked);
+  }
+
+  private readonly looked = (): void => {
+    if (!document.hidden) void this.ask();
+  };
+
+  async ask(): Promise<void> {
+    if (this.busy || this.stop.signal.aborted) return;
+    clearTimeout(this.timer);
+    this.busy = true;
+    const beganMs = performance.now();
+    try {
+      await this.load(this.rows.value ?? []);
+      this.failure.value = null;
+    } catch (error) {
+      if (aborted(error)) return;
+      this.failure.value = asFailure(error);
+    } finally {
+      this.busy = false;
+    }
+    const going = this.failure.value !== null || this.rows.value?.some((row) => row.status === "running");
+    const wait = Math.max(going ? SOON_MS : SELDOM_MS, (performance.now() - beganMs) / SHARE);
+    this.timer = setTimeout(() => {
+      if (!document.hidden) void this.ask();
+    }, wait);
+  }
+
+  private async load(known: RunRow[]): Promise<void> {
+    let { runs, total } = await this.page(0);
+    let rows = withNewest(known, runs, total);
+    if (rows === null) {
+      rows = runs;
+      while (rows.length < total && runs.length === PAGE) {
+        if (known.length === 0) this.rows.value = rows;
+        ({ runs, total } = await this.page(rows.length));
+        const there: Set<string> = new Set(rows.map((row) => row.id)); // a run that came meanwhile has moved all others
+        rows = [...rows, ...runs.filter((row) => !there.has(row.id))];
+      }
+    }
+    this.rows.value = rows;
+  }
+
+  private page(first: number): Promise<RunsDocument> {
+    return this.source.get<RunsDocument>("runs", { first, limit: PAGE }, this.stop.signal);
+  }
+}

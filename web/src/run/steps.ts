@@ -1,0 +1,81 @@
+/** Columns of steps: joined as they come, bounded, turned into rows for charts. */
+
+import type { StepsDocument } from "../api/documents";
+
+/** How many bins the hub is asked for; twice as many may come to stand before it is asked anew. */
+export const BINS = 600;
+
+/** `more` behind `known`; what both have is taken from `more`. */
+export function joined(known: StepsDocument, more: StepsDocument): StepsDocument {
+  const from = more.first[0];
+  if (from === undefined) return known;
+  let keep = known.first.length;
+  while (keep > 0 && (known.last[keep - 1] ?? 0) >= from) keep -= 1;
+  return merged(known, more, (one, two) => [...one.slice(0, keep), ...two]);
+}
+
+/** `known` with the steps of `again` in the place of what was said of them; a step that is part of a longer bin stays. */
+export function corrected(known: StepsDocument, again: StepsDocument): StepsDocument {
+  const anew = new Map(again.first.map((step, at) => [step, at]));
+  const places = known.first.map((first, at) => (known.last[at] === first ? (anew.get(first) ?? -1) : -1));
+  return merged(known, again, (one, two) => one.map((value, at) => two[places[at] ?? -1] ?? value));
+}
+
+/** Both, column by column; a name that only one of them has counts as nothing in the other. */
+function merged(known: StepsDocument, more: StepsDocument, join: <T>(one: T[], two: T[]) => T[]): StepsDocument {
+  const columns = <T>(one: Record<string, T[]>, two: Record<string, T[]>, none: T): Record<string, T[]> => {
+    const found: Record<string, T[]> = {};
+    for (const name of new Set([...Object.keys(one), ...Object.keys(two)])) {
+      const before = one[name] ?? Array.from({ length: known.first.length }, () => none);
+      const after = two[name] ?? Array.from({ length: more.first.length }, () => none);
+      found[name] = join(before, after);
+    }
+    return found;
+  };
+  return {
+    first: join(known.first, more.first),
+    last: join(known.last, more.last),
+    steps: join(known.steps, more.steps),
+    ranks: join(known.ranks, more.ranks),
+    quantiles: more.quantiles,
+    ns: columns(known.ns, more.ns, known.quantiles.map(() => 0)),
+    mean_ns: columns(known.mean_ns, more.mean_ns, 0),
+    device_mean_ns: columns<number | null>(known.device_mean_ns, more.device_mean_ns, null),
+    worst: join(known.worst, more.worst),
+    start_wall_ns: join(known.start_wall_ns, more.start_wall_ns),
+    memory_bytes: columns<number | null>(known.memory_bytes, more.memory_bytes, null),
+  };
+}
+
+/** The phases with any time on a device; none where no device was timed. */
+export function devicePhases(steps: StepsDocument): string[] {
+  return Object.keys(steps.device_mean_ns).filter((name) => steps.device_mean_ns[name]?.some((value) => (value ?? 0) > 0));
+}
+
+/** Which bin holds that step; -1: none. */
+export function binOf(steps: StepsDocument, step: number): number {
+  let low = 0;
+  let high = steps.first.length - 1;
+  while (low <= high) {
+    const middle = (low + high) >> 1;
+    if (step < (steps.first[middle] ?? 0)) high = middle - 1;
+    else if (step > (steps.last[middle] ?? 0)) low = middle + 1;
+    else return middle;
+  }
+  return -1;
+}
+
+/** The step that began last at that time, by the word of the bins; null before the first. */
+export function stepAt(steps: StepsDocument, wallNs: number): number | null {
+  let found: number | null = null;
+  for (let at = 0; at < steps.first.length; at += 1) {
+    if ((steps.start_wall_ns[at] ?? Infinity) > wallNs) break;
+    found = steps.first[at] ?? null;
+  }
+  return found;
+}
+
+export function quantile(steps: StepsDocument, name: string, wanted: number): number[] {
+  const place = steps.quantiles.indexOf(wanted);
+  return (steps.ns[name] ?? []).map((row) => row[place] ?? Number.NaN);
+}

@@ -1,0 +1,89 @@
+/** A run without a single step: what is known of it all the same, and why there may be none. */
+
+import type { RanksDocument, RunDocument } from "../api/documents";
+import { RunOutput } from "../panels/run-output";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { Card } from "../ui/card";
+import { count, spans } from "../ui/format";
+import { useNow } from "../ui/now";
+import { roughly } from "../ui/when";
+import "./empty-run.css";
+
+const MOST_ROWS = 12;
+/** By then a script has usually made a step; if not, it may never tell us of one. */
+const LATE_S = 120;
+
+export function EmptyRun({ run }: { run: OpenRun }) {
+  const status = run.status.value;
+  const about = run.about.value;
+  const now = useNow(1000);
+  const ranks = useAnswer<RanksDocument>(run, "ranks", { limit: 10_000 }).value;
+  // Processes that have begun count as ranks only with their first step.
+  const info = useAnswer<RunDocument>(run, "").value?.info ?? about?.info ?? {};
+  if (status === null || about === null) return null;
+  const began = about.context.created_wall_ns;
+  const ageMs = began === null ? 0 : now - began / 1e6;
+  return (
+    <>
+      <Card title={status.over ? "The run ended before its first step" : "No step has ended yet"} class="empty-run">
+        <p>{status.over ? overWords(number(info["rings"])) : words(number(info["rings"]), number(info["hosts"]), status.world_size, ageMs)}</p>
+        {ranks !== null && ranks.rank.length > 0 && <WhereTheyAre ranks={ranks} />}
+        {(status.over || ageMs > LATE_S * 1000) && (
+          <p class="muted">
+            Steps are seen at the optimizer’s. A script that has none can say them itself: <code>with stepscope.step():</code> around each.
+          </p>
+        )}
+      </Card>
+      <RunOutput run={run} />
+    </>
+  );
+}
+
+function words(begun: number, hosts: number, expected: number, ageMs: number): string {
+  if (begun === 0) return `${ageMs > 0 ? `It was started ${roughly(ageMs)} ago.` : "It was started."} None of its processes has told of itself: they are importing torch, or have not come to their first step.`;
+  const age = ageMs > 0 ? ` It was started ${roughly(ageMs)} ago.` : "";
+  const of = expected > begun ? ` of ${count(expected)}` : "";
+  const where = hosts > 1 ? ` on ${count(hosts)} hosts` : "";
+  return `${count(begun)}${of} ${begun === 1 && !of ? "process has" : "processes have"} begun${where}, and ${begun === 1 && !of ? "has" : "have"} made no step yet: compilation, caches and the first batch come before. Charts appear with the first.${age}`;
+}
+
+function overWords(begun: number): string {
+  return begun === 0 ? "No process told of itself. What it printed says more." : `${begun === 1 ? "A process was" : `${count(begun)} processes were`} reached, but no step was seen. What was printed, and how each rank ended, says why.`;
+}
+
+function number(value: unknown): number {
+  return typeof value === "number" ? value : 0;
+}
+
+/** Ranks by what they do now. */
+function WhereTheyAre({ ranks }: { ranks: RanksDocument }) {
+  const groups = new Map<string, number[]>();
+  ranks.rank.forEach((rank, at) => {
+    const doing = [ranks.standing?.[at] ?? ranks.state[at], ranks.live_phase[at]].filter(Boolean).join(", in ");
+    groups.set(doing, [...(groups.get(doing) ?? []), rank]);
+  });
+  const rows = [...groups].sort((one, two) => two[1].length - one[1].length).slice(0, MOST_ROWS);
+  return (
+    <table class="empty-ranks">
+      <caption class="hidden">What the ranks do now</caption>
+      <thead>
+        <tr>
+          <th scope="col">Ranks</th>
+          <th scope="col" class="number">
+            How many
+          </th>
+          <th scope="col">Now</th>
+        </tr>
+      </thead>
+      <tbody>
+        {rows.map(([doing, members]) => (
+          <tr key={doing}>
+            <td>{spans(members)}</td>
+            <td class="number">{count(members.length)}</td>
+            <td>{doing}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

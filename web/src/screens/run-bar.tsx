@@ -1,0 +1,120 @@
+/** Above a run: its name, how it stands, how far it is and how fast, and whether what is shown is of now. */
+
+import { useEffect } from "preact/hooks";
+import type { Severity } from "../api/documents";
+import { LIST } from "../address";
+import { go } from "../route";
+import type { OpenRun } from "../run/open-run";
+import { lastStepEndNs, newestStep, paceNow, stalledMs } from "../run/pace";
+import { count, digits, duration, stepsText } from "../ui/format";
+import { useNow } from "../ui/now";
+import { useShortcuts } from "../ui/shortcuts";
+import { Chip, StatusChip } from "../ui/status-chip";
+import { setTab, type Mark } from "../ui/tab";
+import { theme } from "../ui/theme";
+import { elapsed } from "../ui/when";
+import { ranksWords, stillIn, stillTitle } from "../words/standing";
+import { PageTools } from "./page-tools";
+import { RankField } from "./rank-field";
+import { ScreenBar } from "./screen-bar";
+
+const MARKS: Record<Severity, Mark> = { critical: "critical", warning: "warning", info: "good" };
+
+export function RunBar({ run }: { run: OpenRun }) {
+  useRunKeys(run);
+  useTab(run);
+  return (
+    <ScreenBar home={run.source.kind === "hub"} title={run.about.value?.id ?? run.name}>
+      <span role="status">
+        <Standing run={run} />
+      </span>
+      <Pace run={run} />
+      <span class="space" />
+      <RankField run={run} />
+      <PageTools />
+    </ScreenBar>
+  );
+}
+
+/** Of a run whose hub is silent nobody knows how it stands: then that is said instead. */
+function Standing({ run }: { run: OpenRun }) {
+  const status = run.status.value;
+  const connection = run.connection.value;
+  if (connection === "file") {
+    return (
+      <>
+        <StatusChip status={status?.status ?? "unfinished"} /> <Chip tone="" shape="▤" words="a copy" />
+      </>
+    );
+  }
+  if (status === null) return <Chip tone="" shape="…" words="opening" />;
+  if (status.over) return <StatusChip status={status.status} />;
+  if (connection === "lost") return <Chip tone="warning" shape="▲" words="connection lost" />;
+  if (connection === "busy") return <Chip tone="warning" shape="▲" words="not followed" />;
+  if (connection === "refused") return <Chip tone="critical" shape="✖" words="signed out" />;
+  if (connection === "gone") return <Chip tone="critical" shape="✖" words="no longer there" />;
+  if (status.ranks > 0 && status.live_ranks === 0) return <Chip tone="" shape="…" words="ending" />;
+  return (
+    <>
+      <StatusChip status={status.status} />
+      <span class="hidden">, {connection}</span>
+    </>
+  );
+}
+
+function Pace({ run }: { run: OpenRun }) {
+  const status = run.status.value;
+  const steps = run.steps.value;
+  // Of a run that goes on and whose hub is silent, or of a copy, only what it had reached is true.
+  const known = status?.over === true || ["live", "connecting", "over", "ended", "file"].includes(run.connection.value);
+  const going = status !== null && !status.over && known && run.connection.value !== "file";
+  const now = useNow(going ? 1000 : 0);
+  if (status === null) return null;
+  const step = newestStep(status, steps);
+  const still = going ? stillIn(run.findings.value?.findings ?? []) : null;
+  const context = run.about.value?.context;
+  const began = context?.created_wall_ns ?? null;
+  const end = status.ended_wall_ns ?? context?.end?.wall_ns ?? (going ? now * 1e6 : lastStepEndNs(steps));
+  const quiet = run.movedMs === null ? null : performance.now() - run.movedMs;
+  const stalled = going && status.live_ranks > 0 ? stalledMs(steps, quiet, now, began) : null;
+  const pace = going && status.live_ranks > 0 && stalled === null ? paceNow(steps, quiet) : null;
+  return (
+    <ul class="bar-facts" aria-label="How far it is">
+      {still === null ? <li>{step < 0 ? (status.over ? "no step" : "no step yet") : `step ${count(step)}`}</li> : <li title={stillTitle(step)}>in {stepsText(still)}</li>}
+      <li class={going && (status.still_ranks ?? 0) > 0 ? "stalled" : undefined}>{ranksWords(status, going)}</li>
+      {stalled !== null && <li class="stalled">no step for {elapsed(stalled)}</li>}
+      {pace !== null && <li>{digits(pace)} steps/s</li>}
+      {known && began !== null && end !== null && end > began && <li title="since it was started">{going ? elapsed((end - began) / 1e6) : duration(end - began)}</li>}
+      {status.attempt > 0 && <li title="The job was started anew so many times; what is shown is the last attempt">attempt {status.attempt + 1}</li>}
+    </ul>
+  );
+}
+
+function useRunKeys(run: OpenRun): void {
+  const most = Math.max(run.status.value?.ranks ?? 0, run.about.value?.world_size ?? 0);
+  const turn = (by: number): void => {
+    if (most > 0) run.rank.value = run.rank.value === null ? (by > 0 ? 0 : most - 1) : (run.rank.value + by + most) % most;
+  };
+  useShortcuts("This run", [
+    { keys: "/", words: "look for a rank", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() },
+    { keys: "[", words: "the rank before", act: () => turn(-1) },
+    { keys: "]", words: "the next rank", act: () => turn(1) },
+    { keys: "a", words: "all steps, and those that come", act: () => void (run.view.value = null) },
+    { keys: "Escape", words: "let go of the step, then of the rank", act: () => void ((run.step.value === null ? run.rank : run.step).value = null) },
+    ...(run.source.kind === "hub" ? [{ keys: "g l", words: "the list of runs", act: () => go(LIST) }] : []),
+  ]);
+}
+
+/** The tab says the name, how far it is and whether something is wrong. */
+function useTab(run: OpenRun): void {
+  const status = run.status.value;
+  const step = newestStep(status, run.steps.value);
+  const severity = run.findings.value?.verdict?.severity;
+  const broken = run.connection.value === "lost" || run.connection.value === "refused";
+  const mark = severity !== undefined ? MARKS[severity] : broken ? "none" : status?.over === false ? "live" : "none";
+  const still = stillIn(run.findings.value?.findings ?? []);
+  const where = status === null ? "" : status.over ? ` · ${status.status}` : still !== null ? ` · still in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
+  const title = `${run.about.value?.id ?? run.name}${where}`;
+  const colours = theme.value;
+  useEffect(() => setTab(title, mark), [title, mark, colours]);
+}

@@ -1,0 +1,31 @@
+/** Puts a text onto the clipboard and says so. */
+
+import { useEffect, useState } from "preact/hooks";
+import { copied } from "./clipboard";
+
+interface CopyProps {
+  text: string;
+  /** What is copied, for those who hear it: `the command`. */
+  what: string;
+}
+
+const SHOWN_MS = 2000;
+
+export function CopyButton({ text, what }: CopyProps) {
+  const [said, setSaid] = useState("");
+  useEffect(() => {
+    if (!said) return;
+    const timer = setTimeout(() => setSaid(""), SHOWN_MS);
+    return () => clearTimeout(timer);
+  }, [said]);
+  return (
+    <>
+      <button type="button" class="quiet" aria-label={`Copy ${what}`} onClick={() => void copied(text).then((done) => setSaid(done ? "Copied" : "Cannot copy here"))}>
+        {said || "Copy"}
+      </button>
+      <span class="hidden" role="status">
+        {said}
+      </span>
+    </>
+  );
+}

@@ -1,0 +1,27 @@
+/** A chart's figures as a file that a spreadsheet opens. */
+
+export interface Csv {
+  columns: string[];
+  rows: (string | number | null)[][];
+}
+
+export function csvText({ columns, rows }: Csv): string {
+  return [columns, ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
+}
+
+/** A text that a spreadsheet would take for a formula gets a quote before it. */
+function cell(value: string | number | null): string {
+  if (value === null || (typeof value === "number" && Number.isNaN(value))) return "";
+  if (typeof value === "number") return String(value);
+  const safe = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+export function download(name: string, text: string, type = "text/csv"): void {
+  const address = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}

@@ -1,0 +1,26 @@
+/** How bad it is: a sign of its own shape, a colour and a word. */
+
+import type { Severity } from "../api/documents";
+
+export type Look = Severity | "healthy";
+
+const MARKS: Record<Look, [string, string]> = {
+  critical: ["✖", "critical"],
+  warning: ["▲", "warning"],
+  info: ["●", "for information"],
+  healthy: ["✔", "healthy"],
+};
+
+export function severityWord(look: Look): string {
+  return MARKS[look][1];
+}
+
+export function SeverityMark({ look, large = false }: { look: Look; large?: boolean }) {
+  const [sign, word] = MARKS[look];
+  return (
+    <span class={`severity ${look} ${large ? "large" : ""}`} title={word}>
+      <span aria-hidden="true">{sign}</span>
+      <span class="hidden">{word}: </span>
+    </span>
+  );
+}

@@ -1,0 +1,42 @@
+/** Light or dark: as the system has it until somebody chooses. Charts draw again when `theme` changes. */
+
+import { signal } from "@preact/signals";
+
+export type Theme = "light" | "dark";
+
+const KEPT = "stepscope-theme";
+const system = matchMedia("(prefers-color-scheme: dark)");
+
+export const theme = signal<Theme>(kept() ?? (system.matches ? "dark" : "light"));
+
+export function startTheme(): void {
+  system.addEventListener("change", () => {
+    if (kept() === null) theme.value = system.matches ? "dark" : "light";
+  });
+  theme.subscribe((now) => {
+    document.documentElement.dataset["theme"] = now;
+  });
+}
+
+export function switchTheme(): void {
+  theme.value = theme.value === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem(KEPT, theme.value);
+  } catch {
+    // A file or a frame may have no storage: the choice then holds for this page.
+  }
+}
+
+/** A colour of styles/tokens.css as it is in the theme of now, e.g. `--phase-forward`. */
+export function token(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function kept(): Theme | null {
+  try {
+    const said = localStorage.getItem(KEPT);
+    return said === "light" || said === "dark" ? said : null;
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,78 @@
+/** What explains a run, in words: its command as a shell takes it, its mesh, its machines. Pure. */
+
+import type { RunContext } from "../api/documents";
+import { binary, dateTime } from "../ui/format";
+import { codeText } from "./endings";
+import { isRecord, type Row } from "./evidence";
+import { countOf, numbersIn, spansText } from "./ranks";
+
+/** As it can be pasted into a shell. */
+export function commandText(words: readonly string[] | null): string {
+  return (words ?? []).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
+}
+
+/** `status`: how it ended by all that is known; the launcher alone cannot tell a crash from a failure. */
+export function endText(end: RunContext["end"], status: string | null): string {
+  if (end === null) return "";
+  const code = end.exit_code === null || end.exit_code === 0 ? "" : `, ${codeText(end.exit_code)}`;
+  return `${status ?? end.status}${code}, ${dateTime(end.wall_ns)}`;
+}
+
+/** `ada on node-7`; a user without a name has only a number. */
+export function whoText({ user, host }: Pick<RunContext, "user" | "host">): string {
+  const who = user && /^\d+$/.test(user) ? `uid ${user}` : user;
+  return [who, host].filter(Boolean).join(" on ");
+}
+
+/** `dp 4 × tp 2`; empty: there is none. */
+export function meshText(mesh: unknown): string {
+  if (!isRecord(mesh)) return "";
+  const names = Array.isArray(mesh["names"]) ? mesh["names"].map(String) : [];
+  return numbersIn(mesh["shape"])
+    .map((size, at) => `${names[at] ?? "dimension"} ${size}`)
+    .join(" × ");
+}
+
+/** Ranks that do the same work on other data, from runs of `[first, count, step]`. */
+export function peersText(peers: unknown): string {
+  if (!Array.isArray(peers)) return "";
+  const runs = peers.filter((run): run is number[] => Array.isArray(run) && run.length === 3 && run.every((one) => typeof one === "number"));
+  const many = runs.reduce((sum, run) => sum + Math.max(0, run[1] ?? 0), 0);
+  if (many === 0) return "";
+  if (many > 4096) return countOf(many, "rank");
+  const ranks = runs.flatMap(([first = 0, times = 0, step = 1]) => Array.from({ length: times }, (_, at) => first + at * step));
+  return `${countOf(many, "rank")}: ${spansText(ranks)}`;
+}
+
+/** Hosts and GPUs from a summary's `host`; `only`: what the host of a run of one is called, which goes by a number while it goes on. */
+export function machineRows(host: unknown, only: string | null = null): Row[] {
+  if (!isRecord(host)) return [];
+  const rows: Row[] = [];
+  const add = (key: string, text: string): void => {
+    if (text) rows.push({ key, name: key, value: { form: "text", text } });
+  };
+  const nodes = list(host["nodes"]);
+  const name = (node: Record<string, unknown>): string => (nodes.length === 1 && only ? only : String(node["node"] ?? ""));
+  add("hosts", alike(nodes.map((node) => [`${String(node["cpu_count"] ?? "?")} processors, ${binary(number(node["mem_total"]))}`, name(node)])));
+  add("GPUs", alike(list(host["gpus"]).map((gpu) => [`${String(gpu["name"] ?? "GPU")}, ${binary(number(gpu["mem_total"]))}`, `${name(gpu)} ${String(gpu["index"] ?? "")}`])));
+  return rows;
+}
+
+/** `8 × NVIDIA H100, 80.0 GB`; the odd ones by name. */
+function alike(things: readonly (readonly [string, string])[]): string {
+  const by = new Map<string, string[]>();
+  for (const [what, name] of things) by.set(what, [...(by.get(what) ?? []), name]);
+  return [...by.entries()]
+    .sort((one, two) => two[1].length - one[1].length)
+    .slice(0, 6)
+    .map(([what, names]) => (names.length === 1 ? `${names[0]}: ${what}` : `${names.length} × ${what}`))
+    .join("; ");
+}
+
+function list(value: unknown): Record<string, unknown>[] {
+  return Array.isArray(value) ? value.filter(isRecord) : [];
+}
+
+function number(value: unknown): number | null {
+  return typeof value === "number" ? value : null;
+}

@@ -1,0 +1,152 @@
+/** Small pictures of what a finding rests on: bars to compare, steps on a line, memory on its way up. Pure: values in, values out. */
+
+import type { Finding } from "../api/documents";
+import { binary, duration, percent } from "../ui/format";
+import { isRecord } from "./evidence";
+import { figureOf, nameOf } from "./names";
+
+export type Tone = "culprit" | "plain" | "good";
+
+export interface Bar {
+  name: string;
+  value: number;
+  text: string;
+  tone: Tone;
+  /** Of a phase: its colour is taken. */
+  phase?: string;
+}
+
+export type Picture =
+  | { form: "bars"; title: string; bars: Bar[]; note: string; most?: number; mark?: { value: number; name: string } }
+  | { form: "strip"; title: string; steps: number[]; first: number; last: number }
+  | { form: "slope"; title: string; points: [number, number][]; end: { step: number; text: string } | null };
+
+const MOST_BARS = 10;
+const TRIVIAL = 0.02;
+
+export function picturesOf(finding: Finding): Picture[] {
+  const of = finding.evidence;
+  const found = [byRank(finding), byPhase(of, "excess_ms_by_phase"), byPhase(of, "extra_ms_by_phase"), strip(finding), slope(finding)];
+  for (const [title, keys] of Object.entries(COMPARED)) found.push(compared(of, title, keys));
+  if (finding.kind === "healthy") found.push(shares(of["opportunities"], "What is left to gain, at most"));
+  if (finding.kind === "compute_bound") found.push(shares(of["shares"], "Share of the time"));
+  if (finding.kind.endsWith("_bound")) found.push(share(finding));
+  return found.filter((one): one is Picture => one !== null);
+}
+
+/** Two or three figures of the same kind beside each other: the first is the one in question. */
+const COMPARED: Readonly<Record<string, readonly string[]>> = {
+  "A step": ["after_ms", "before_ms"],
+  "Steps, last and first": ["last_ms", "first_ms"],
+  "Round trip": ["rtt_us", "others_rtt_us"],
+  "Packets lost": ["loss_share", "others_loss_share"],
+  "Speed of the link": ["speed_bps", "others_speed_bps"],
+  "The exchange": ["exposed_ms", "exchange_ms", "compute_ms"],
+  "Memory of the device": ["needed_bytes", "used_bytes", "total_bytes"],
+  "Device memory": ["peak_bytes", "typical_bytes", "total_bytes"],
+  "The allocator": ["reserved_bytes", "peak_allocated_bytes", "total_bytes"],
+  "Memory of the host": ["available_bytes", "total_bytes"],
+  "Processors in use": ["cpu_percent", "own_cpu_percent"],
+  "Utilisation of the GPUs": ["util_percent", "lowest_percent", "highest_percent"],
+  "Steps per second": ["steps_per_second_during", "steps_per_second_before"],
+};
+
+function compared(of: Readonly<Record<string, unknown>>, title: string, keys: readonly string[]): Picture | null {
+  const bars = keys.flatMap((key, at) => {
+    const value = of[key];
+    return typeof value === "number" ? [{ name: nameOf(key), value, text: figureOf(key, value), tone: at === 0 ? ("culprit" as const) : ("plain" as const) }] : [];
+  });
+  return bars.length < 2 || typeof of[keys[0] ?? ""] !== "number" ? null : { form: "bars", title, bars, note: "", ...(keys[0]?.endsWith("_percent") ? { most: 100 } : {}) };
+}
+
+function byRank({ evidence, ranks }: Finding): Picture | null {
+  const figures = numbersOf(evidence["median_ms_by_rank"]);
+  if (figures.length < 2) return null;
+  const guilty = new Set(ranks.map(String));
+  const most = [...figures].sort((one, two) => two[1] - one[1]);
+  const kept = figures.length <= MOST_BARS ? figures : [...most.filter(([rank]) => guilty.has(rank)), ...most.filter(([rank]) => !guilty.has(rank))].slice(0, MOST_BARS);
+  const bars = kept
+    .sort((one, two) => Number(one[0]) - Number(two[0]))
+    .map(([rank, ms]): Bar => ({ name: `rank ${rank}`, value: ms, text: duration(ms * 1e6), tone: guilty.has(rank) ? "culprit" : "plain" }));
+  const peers = evidence["peers_median_ms"];
+  const left = figures.length - bars.length;
+  return {
+    form: "bars",
+    title: evidence["compared"] === "work" ? "Median work in a step, without the wait for peers" : `Median ${String(evidence["compared"] ?? "time")} in a step`,
+    bars,
+    note: left > 0 ? `and ${left} more ranks` : "",
+    ...(typeof peers === "number" ? { mark: { value: peers, name: `median of the peers: ${duration(peers * 1e6)}` } } : {}),
+  };
+}
+
+function byPhase(of: Readonly<Record<string, unknown>>, key: string): Picture | null {
+  const figures = numbersOf(of[key]);
+  const largest = Math.max(...figures.map(([, ms]) => Math.abs(ms)), 0);
+  const bars = figures
+    .filter(([, ms]) => Math.abs(ms) >= largest * TRIVIAL && ms !== 0)
+    .sort((one, two) => two[1] - one[1])
+    .map(([phase, ms]): Bar => ({ name: phase === "between" ? "between steps" : phase, value: ms, text: signed(ms), tone: "plain", phase: phase === "between" ? "other" : phase }));
+  return bars.length === 0 ? null : { form: "bars", title: key.startsWith("excess") ? "Longer than the peers by, in each phase" : "Extra time, in each phase", bars, note: key.startsWith("excess") ? wholeText(of) : "" };
+}
+
+/** The title has the work as a whole, which is not the sum of medians of its parts. */
+function wholeText(of: Readonly<Record<string, unknown>>): string {
+  const whole = of["excess_ms"];
+  return typeof whole === "number" && of["compared"] === "work" ? `all its work: ${signed(whole)}. Each phase is compared by itself, so they need not add up to it` : "";
+}
+
+function shares(value: unknown, title: string): Picture | null {
+  const bars = numbersOf(value)
+    .sort((one, two) => two[1] - one[1])
+    .slice(0, MOST_BARS)
+    .map(([name, part]): Bar => ({ name: name.replaceAll("_", " "), value: part, text: percent(part), tone: "good", ...(title.startsWith("Share") ? { phase: name } : {}) }));
+  return bars.length === 0 ? null : { form: "bars", title, bars, note: "" };
+}
+
+function share({ evidence, phase }: Finding): Picture | null {
+  const part = phase === null ? null : evidence[`${phase}_share`];
+  if (typeof part !== "number" || phase === null) return null;
+  const [low, high] = [evidence["lowest_share"], evidence["highest_share"]];
+  const note = typeof low === "number" && typeof high === "number" ? `from ${percent(low)} to ${percent(high)} over the ranks` : "";
+  const bars: Bar[] = [
+    { name: phase, value: part, text: percent(part), tone: "culprit", phase },
+    { name: "all else", value: 1 - part, text: percent(1 - part), tone: "plain" },
+  ];
+  return { form: "bars", title: "Share of the time of the median rank", bars, note, most: 1 };
+}
+
+function strip({ evidence, kind, steps }: Finding): Picture | null {
+  const at = (evidence["at_steps"] ?? (kind === "stall" ? evidence["steps_longer"] : null)) as unknown;
+  const numbers = Array.isArray(at) ? at.filter((one): one is number => typeof one === "number") : [];
+  if (numbers.length === 0 || steps === null) return null;
+  const [first, last] = [Math.min(steps[0], ...numbers), Math.max(steps[1], ...numbers)];
+  return last > first ? { form: "strip", title: "The slow steps", steps: numbers, first, last } : null;
+}
+
+function slope({ evidence, steps }: Finding): Picture | null {
+  const [first, last, rate] = [evidence["first_bytes"], evidence["last_bytes"], evidence["bytes_per_step"]];
+  if (typeof first !== "number" || typeof last !== "number" || typeof rate !== "number" || steps === null || steps[1] <= steps[0]) return null;
+  const ends = evidence["runs_out_at_step"];
+  const place = (name: string, otherwise: number): number => (typeof evidence[name] === "number" ? evidence[name] : otherwise);
+  const [from, to] = [place("first_step", steps[0]), place("last_step", steps[1])];
+  const known = typeof ends === "number" && ends > to;
+  const points: [number, number][] = [
+    [from, first],
+    [to, last],
+  ];
+  return {
+    form: "slope",
+    title: `From ${binary(first)} to ${binary(last)}: ${binary(rate)} more in each step`,
+    points: known ? [...points, [ends, last + (ends - to) * rate]] : points,
+    end: known ? { step: ends, text: `runs out at step ${ends.toLocaleString("en-GB")}` } : null,
+  };
+}
+
+function signed(ms: number): string {
+  return `${ms < 0 ? "−" : "+"}${duration(Math.abs(ms) * 1e6)}`;
+}
+
+function numbersOf(value: unknown): [string, number][] {
+  if (!isRecord(value)) return [];
+  return Object.entries(value).filter((entry): entry is [string, number] => typeof entry[1] === "number" && Number.isFinite(entry[1]));
+}

@@ -1,0 +1,41 @@
+/** What a finding costs, in figures that can be drawn and words that can be read. Pure. */
+
+import type { Finding } from "../api/documents";
+import { digits, duration, percent } from "../ui/format";
+import { isStop } from "./kinds";
+
+export interface Price {
+  /** Each a few words, e.g. `61% of the time`. */
+  words: string[];
+  /** What would be left of the time; null: not known. */
+  left: number | null;
+}
+
+const TRIVIAL = 0.01;
+
+/** Null: it costs no time, or nothing worth a word. `live`: more may be lost. */
+export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: boolean): Price | null {
+  if (cost === null || typeof cost !== "object") return null;
+  const { share, seconds, rank_hours: hours } = cost;
+  const soFar = live ? " so far" : "";
+  const most = kind === "healthy" ? "at most " : "";
+  const words: string[] = [];
+  if (isStop(kind)) {
+    // While it lasts the card of the hang counts the seconds; the look's figure would stand still beside them.
+    if (live && kind.startsWith("hang_")) return null;
+    if (seconds) words.push(kind === "rank_crashed" ? `${duration(seconds * 1e9)} to be done again` : `${duration(seconds * 1e9)} of standing still`);
+  } else if (share && share >= TRIVIAL && typeof seconds === "number") {
+    words.push(`${most}${percent(share)} of the time`, `${duration(seconds * 1e9)}${soFar}`);
+  }
+  if (words.length === 0) return null;
+  if (hours && hours >= 0.1) words.push(`${digits(hours)} hours of ranks`);
+  const fixed = cost.if_fixed;
+  if (!fixed?.step_ms || !fixed.speedup || isStop(kind)) return { words, left: null };
+  words.push(`without it a step takes ${duration(fixed.step_ms * 1e6)}, ${fixed.speedup.toFixed(2)}× as fast`);
+  return { words, left: 1 / fixed.speedup };
+}
+
+/** How sure it is, in words. */
+export function sureness(confidence: number): string {
+  return confidence >= 0.9 ? "nearly certain" : confidence >= 0.75 ? "likely" : confidence >= 0.5 ? "probable, with doubts" : "a guess";
+}
