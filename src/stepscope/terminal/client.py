@@ -1,0 +1,218 @@
+"""A reader of a hub over HTTP: questions on one connection that is kept, and the stream of news on another.
+
+The token goes into a header.  A hub with a certificate of its own making is known by its fingerprint; without one an
+authority must have signed it.  ``close`` may be called from another thread and ends whatever is being waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from stepscope.agent.shipping.client import connected, encrypted, plain, split_url
+from stepscope.errors import HubError, HubMissing, HubRefused
+from stepscope.terminal.documents import Runs, read
+from stepscope.terminal.place import Place
+
+__all__ = ["HubReader", "Piece"]
+
+PATIENCE_S = 30.0
+"""A hub that opens a large run takes some seconds for its first answer."""
+SILENCE_S = 20.0
+"""The hub says something every five seconds; a stream that is silent for longer is dead."""
+MOST_BYTES = 64 << 20
+CHUNK = 1 << 16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Of a file."""
+
+    data: bytes
+    offset: int
+    size: int
+
+
+class HubReader:
+    """One thread asks; any may close."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._tls, self._host, self._port, self._prefix = split_url(place.url)
+        self._connection: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        """Second handles of what is open, to break it off with: TLS has the first one for itself."""
+        self._closed = False
+        self.run = place.run
+
+    def find_run(self) -> str:
+        """The id of the run: the one that was named, or the newest, if possible one that goes on."""
+        if not self.run:
+            rows = self.get("runs", {"limit": 100}, Runs, of_run=False).runs
+            if not rows:
+                raise HubMissing(f"{self._where} has no runs yet")
+            self.run = next((row.id for row in rows if row.status == "running"), rows[0].id)
+        return self.run
+
+    def get(self, path: str, params: Mapping[str, Any], kind: type[T], *, of_run: bool = True) -> T:
+        """A document below the run; HubError says why there is none."""
+        return read(self._ask(self._path(path, params, of_run=of_run))[0], kind)
+
+    def file(self, path: str, *, tail: int) -> Piece:
+        """The end of a file of the run."""
+        data, headers = self._ask(self._path(f"files/{path}", {"tail": tail}))
+        size, offset = (_number(headers.get(f"X-Stepscope-{name}")) for name in ("Size", "Offset"))
+        return Piece(data=data, offset=offset, size=max(size, len(data)))
+
+    def stream(self, after: str) -> Iterator[bytes]:
+        """What is new behind that id, as it comes; it ends, or HubError does, when the connection does."""
+        path = self._path("stream", {})
+        headers = {**self._headers("text/event-stream"), **({"Last-Event-ID": after} if after else {})}
+        connection, handle = self._connect()
+        sock = connection.sock  # http.client lets go of it when the other side will close
+        try:
+            connection.request("GET", path, headers=headers)
+            with connection.getresponse() as response:
+                self._check(response, lambda: response.read(CHUNK))
+                sock.settimeout(SILENCE_S)
+                while piece := response.read1(CHUNK):
+                    yield piece
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self._trouble(error) from None
+        finally:
+            self._let_go(connection, handle)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for handle in self._open:
+                try:
+                    handle.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the hub was faster
+
+    def forget(self) -> None:
+        """Close what is kept, in the thread that asked."""
+        if self._connection is not None:
+            self._let_go(self._connection, self._handle)
+            self._connection = None
+
+    @property
+    def _where(self) -> str:
+        return f"the hub at {self._host}:{self._port}"
+
+    def _path(self, path: str, params: Mapping[str, Any], *, of_run: bool = True) -> str:
+        run = f"runs/{quote(self.find_run(), safe='')}" if of_run else ""
+        words = "/".join(filter(None, (run, quote(path))))
+        asked = urlencode({name: value for name, value in params.items() if value is not None})
+        return f"{self._prefix}/api/v1/{words}{'?' if asked else ''}{asked}"
+
+    def _headers(self, accept: str) -> dict[str, str]:
+        return {"Accept": accept, "Accept-Encoding": "identity", "Authorization": f"Bearer {self._place.token}"}
+
+    def _ask(self, path: str) -> tuple[bytes, http.client.HTTPMessage]:
+        """A connection that the hub let go while it was idle is opened again, once."""
+        kept = self._connection is not None
+        while True:
+            try:
+                return self._ask_once(path)
+            except (OSError, http.client.HTTPException) as error:
+                self.forget()
+                if not kept or isinstance(error, TimeoutError) or self._closed:
+                    raise self._trouble(error) from None
+                kept = False
+
+    def _ask_once(self, path: str) -> tuple[bytes, http.client.HTTPMessage]:
+        if self._connection is None:
+            self._connection, self._handle = self._connect()
+        self._connection.request("GET", path, headers=self._headers("*/*"))
+        response = self._connection.getresponse()
+        data = response.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            self.forget()
+            raise HubError(f"{self._where} gives a longer answer than there can be")
+        self._check(response, lambda: data)
+        if response.will_close:
+            self.forget()
+        return data, response.headers
+
+    def _check(self, response: http.client.HTTPResponse, body: Any) -> None:
+        if response.status == 200:
+            return
+        if response.status == 401:
+            raise HubRefused(f"{self._where} does not take this token")
+        why = _reason(body()) or f"it answers {response.status}"
+        if response.status == 404:
+            raise HubMissing(f"{self._where}: {why}")
+        raise HubError(f"{self._where}: {why}")
+
+    def _connect(self) -> tuple[http.client.HTTPConnection, socket.socket]:
+        deadline_s = time.monotonic() + PATIENCE_S
+        try:
+            sock = connected(self._host, self._port, deadline_s)
+        except OSError as error:
+            raise self._trouble(error) from None
+        handle = sock.dup()
+        with self._lock:
+            self._open.add(handle)
+        connection = http.client.HTTPConnection(self._host, self._port)
+        try:
+            if self._closed:
+                raise ConnectionError("closed")
+            if self._tls:
+                sock = encrypted(sock, self._host, deadline_s, trusted=not self._place.fingerprint)
+                self._check_certificate(sock)
+        except OSError as error:
+            sock.close()
+            self._let_go(connection, handle)
+            raise self._trouble(error) from None
+        except HubError:
+            sock.close()
+            self._let_go(connection, handle)
+            raise
+        sock.settimeout(PATIENCE_S)
+        connection.sock = sock
+        return connection, handle
+
+    def _check_certificate(self, sock: Any) -> None:
+        wanted = self._place.fingerprint
+        if wanted and hashlib.sha256(sock.getpeercert(binary_form=True) or b"").hexdigest() != wanted:
+            raise HubRefused(f"{self._where} has another certificate than the one whose fingerprint was given")
+
+    def _let_go(self, connection: http.client.HTTPConnection, handle: socket.socket) -> None:
+        connection.close()
+        with self._lock:
+            self._open.discard(handle)
+            handle.close()
+
+    def _trouble(self, error: Exception) -> HubError:
+        verify = getattr(error, "verify_message", "")
+        if verify:
+            return HubRefused(f"{self._where} has a certificate that nobody here trusts ({verify}): give --fingerprint")
+        if isinstance(error, TimeoutError):
+            return HubError(f"{self._where} does not answer")
+        if isinstance(error, OSError):
+            return HubError(f"{self._where} cannot be reached: {error.strerror or type(error).__name__}")
+        return HubError(f"{self._where} answers with something else than HTTP")
+
+
+def _reason(body: bytes) -> str:
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    return plain(said.get("error")) if isinstance(said, dict) else ""
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else 0

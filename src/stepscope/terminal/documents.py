@@ -1,0 +1,239 @@
+"""What the hub says, as docs/api.md has it, as far as the view shows it; whatever else it is, it is refused.
+
+Times are nanoseconds, wall clocks nanoseconds since 1970, memory bytes.  Keys that the view does not need are passed
+over, and one that a newer hub leaves out has a value that means "not known".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from stepscope.errors import HubError
+
+__all__ = [
+    "Context",
+    "Event",
+    "Events",
+    "Finding",
+    "Findings",
+    "Identity",
+    "Info",
+    "Rank",
+    "RankNow",
+    "RankSteps",
+    "Ranks",
+    "Reset",
+    "Run",
+    "RunRow",
+    "Runs",
+    "Sample",
+    "Samples",
+    "Status",
+    "Steps",
+    "Verdict",
+    "Window",
+    "read",
+]
+
+Struct = msgspec.Struct
+Number = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+"""What can be reckoned with: neither infinite nor none at all."""
+T = TypeVar("T")
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    severity: str = "info"
+    title: str = ""
+    price: str | None = None
+    ranks: tuple[int, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    severity: str = "info"
+    title: str = ""
+    ranks: tuple[int, ...] = ()
+    steps: tuple[int, int] | None = None
+    advice: tuple[str, ...] = ()
+    evidence: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Findings(Struct, frozen=True, kw_only=True):
+    verdict: Verdict | None = None
+    findings: tuple[Finding, ...] = ()
+    live: bool = True
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    status: str = ""
+    over: bool = False
+    attempt: int = 0
+    world_size: int = 0
+    ranks: int = 0
+    live_ranks: int = 0
+    still_ranks: int = 0
+    states: dict[str, int] = msgspec.field(default_factory=dict)
+    step: int = -1
+    phases: tuple[str, ...] = ()
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    command: list[str] | None = None
+    created_wall_ns: int | None = None
+    end: dict[str, Any] | None = None
+
+
+class Window(Struct, frozen=True, kw_only=True):
+    """Which of the last steps the table of ranks is of."""
+
+    steps: int = 0
+    stride: int = 1
+
+
+class Info(Struct, frozen=True, kw_only=True):
+    window: Window = Window()
+
+
+class Run(Status, frozen=True, kw_only=True):
+    id: str = ""
+    name: str = ""
+    context: Context = Context()
+    info: Info = Info()
+    verdict: Verdict | None = None
+
+
+class RunRow(Struct, frozen=True, kw_only=True):
+    id: str
+    status: str = ""
+
+
+class Runs(Struct, frozen=True, kw_only=True):
+    total: int = 0
+    runs: tuple[RunRow, ...] = ()
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """Columns: entry i of each is bin i."""
+
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    mean_ns: dict[str, list[Number]] = msgspec.field(default_factory=dict)
+    device_mean_ns: dict[str, list[Number | None]] = msgspec.field(default_factory=dict)
+    start_wall_ns: tuple[int, ...] = ()
+    memory_bytes: dict[str, list[Number | None]] = msgspec.field(default_factory=dict)
+
+
+class Ranks(Struct, frozen=True, kw_only=True):
+    total: int = 0
+    start: int = 0
+    order: str = "rank"
+    rank: tuple[int, ...] = ()
+    host: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    standing: tuple[str | None, ...] = ()
+    last_step: tuple[int, ...] = ()
+    live_step: tuple[int, ...] = ()
+    live_phase: tuple[str | None, ...] = ()
+    live_since_wall_ns: tuple[int, ...] = ()
+    mean_ns: dict[str, list[Number]] = msgspec.field(default_factory=dict)
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    host: str = ""
+    pid: int = 0
+    local_rank: int = 0
+    device: str = ""
+    device_name: str = ""
+
+
+class RankNow(Struct, frozen=True, kw_only=True):
+    state: str = ""
+    standing: str | None = None
+    last_step: int = -1
+    live_phase: str | None = None
+    lost: int = 0
+
+
+class RankSteps(Struct, frozen=True, kw_only=True):
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    wall_ns: tuple[Number, ...] = ()
+    memory_bytes: dict[str, list[Number | None]] = msgspec.field(default_factory=dict)
+
+
+class Rank(Struct, frozen=True, kw_only=True):
+    rank: int
+    identity: Identity = Identity()
+    now: RankNow = RankNow()
+    mean_ns: dict[str, Number] = msgspec.field(default_factory=dict)
+    log: str | None = None
+    steps: RankSteps = RankSteps()
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    number: int = 0
+    node: str = ""
+    wall_ns: int = 0
+    event: str = ""
+    rank: int | None = None
+    host: str = ""
+    state: str = ""
+    title: str = ""
+    message: str = ""
+    reason: str = ""
+    why: str = ""
+    action: str = ""
+    oom_kill: bool = False
+    seconds: Number | None = None
+    away_s: Number | None = None
+    silent_s: Number | None = None
+    nodes: tuple[int, ...] = ()
+    # Of these only some kinds have any, and a version before or after ours may write them otherwise.
+    kind: Any = None
+    steps: Any = None
+    end: Any = None
+    late: Any = None
+    before: Any = None
+    offset_ns: Any = None
+    source: Any = None
+    count: Any = None
+    counts: Any = None
+    collective: Any = None
+    exit_code: Any = None
+    ignored: Any = None
+    git: Any = None
+    step: Any = None
+    values: Any = None
+
+
+class Events(Struct, frozen=True, kw_only=True):
+    events: tuple[Event, ...] = ()
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    node: str = ""
+    index: int | None = None
+    rank: int | None = None
+    values: dict[str, list[Number | None]] = msgspec.field(default_factory=dict)
+
+
+class Samples(Struct, frozen=True, kw_only=True):
+    series: tuple[Sample, ...] = ()
+    left_out: int = 0
+
+
+class Reset(Struct, frozen=True, kw_only=True):
+    why: str = ""
+    last_step: int = -1
+
+
+def read(data: bytes, kind: type[T]) -> T:
+    """HubError for what is no such document."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise HubError("the hub says something that this version does not understand") from None

@@ -1,0 +1,294 @@
+"""Keeps a snapshot of a run up with its hub, from two threads of its own.
+
+One follows the stream of news, and comes back by itself when the connection is lost, a little later each time.  The
+other asks for what the stream does not bring (the rows of the table that are in sight, a rank, a log, the machines),
+when something changed, and never for more than a fraction of the time.  Whoever looks takes ``feed.now``, a value.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from stepscope.errors import HubError, HubMissing, HubRefused, UsageError
+from stepscope.terminal.client import HubReader
+from stepscope.terminal.documents import Rank, Ranks, Run, Samples, Steps
+from stepscope.terminal.messages import Message, Messages
+from stepscope.terminal.pace import window_steps
+from stepscope.terminal.place import Place
+from stepscope.terminal.snapshot import KEPT_STEPS, Link, Output, Snapshot, after, with_run, with_steps
+from stepscope.terminal.wanted import Wanted
+
+__all__ = ["Feed"]
+
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 10.0
+LAST_TRIES = 7
+"""To find a hub again after the run was over."""
+ASK_S = 1.0
+ASKING_SHARE = 0.2
+"""Of the time at most goes into questions: at thousands of ranks the hub needs long for the table."""
+SAMPLES_S = 5.0
+LOG_BYTES = 32 << 10
+RANK_STEPS = 120
+SAMPLE_BINS = 120
+MOST_SERIES = 64
+"""GPUs or hosts whose figures are asked for; of more, the line says that it speaks of some."""
+TERMINAL_LOG = "logs/terminal.log"
+OUTPUTS = (TERMINAL_LOG, "logs/rank-0.log", "logs/main.log")
+"""What a job printed, the best first."""
+GPU_FIELDS = "util_percent,mem_used,mem_total,power_w,temperature_c"
+HOST_FIELDS = "cpu_percent,mem_total,mem_available"
+PROCESS_FIELDS = "rss,rss_file"
+
+
+class Feed:
+    """``where`` says where the hub is, each time anew: it may have moved; a HubError of it says why not yet.
+
+    It may take long; ``end`` is called from ``close`` and makes it come back.
+    """
+
+    def __init__(self, where: Callable[[], Place], *, end: Callable[[], None] = lambda: None) -> None:
+        self._where = where
+        self._end = end
+        self._now = Snapshot()
+        self._wanted = Wanted()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._poke = threading.Event()
+        self._readers: set[HubReader] = set()
+        self._place: Place | None = None
+        """Where the hub is, while there is one."""
+        self._threads = [
+            threading.Thread(target=self._follow, name="live stream", daemon=True),
+            threading.Thread(target=self._keep_asking, name="live questions", daemon=True),
+        ]
+
+    @property
+    def now(self) -> Snapshot:
+        return self._now
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._poke.set()
+        with self._lock:
+            for reader in self._readers:
+                reader.close()
+        self._end()
+        for thread in self._threads:
+            thread.join()
+
+    def want(self, wanted: Wanted) -> None:
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._poke.set()
+
+    def _change(self, change: Callable[[Snapshot], Snapshot]) -> None:
+        with self._lock:
+            self._now = change(self._now)
+
+    def _linked(self, link: Link, why: str = "") -> None:
+        self._change(lambda now: replace(now, link=link, why=why))
+
+    # ── the stream ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _follow(self) -> None:
+        wait_s, last_id, last_tries = FIRST_WAIT_S, "", LAST_TRIES
+        while not self._stop.is_set():
+            before = self._now.beat
+            link: Link = "lost"
+            try:
+                last_id = self._once(self._where(), last_id)
+                why = "the hub has gone"
+            except HubRefused as error:
+                link, why = "refused", str(error)
+            except HubMissing as error:
+                link, why = "missing", str(error)
+            except (HubError, UsageError) as error:
+                why = str(error)
+            if self._now.over and link != "refused":
+                # The hub of a job goes with it; another one may have the summary, a little later.
+                last_tries -= 1
+                link, why = ("over" if last_tries else "ended"), ""
+            if self._stop.is_set():
+                return
+            self._linked(link, why)
+            if link in ("refused", "ended"):
+                return
+            wait_s = FIRST_WAIT_S if self._now.beat != before else min(2 * wait_s, LONGEST_WAIT_S)
+            self._stop.wait(wait_s)
+
+    def _once(self, place: Place, last_id: str) -> str:
+        """One connection, to its end; the id of the last message."""
+        reader = self._join(place)
+        try:
+            place = replace(place, run=reader.find_run())
+            self._load(reader)
+            messages = Messages()
+            for piece in reader.stream(last_id):
+                if self._place is None:
+                    self._place = place
+                    self._linked("live")
+                    self._poke.set()
+                for message in messages.feed(piece):
+                    last_id = message.id or last_id
+                    self._take(reader, message)
+            return last_id
+        finally:
+            self._place = None
+            self._leave(reader)
+
+    def _load(self, reader: HubReader) -> None:
+        run = reader.get("", {}, Run)
+        # Of a run that is over the hub holds more steps than are kept here: then they come several together.
+        first = max(0, run.step - max(KEPT_STEPS, window_steps(run)) + 1)
+        steps = reader.get("steps", {"first": first, "bins": KEPT_STEPS, "worst": 1}, Steps)
+        self._change(lambda now: with_steps(with_run(replace(now, steps=(), stepped_wall_ns=0), run), steps))
+
+    def _take(self, reader: HubReader, message: Message) -> None:
+        before = self._now
+
+        def change(now: Snapshot) -> Snapshot:
+            seen_ns = time.time_ns()
+            stepped_ns = seen_ns if message.event == "steps" else now.stepped_wall_ns
+            return replace(after(now, message), seen_wall_ns=seen_ns, stepped_wall_ns=stepped_ns)
+
+        self._change(change)
+        if message.event == "gone":
+            raise HubMissing("the run is no longer there")
+        if message.event == "reset" or (self._now.over and not before.over):
+            # A job that was begun anew, or is over, is known by other figures than before; and what was made between
+            # our question and the first word of the stream is in neither.
+            self._load(reader)
+        if message.event == "status" and _fewer_live(before, self._now):
+            self._poke.set()  # the table is to say so too, at once
+
+    # ── questions ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _keep_asking(self) -> None:
+        pause_s = ASK_S
+        asker: _Asker | None = None
+        while not self._stop.is_set():
+            poked = self._poke.wait(pause_s)
+            self._poke.clear()
+            place = self._place
+            if asker is not None and asker.place is not place:
+                self._leave(asker.reader)
+                asker = None
+            if place is None or self._stop.is_set():
+                continue
+            if asker is None:
+                asker = _Asker(place, self._join(place))
+            began_s = time.monotonic()
+            try:
+                found = asker.ask(self._now, self._wanted, poked=poked)
+                self._change(lambda now, found=found: found(now))  # type: ignore[misc]
+            except HubError:
+                asker.forget()  # the stream says what is wrong, and when it is right again
+            pause_s = max(ASK_S, (time.monotonic() - began_s) / ASKING_SHARE)
+        if asker is not None:
+            self._leave(asker.reader)
+
+    def _join(self, place: Place) -> HubReader:
+        """One that is ended when we are; each thread has its own."""
+        reader = HubReader(place)
+        with self._lock:
+            self._readers.add(reader)
+            if self._stop.is_set():
+                reader.close()
+        return reader
+
+    def _leave(self, reader: HubReader) -> None:
+        reader.forget()
+        with self._lock:
+            self._readers.discard(reader)
+
+
+class _Asker:
+    """What was asked for last, and when."""
+
+    def __init__(self, place: Place, reader: HubReader) -> None:
+        self.place = place
+        self.reader = reader
+        self._beat = -1
+        self._wanted: Wanted | None = None
+        self._sampled_s = float("-inf")
+        self._output = ""
+
+    def forget(self) -> None:
+        self._beat = -1
+
+    def ask(self, now: Snapshot, wanted: Wanted, *, poked: bool) -> Callable[[Snapshot], Snapshot]:
+        """What is to be put into the snapshot; HubError when the hub does not answer."""
+        found: dict[str, Any] = {}
+        if now.beat != self._beat or wanted != self._wanted:
+            found |= self._table(wanted)
+            if wanted.rank is not None:
+                found["rank"] = self._rank(wanted.rank)
+            if not now.over:
+                found["run"] = self.reader.get("", {}, Run)
+            self._beat, self._wanted = now.beat, wanted
+        now_s = time.monotonic()
+        if now_s - self._sampled_s >= SAMPLES_S and (not now.over or now.hosts is None):
+            found["gpus"] = self._samples("gpu", GPU_FIELDS)
+            found["processes"] = self._samples("process", PROCESS_FIELDS)
+            found["hosts"] = self._samples("host", HOST_FIELDS)
+            self._sampled_s = now_s
+        if wanted.output and (poked or not now.over or now.output is None):
+            rank = found.get("rank", now.rank)
+            found["output"] = self._log(rank.log if wanted.rank is not None and rank is not None else None)
+        return lambda known: _with(known, found)
+
+    def _table(self, wanted: Wanted) -> dict[str, Any]:
+        order = wanted.order
+        asked = {"order": order, "start": wanted.start, "limit": max(1, wanted.limit)}
+        ranks = self.reader.get("ranks", asked, Ranks)
+        if order == "work" and wanted.start == 0:
+            return {"ranks": ranks, "slowest": ranks}
+        return {"ranks": ranks, "slowest": self.reader.get("ranks", {"order": "work", "limit": 1}, Ranks)}
+
+    def _rank(self, rank: int) -> Rank | None:
+        try:
+            return self.reader.get(f"ranks/{rank}", {"bins": RANK_STEPS}, Rank)
+        except HubMissing:
+            return None  # it has no step yet
+
+    def _samples(self, kind: str, fields: str) -> Samples:
+        asked = {"kind": kind, "fields": fields, "bins": SAMPLE_BINS, "stat": "mean", "limit": MOST_SERIES}
+        try:
+            return self.reader.get("samples", asked, Samples)
+        except HubError:
+            return Samples()  # of a very large job there are too many at once
+
+    def _log(self, wanted: str | None) -> Output | None:
+        """The one that is wanted; else what the whole job printed, by the best name there is."""
+        if wanted is None and self._output:
+            wanted = self._output
+        for path in (wanted,) if wanted is not None else OUTPUTS:
+            try:
+                piece = self.reader.file(path, tail=LOG_BYTES)
+            except HubMissing:
+                continue
+            if path in OUTPUTS and piece.size:
+                self._output = path
+            if piece.size or wanted is not None:
+                return Output(path=path, text=piece.data, size=piece.size)
+        return None
+
+
+def _fewer_live(before: Snapshot, now: Snapshot) -> bool:
+    return before.status is not None and now.status is not None and now.status.live_ranks < before.status.live_ranks
+
+
+def _with(known: Snapshot, found: Mapping[str, Any]) -> Snapshot:
+    run = found.get("run")
+    if run is not None:
+        known = with_run(known, run)
+    return replace(known, **{name: value for name, value in found.items() if name != "run"})

@@ -1,0 +1,174 @@
+"""What is known of a run at one moment, as a value: what comes makes a new one.  Pure.
+
+It holds what a screen can show and no more: the newest steps, the newest events, the rows of the table that are in
+sight.  Nothing in it grows with the length of the run or the number of its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stepscope.errors import HubError
+from stepscope.terminal.documents import (
+    Event,
+    Events,
+    Findings,
+    Rank,
+    Ranks,
+    Reset,
+    Run,
+    Samples,
+    Status,
+    Steps,
+    read,
+)
+from stepscope.terminal.messages import Message
+
+__all__ = ["KEPT_STEPS", "Link", "Output", "Snapshot", "StepRow", "after", "with_run", "with_steps"]
+
+KEPT_STEPS = 512
+KEPT_EVENTS = 256
+
+Link = Literal["opening", "live", "lost", "refused", "missing", "over", "ended"]
+"""How the connection to the hub is; ``over``: it went with the run; ``ended``: and nobody has more to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    first: int
+    last: int
+    mean_ns: Mapping[str, float]
+    """By ``wall``, ``work`` and phase, over the ranks, by the clock of the host."""
+    memory_bytes: Mapping[str, float]
+    start_wall_ns: int = 0
+    """When its first step began, by the word of one rank; 0: not known."""
+    device_timed: bool = False
+    """Whether the devices were timed in it too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """The end of a file of the run."""
+
+    path: str
+    text: bytes = b""
+    size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    link: Link = "opening"
+    why: str = ""
+    """What is wrong with the connection, in words."""
+    run: Run | None = None
+    status: Status | None = None
+    findings: Findings | None = None
+    steps: tuple[StepRow, ...] = ()
+    events: tuple[Event, ...] = ()
+    ranks: Ranks | None = None
+    slowest: Ranks | None = None
+    """The row of the rank that works longest."""
+    rank: Rank | None = None
+    gpus: Samples | None = None
+    hosts: Samples | None = None
+    processes: Samples | None = None
+    output: Output | None = None
+    seen_wall_ns: int = 0
+    """When something last came."""
+    stepped_wall_ns: int = 0
+    """When steps last came, by our clock; 0: none since the connection was made."""
+    beat: int = 0
+    """Counts what came: whoever asks for more asks again when it is another number."""
+
+    @property
+    def over(self) -> bool:
+        return self.status is not None and self.status.over
+
+    @property
+    def final(self) -> bool:
+        """Whether this is the last word on the run."""
+        said = self.findings is not None and not self.findings.live
+        return self.over and (said or self.link == "ended")
+
+    @property
+    def device_timed(self) -> bool:
+        """Whether there are device times, so that those of the host have to be called so."""
+        return any(row.device_timed for row in self.steps)
+
+    @property
+    def still_in(self) -> tuple[int, int] | None:
+        """The first and the last of the steps that the job stands in; None: it goes on, or is over."""
+        found = self.findings.findings if self.findings is not None and not self.over else ()
+        lasting = (one for one in found if one.kind.startswith("hang_") and one.evidence.get("over") is None)
+        return next((one.steps for one in lasting), None)
+
+    @property
+    def step(self) -> int:
+        """The last that all ranks made; -1: none yet."""
+        said = self.status.step if self.status is not None else -1
+        return max(said, self.steps[-1].last if self.steps else -1)
+
+
+def after(known: Snapshot, message: Message) -> Snapshot:
+    """With what a message of the stream says; HubError for one that says nothing that can be understood."""
+    if message.event == "steps":
+        return with_steps(known, read(message.data, Steps))
+    if message.event == "again":
+        return _corrected(known, read(message.data, Steps))
+    if message.event == "events":
+        last = known.events[-1].number if known.events else 0
+        fresh = tuple(event for event in read(message.data, Events).events if event.number > last)
+        return replace(known, events=(*known.events, *fresh)[-KEPT_EVENTS:], beat=known.beat + 1)
+    if message.event == "findings":
+        return replace(known, findings=read(message.data, Findings), beat=known.beat + 1)
+    if message.event == "status":
+        return replace(known, status=read(message.data, Status), beat=known.beat + 1)
+    if message.event == "reset":
+        again = read(message.data, Reset).why != "first"
+        return replace(known, steps=(), events=(), beat=known.beat + 1) if again else known
+    return known
+
+
+def with_run(known: Snapshot, run: Run) -> Snapshot:
+    # The stream says more of what is wrong, and says it sooner; this is for a run whose stream has not begun.
+    found = known.findings or Findings(verdict=run.verdict)
+    return replace(known, run=run, status=run, findings=found)
+
+
+def with_steps(known: Snapshot, steps: Steps) -> Snapshot:
+    rows = _rows(steps)
+    if not rows:
+        return known
+    kept = tuple(row for row in known.steps if row.last < rows[0].first)
+    return replace(known, steps=(*kept, *rows)[-KEPT_STEPS:], beat=known.beat + 1)
+
+
+def _corrected(known: Snapshot, steps: Steps) -> Snapshot:
+    """With the steps that are others now in the place of what was said of them."""
+    anew = {(row.first, row.last): row for row in _rows(steps)}
+    rows = tuple(anew.get((row.first, row.last), row) for row in known.steps)
+    return replace(known, steps=rows, beat=known.beat + 1)
+
+
+def _rows(steps: Steps) -> tuple[StepRow, ...]:
+    count = len(steps.first)
+    lengths = {len(steps.last), *(len(values) for values in steps.mean_ns.values())}
+    if lengths != {count} or (count and "wall" not in steps.mean_ns):
+        raise HubError("the hub says something that this version does not understand")
+    return tuple(
+        StepRow(
+            first=steps.first[at],
+            last=steps.last[at],
+            mean_ns={name: values[at] for name, values in steps.mean_ns.items()},
+            device_timed=any(at < len(values) and values[at] for values in steps.device_mean_ns.values()),
+            start_wall_ns=steps.start_wall_ns[at] if at < len(steps.start_wall_ns) else 0,
+            memory_bytes={
+                name: level
+                for name, values in steps.memory_bytes.items()
+                if at < len(values) and (level := values[at]) is not None
+            },
+        )
+        for at in range(count)
+    )

@@ -1,0 +1,53 @@
+"""The view without a terminal: what stands on its screen, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from textual.pilot import Pilot
+
+from stepscope.terminal.app import WatchApp
+from stepscope.terminal.feed import Feed
+
+__all__ = ["Look", "looked_at"]
+
+PATIENCE = 600
+
+
+class Look:
+    """A view that somebody sits before."""
+
+    def __init__(self, app: WatchApp, pilot: Pilot[None], feed: Feed) -> None:
+        self.app, self.pilot, self.feed = app, pilot, feed
+
+    @property
+    def lines(self) -> list[str]:
+        width = self.app.size.width
+        strips = [self.app.screen_lines.render_line(y) for y in range(self.app.size.height)]
+        assert all(strip.cell_length == width for strip in strips)
+        return [strip.text for strip in strips]
+
+    async def until(self, seen: str | Callable[[], Any]) -> list[str]:
+        """Draws until that stands on the screen."""
+        for _ in range(PATIENCE):
+            self.app.draw()
+            await self.pilot.pause(0.02)
+            if any(seen in line for line in self.lines) if isinstance(seen, str) else seen():
+                return self.lines
+        raise AssertionError(f"never seen: {seen}\n" + "\n".join(self.lines))
+
+    async def press(self, *keys: str) -> list[str]:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+        return self.lines
+
+
+def looked_at(feed: Feed, look: Callable[[Look], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    async def run() -> None:
+        app = WatchApp(feed)
+        async with app.run_test(size=size) as pilot:
+            await look(Look(app, pilot, feed))
+
+    asyncio.run(run())

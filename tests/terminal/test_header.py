@@ -1,0 +1,39 @@
+"""The first line: how far a run is, and how many of its ranks go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.terminal.documents import Finding, Findings, Run, Status
+from stepscope.terminal.draw.header import draw_header, ranks_words
+from stepscope.terminal.snapshot import Snapshot
+
+HANG = Finding(kind="hang_deadlock", severity="critical", title="T", ranks=(0, 1), steps=(41, 41))
+STATUS = {"status": "running", "ranks": 8, "live_ranks": 8, "world_size": 8, "step": 40}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "8 ranks"),
+        ({"live_ranks": 7}, "7 of 8 ranks"),
+        ({"still_ranks": 8}, "8 ranks stand still"),
+        ({"still_ranks": 7, "live_ranks": 7}, "7 of 8 ranks stand still"),
+        ({"still_ranks": 1}, "1 of 8 ranks stands still"),
+        ({"still_ranks": 8, "over": True}, "8 ranks"),
+    ],
+)
+def test_ranks_that_stand_still_are_not_told_as_running(fields: dict[str, Any], told: str) -> None:
+    assert ranks_words(Status(**{**STATUS, **fields}))[0] == told
+
+
+def test_while_it_stands_the_step_is_the_one_that_is_told_of_it() -> None:
+    known = Snapshot(link="live", run=Run(name="r"), status=Status(**STATUS))
+    assert draw_header(known, 80).plain.rstrip() == f"{'r · running · step 40 · 8 ranks':<74}● live"
+    stands = replace(known, findings=Findings(findings=(HANG,)), status=Status(**STATUS, still_ranks=8))
+    assert draw_header(stands, 80).plain == f"{'r · running · in step 41 · 8 ranks stand still':<74}● live"
+    over = replace(stands, status=Status(**{**STATUS, "over": True, "status": "interrupted"}))
+    assert draw_header(over, 80).plain == f"{'r · interrupted · step 40 · 8 ranks':<74}✔ over"

@@ -1,0 +1,379 @@
+"""Whatever a hub says and however large the terminal is: as many lines as there is room for, none too wide."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from stepscope.terminal.documents import (
+    Event,
+    Finding,
+    Findings,
+    Identity,
+    Info,
+    Rank,
+    RankNow,
+    Ranks,
+    RankSteps,
+    Run,
+    Sample,
+    Samples,
+    Status,
+    Verdict,
+    Window,
+)
+from stepscope.terminal.draw.event_words import KINDS, event_words, severity_of
+from stepscope.terminal.draw.keys import draw_keys
+from stepscope.terminal.draw.machine import draw_machine
+from stepscope.terminal.draw.phases import draw_phases, means
+from stepscope.terminal.draw.rank_detail import draw_rank
+from stepscope.terminal.draw.rank_table import draw_ranks
+from stepscope.terminal.draw.screen import draw_screen
+from stepscope.terminal.draw.step_time import draw_step_time
+from stepscope.terminal.draw.verdict import draw_verdict
+from stepscope.terminal.feed import GPU_FIELDS, HOST_FIELDS, PROCESS_FIELDS
+from stepscope.terminal.snapshot import Output, Snapshot, StepRow
+from stepscope.terminal.view import View
+
+words = st.text(max_size=30) | st.sampled_from(["[red]x[/]", "\x1b[2J", "漢字" * 10, "\u202e", "a b " * 40, ""])
+numbers = st.floats(-1e30, 1e30) | st.integers(-5, 5).map(float) | st.floats(0, 1e9)
+whole = st.integers(-3, 1 << 70)
+names = st.sampled_from(["wall", "work", "comm", "forward", "other", "mine"]) | words
+severities = st.sampled_from(["critical", "warning", "info", "odd"])
+levels = st.dictionaries(names, numbers, max_size=6)
+
+
+def tuples(inner: Any, most: int = 4) -> Any:
+    return st.lists(inner, max_size=most).map(tuple)
+
+
+columns = st.dictionaries(names, st.lists(numbers, max_size=5), max_size=5)
+tables = st.builds(
+    Ranks,
+    total=whole,
+    start=whole,
+    order=st.sampled_from(["work", "rank"]),
+    rank=tuples(whole),
+    host=tuples(words),
+    state=tuples(st.sampled_from(["running", "vanished", "odd"])),
+    live_phase=tuples(st.none() | words),
+    live_since_wall_ns=tuples(whole),
+    mean_ns=columns,
+)
+statuses: dict[str, Any] = {
+    "status": words,
+    "over": st.booleans(),
+    "attempt": whole,
+    "world_size": whole,
+    "ranks": whole,
+    "live_ranks": whole,
+    "still_ranks": whole,
+    "step": whole,
+}
+FIGURES = (*GPU_FIELDS.split(","), *HOST_FIELDS.split(","), *PROCESS_FIELDS.split(","))
+samples = st.builds(
+    Samples,
+    left_out=whole,
+    series=tuples(
+        st.builds(
+            Sample,
+            rank=st.none() | whole,
+            values=st.dictionaries(
+                st.sampled_from(
+                    [
+                        "cpu_percent",
+                        "mem_total",
+                        "mem_available",
+                        "mem_used",
+                        "util_percent",
+                        "power_w",
+                        "rss",
+                        "rss_file",
+                    ]
+                ),
+                st.lists(st.none() | numbers, max_size=3),
+            ),
+        )
+    ),
+)
+events = st.builds(
+    Event,
+    number=whole,
+    wall_ns=whole,
+    event=st.sampled_from(["rank_end", "hang", "hang_over", "hub_lost", "hub_found", "node_absent", "warning"]) | words,
+    rank=st.none() | whole,
+    host=words,
+    state=words,
+    message=words,
+    oom_kill=st.booleans(),
+    seconds=st.none() | numbers,
+    away_s=st.none() | numbers,
+    nodes=tuples(whole),
+)
+snapshots = st.builds(
+    Snapshot,
+    link=st.sampled_from(["opening", "live", "lost", "refused", "missing", "over", "ended"]),
+    why=words,
+    run=st.none() | st.builds(Run, name=words, **statuses),
+    status=st.none() | st.builds(Status, **statuses),
+    findings=st.none()
+    | st.builds(
+        Findings,
+        verdict=st.none()
+        | st.builds(
+            Verdict,
+            kind=st.sampled_from(["healthy", "x"]),
+            severity=severities,
+            title=words,
+            price=st.none() | words,
+            advice=tuples(words),
+        ),
+        findings=tuples(
+            st.builds(Finding, severity=severities, title=words, ranks=tuples(st.integers(-1, 9)), advice=tuples(words))
+        ),
+    ),
+    steps=tuples(
+        st.builds(
+            StepRow,
+            first=whole,
+            last=whole,
+            start_wall_ns=whole,
+            mean_ns=levels.map(lambda found: {"wall": 1.0, **found}),
+            memory_bytes=st.dictionaries(st.sampled_from(["allocated", "peak_allocated"]), numbers),
+        )
+    ),
+    events=tuples(events),
+    ranks=st.none() | tables,
+    slowest=st.none() | tables,
+    rank=st.none()
+    | st.builds(
+        Rank,
+        rank=st.just(3),
+        identity=st.builds(Identity, host=words, device_name=words),
+        now=st.builds(RankNow, state=words, live_phase=st.none() | words),
+        mean_ns=levels,
+        steps=st.builds(
+            RankSteps,
+            wall_ns=tuples(numbers),
+            memory_bytes=st.dictionaries(st.just("allocated"), st.lists(st.none() | numbers, max_size=3)),
+        ),
+    ),
+    gpus=st.none() | samples,
+    processes=st.none() | samples,
+    stepped_wall_ns=whole,
+    hosts=st.none() | samples,
+    output=st.none() | st.builds(Output, path=words, text=st.binary(max_size=60), size=st.integers(0, 1 << 60)),
+    seen_wall_ns=whole,
+)
+views = st.builds(
+    View,
+    pane=st.sampled_from(["ranks", "rank", "findings", "output", "events", "help"]),
+    cursor=st.integers(0, 5),
+    start=st.integers(0, 5),
+    rank=st.none() | st.just(3),
+)
+
+
+@settings(max_examples=40, phases=(Phase.explicit, Phase.generate))
+@given(snapshots, views, st.integers(1, 220), st.integers(1, 70), st.booleans())
+def test_it_always_fits(known: Snapshot, view: View, width: int, height: int, frozen: bool) -> None:
+    drawn = draw_screen(known, view, width, height, frozen=frozen, now_wall_ns=1 << 60)
+    assert len(drawn.lines) == height
+    for line in drawn.lines:
+        assert line.plain.isprintable()
+        assert cell_len(line.plain) <= width, line.plain
+    assert 0 <= drawn.rows <= height
+
+
+def test_events_in_words() -> None:
+    def said(**event: Any) -> str:
+        return event_words(msgspec.convert(event, Event))
+
+    assert said(event="rank_start", rank=3, host="a") == "Rank 3 began on a."
+    assert said(event="rank_end", rank=3, state="exited") == "Rank 3 ended in order."
+    killed = said(event="rank_end", rank=3, state="vanished", oom_kill=True)
+    assert killed == "Rank 3 was killed by the kernel for want of memory."
+    assert said(event="hang", title="Rank 3 sleeps.") == "The job stands still. Rank 3 sleeps."
+    sleeps = said(event="hang", title="Rank 3 sleeps.", steps=[7, 8])
+    assert sleeps == "The job stands still in steps 7–8. Rank 3 sleeps."
+    assert said(event="hang", title="Rank 3 sleeps.", steps=["7", 8]) == "The job stands still. Rank 3 sleeps."
+    assert said(event="hang_over", seconds=12.0) == "The job goes on after 12.0 s of standing still."
+    assert said(event="not_a_hang", reason="compiling.") == "No progress for a while, but no hang: compiling."
+    assert said(event="hub_found", host="b", away_s=3.0) == "The hub is there again after 3.0 s."
+    assert said(event="node_absent", nodes=[1, 2]) == "Not heard of yet: nodes 1, 2."
+    assert said(event="warning", message="odd") == "Odd."
+    ended = {"event": "agent_end", "host": "vm", "reason": "ended", "end": {"status": "failed", "exit_code": -9}}
+    assert said(**ended) == "Recording ended on vm: failed, ended by SIGKILL."
+    assert said(event="tomorrow_s_kind", message="new", rank=2) == "Tomorrow s kind: new (rank 2)"
+
+
+@given(event=st.sampled_from(sorted(KINDS)), odd=st.none() | whole | words | st.dictionaries(words, words, max_size=2))
+def test_events_of_any_version_are_put_into_words(event: str, odd: Any) -> None:
+    loose = (
+        "kind",
+        "steps",
+        "end",
+        "late",
+        "before",
+        "offset_ns",
+        "source",
+        "count",
+        "counts",
+        "collective",
+        "exit_code",
+        "ignored",
+    )
+    read = msgspec.convert({"event": event, **dict.fromkeys((*loose, "git", "step", "values"), odd)}, Event)
+    assert event_words(read)
+    assert severity_of(read) in ("info", "warning", "critical")
+
+
+def test_the_words_are_those_of_the_page() -> None:
+    """The kinds, and how grave each is where that does not depend on the event."""
+    page = (Path(__file__).parents[2] / "web/src/words/events.ts").read_text()
+    found = dict(re.findall(r'^  (\w+): \{ name: "[^"]*", severity: ("\w+"|\()', page, re.MULTILINE))
+    assert set(found) == set(KINDS)
+    assert {kind for kind, said in found.items() if said != "(" and said.strip('"') != KINDS[kind][0]} == set()
+
+
+SECOND_NS = 1_000_000_000
+
+
+def going(**more: Any) -> Snapshot:
+    """Eleven steps of 100 ms, of 200 ms from the start of one to the next; the last ended at 12.1 s."""
+    steps = [
+        StepRow(
+            first=at, last=at, mean_ns={"wall": 1e8}, memory_bytes={}, start_wall_ns=10 * SECOND_NS + at * 2 * 10**8
+        )
+        for at in range(11)
+    ]
+    return Snapshot(**{"link": "live", "run": Run(), "status": Status(ranks=2), "steps": tuple(steps), **more})
+
+
+def test_a_rank_that_hangs_does_not_read_as_running() -> None:
+    table = Ranks(
+        total=6,
+        rank=(0, 1, 2, 3, 4, 5),
+        host=("a",) * 6,
+        state=("running", "running", "exception", "running", "vanished", "exited"),
+        standing=("waits in all_reduce", None, None, "hung", None, None),
+    )
+    lines = [line.plain.split() for line in draw_ranks(going(ranks=table), 80, 9, cursor=0, start=0, order="rank")[1:]]
+    assert [line[-4] for line in lines] == ["waits", "running", "error", "hung", "vanished", "exited"]
+    now = RankNow(state="running", standing="waits in all_reduce", last_step=7)
+    about = going(rank=Rank(rank=0, identity=Identity(host="a", pid=9, device="cpu"), now=now))
+    assert draw_rank(about, 80, 4, rank=0)[0].plain == "Rank 0  a · pid 9 · cpu · waits in all_reduce · step 7"
+
+
+PHASES_MS = {
+    "forward": 25.0,
+    "backward": 54.0,
+    "comm": 16.0,
+    "optimizer": 6.0,
+    "eval": 3.0,
+    "checkpoint": 1.0,
+    "other": 2.0,
+}
+
+
+def test_no_phase_that_counts_is_left_out_without_a_word() -> None:
+    mean = {name: took * 1e6 for name, took in {"wall": 107.0, **PHASES_MS}.items()}
+    known = replace(going(), steps=(StepRow(first=0, last=0, mean_ns=mean, memory_bytes={}),))
+
+    def said(height: int, known: Snapshot = known) -> list[list[str]]:
+        return [line.plain.split()[:4] for line in draw_phases(known, 80, height)[1:]]
+
+    assert [row[0] for row in said(8)] == ["forward", "backward", "comm", "optimizer", "eval", "checkpoint", "other"]
+    assert [row[0] for row in said(7)] == ["forward", "backward", "comm", "optimizer", "eval", "other"]  # 1%
+    assert [row[0] for row in said(6)[:-1]] == ["forward", "backward", "comm", "optimizer"]
+    assert said(6)[-1] == ["+3", "more", "6.00", "ms"]
+    assert [row[0] for row in said(3)] == ["forward", "backward"]
+
+
+def test_times_of_the_host_are_called_so_where_devices_are_timed() -> None:
+    for timed, head in ((False, "phase  "), (True, "host phase ")):
+        step = StepRow(first=0, last=0, mean_ns={"wall": 2e6, "forward": 1e6}, memory_bytes={}, device_timed=timed)
+        known = replace(going(), steps=(step,), rank=Rank(rank=0, mean_ns={"forward": 1e6}))
+        assert draw_phases(known, 80, 4)[0].plain.startswith(head)
+        assert any(line.plain.startswith(head) for line in draw_rank(known, 80, 20, rank=0))
+
+
+def test_few_ranks_leave_their_lines_to_the_phases() -> None:
+    mean = {name: took * 1e6 for name, took in {"wall": 107.0, **PHASES_MS}.items()}
+    for ranks, named in ((2, 7), (64, 4)):
+        table = Ranks(total=ranks, order="work", rank=(0, 1), host=("a", "a"), state=("running",) * 2)
+        step = StepRow(first=0, last=0, mean_ns=mean, memory_bytes={})
+        known = replace(going(ranks=table, status=Status(ranks=ranks)), steps=(step,))
+        lines = [line.plain for line in draw_screen(known, View(), 80, 24).lines]
+        assert [sum(line.startswith(f"{name} ") for line in lines) for name in PHASES_MS].count(1) == named
+        assert any(line.startswith("+3 more ") for line in lines) is (named == 4)
+        assert sum(" a  " in line and "running" in line for line in lines) == 2
+
+
+def test_a_rate_only_while_steps_come() -> None:
+    def said(known: Snapshot, now_s: float) -> str:
+        return draw_step_time(known, 80, now_wall_ns=int(now_s * SECOND_NS)).plain.split("▁")[0].rstrip()
+
+    assert said(going(), 13.0) == "step      100 ms  median of 11, mean of ranks  5.0/s"
+    assert said(going(), 86.1) == "step      100 ms  median of 11, mean of ranks  no step for 74 s"
+    # Steps that came are believed before the clock of another machine.
+    assert said(going(stepped_wall_ns=85 * SECOND_NS), 86.1).endswith("  5.0/s")
+    assert said(going(stepped_wall_ns=85 * SECOND_NS), 96.0).endswith("  no step for 11 s")
+    assert said(going(status=Status(ranks=2, over=True)), 86.1) == "step      100 ms  median of 11, mean of ranks"
+    assert said(going(link="lost"), 86.1) == "step      100 ms  median of 11, mean of ranks"
+    window = Run(info=Info(window=Window(steps=2, stride=2)))
+    assert said(going(run=window, status=Status(ranks=1)), 13.0) == "step      100 ms  median of 4 steps  5.0/s"
+
+
+def test_steps_known_only_several_together_are_weighed_and_have_no_median() -> None:
+    rows = tuple(
+        StepRow(first=first, last=last, mean_ns={"wall": took, "forward": took / 2}, memory_bytes={})
+        for first, last, took in ((0, 0, 100e6), (1, 2, 40e6), (3, 4, 40e6))
+    )
+    known = replace(going(run=Run(info=Info(window=Window(steps=900)))), steps=rows)
+    assert draw_step_time(known, 80, now_wall_ns=0).plain.startswith("step     52.0 ms  mean of 5, mean of ranks")
+    assert (means(known)["wall"], means(known)["forward"]) == (52e6, 26e6)
+    head = draw_ranks(replace(known, steps=(replace(rows[0], last=35_999),)), 80, 2, cursor=0, start=0, order="work")[0]
+    assert "now  of 36,000:" in head.plain
+    one = replace(known, steps=rows[:1], status=Status(ranks=1))
+    assert draw_step_time(one, 80, now_wall_ns=0).plain.startswith("step      100 ms  median of 1 step  ")
+
+
+def test_the_bar_of_the_chosen_rank_keeps_its_colours() -> None:
+    table = Ranks(
+        total=1, order="work", rank=(0,), host=("a",), state=("running",), mean_ns={"wall": (4e6,), "work": (3e6,)}
+    )
+    line = draw_ranks(going(ranks=table), 120, 4, cursor=0, start=0, order="work")[1]
+    bar = line.plain.index("█")
+    assert [(span.start, span.end) for span in line.spans if span.style == "reverse"] == [(0, bar)]
+
+
+def test_what_else_was_found_and_how_grave_it_is() -> None:
+    others = (Finding(severity="info"), Finding(severity="warning"), Finding(severity="info"))
+    found = Findings(verdict=Verdict(severity="critical", title="Slow. " * 20), findings=(Finding(), *others))
+    lines = [line.plain for line in draw_verdict(going(findings=found), 60, 3)]
+    assert lines[0] == "✖ Slow. Slow. Slow. Slow. Slow. Slow. Slow.     ▲ +3 more: v"
+    assert lines[1] == "  Slow. Slow. Slow. Slow. Slow. Slow. Slow."
+    assert "more" not in draw_verdict(going(findings=Findings(verdict=found.verdict)), 60, 3)[0].plain
+
+
+def test_the_fullest_rank() -> None:
+    held = {0: [300.0, 200.0], 1: [100.0, 250.0, None]}
+    series = tuple(Sample(rank=rank, values={"rss": values, "rss_file": [50.0]}) for rank, values in held.items())
+    known = going(processes=Samples(series=series))
+    assert draw_machine(known, 80).plain == "machine rank 1 holds 250 B"
+    assert draw_machine(replace(known, status=Status(over=True)), 80).plain == "machine rank 0 held 250 B"
+
+
+def test_the_way_out_is_always_in_sight() -> None:
+    for width in range(16, 120):
+        line = draw_keys(width, beside_job=False, pane="ranks").plain
+        assert line.endswith("? help  q quit")
+        assert cell_len(line) <= width
