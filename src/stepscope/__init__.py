@@ -10,27 +10,33 @@ Most people never import this: ``stepscope run train.py`` needs no change to the
             ...
     stepscope.note(loss=0.3)              # a value beside the step
     stepscope.summary()                   # the summary so far, as summary.json has it
+    stepscope.live()                      # in a notebook that trains: record, and show the live page in the cell
+    stepscope.show("night")               # in any notebook: the page of a run
 
 All of it does nothing when ``STEPSCOPE=0``.  Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepscope.notebook.live import live
+    from stepscope.notebook.show import show
     from stepscope.recorder.api import init, note, phase, step, summary
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "init", "note", "phase", "step", "summary"]
+__all__ = ["__version__", "init", "live", "note", "phase", "show", "step", "summary"]
+
+_FOUND_IN = {"live": "stepscope.notebook.live", "show": "stepscope.notebook.show"}
+"""All others are the recorder's."""
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from stepscope.recorder import api
-
-        return getattr(api, name)
+        return getattr(import_module(_FOUND_IN.get(name, "stepscope.recorder.api")), name)
     raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
 
 
