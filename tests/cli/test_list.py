@@ -60,6 +60,7 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "steps": 12_000,
         "median_step_ms": 123.456,
         "verdict": "Rank 2 is slow in forward",
+        "severity": None,
     }
     assert (new["status"], new["ranks"], new["verdict"]) == ("failed", None, "")
 

@@ -96,6 +96,8 @@ def test_a_torchrun_of_our_own_hears_the_operator() -> None:
         (Said(count="two"), "x.py", "--nnodes two: a number of nodes, or the least and the most (1:4)"),
         (Said(count="2", rank="2"), "x.py", "--node-rank 2 of 2 nodes: it must be from 0 to 1"),
         (Said(count="2", rank="-1"), "x.py", "--node-rank -1 of 2 nodes: it must be from 0 to 1"),
+        (Said(rank="1"), "x.py", "--node-rank 1 of one node; say how many there are with --nnodes"),
+        (Said(rank="first"), "torchrun x.py", "--node-rank first of one node; say how many there are with --nnodes"),
         (Said(count="2"), "x.py", "a job of 2 nodes, and nothing says which of them this is; give --node-rank"),
         (Said(count="2", rank="1"), "x.py", "node 1 must be told where node 0 is: give --master-addr"),
         (Said(), "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h x.py", "a job of 2 nodes, and nothing"),

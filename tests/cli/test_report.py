@@ -7,16 +7,17 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.cli.finalise import finalise
 from stepscope.cli.main import run_command
-from stepscope.errors import NotARun, UsageError
+from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter
 from stepscope.store.create import create_run
-from stepscope.store.meta import end_run, read_meta
+from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.store.paths import segment_path
 from stepscope.store.segments import SegmentWriter
 from stepscope.store.sidecar import sidecar_of, write_sidecar
@@ -157,3 +158,76 @@ def test_the_command_alone_loads_nothing_heavy(run_python: Callable[..., object]
     code = "import sys, stepscope.cli.report; print(sorted({'numpy', 'duckdb', 'torch'} & set(sys.modules)))"
     done = run_python("-c", code)
     assert done.stdout == "[]\n"  # type: ignore[attr-defined]
+
+
+# ── report.html ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, why: str = "") -> list[Path]:
+    """In place of what makes the page, which has tests of its own: which runs it was made for."""
+    asked: list[Path] = []
+
+    def add(run_dir: Path, known: Any, _progress: Any) -> str:
+        assert known.summary["run"]["name"] == "night"
+        asked.append(run_dir)
+        if not why:
+            (run_dir / "report.html").write_text("a page")
+        return why
+
+    monkeypatch.setenv("STEPSCOPE_HTML", "1")
+    monkeypatch.setattr("stepscope.cli.finalise.is_built", lambda: True)
+    monkeypatch.setattr("stepscope.hub.copy.making.add_copy", add)
+    return asked
+
+
+def test_a_page_is_made_when_a_run_is_sealed_and_only_then(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = stand_in(monkeypatch)
+    first = finalise(run_dir)
+    assert "summary.json · report.html" in first[1]
+    assert finalise(run_dir) == first
+    assert asked == [run_dir]
+    assert "report.html" in (run_dir / "summary.txt").read_text()
+
+
+def test_a_page_that_fails_is_a_notice_and_nothing_more(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "the disk is full")
+    summary, text = finalise(run_dir)
+    assert summary["notices"][-1] == "report.html was not made: the disk is full."
+    assert "summary.json · report.html" not in text
+    assert json.loads((run_dir / "summary.json").read_text()) == summary
+    assert "summary.json · report.html" not in (run_dir / "summary.txt").read_text()
+
+
+def test_who_wants_no_page_gets_none(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = stand_in(monkeypatch)
+    write_meta(run_dir, {**read_meta(run_dir), "html": False})
+    assert "report.html" not in finalise(run_dir)[1]
+    assert asked == []
+
+
+def test_html_on_demand(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = stand_in(monkeypatch)
+    monkeypatch.setenv("STEPSCOPE_HTML", "0")
+    elsewhere, made = run_dir.parent / "a.html", []
+
+    def write(of: Path, path: Path, *, known: Any, progress: Any) -> int:
+        assert (of, known.summary["run"]["name"], len(known.data.ranks)) == (run_dir, "night", 3)
+        made.append(path)
+        return path.write_bytes(bytes(1_234_567))
+
+    monkeypatch.setattr("stepscope.hub.copy.making.write_copy", write)
+    for words in ([str(run_dir), "--html"], ["--html", str(run_dir)], [str(run_dir), "--html", str(elsewhere)]):
+        assert run_command(["report", *words]) == 0
+        assert "summary.json · report.html" in capsys.readouterr().out
+    assert (asked, made) == ([run_dir, run_dir], [elsewhere])
+    assert run_command(["report", str(run_dir), "--html", str(elsewhere)]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == f"stepscope: {elsewhere}: 1.2 MB, opens in any browser"
+    with pytest.raises(UsageError, match="is a folder"):
+        run_command(["report", str(run_dir), "--html", str(run_dir.parent)])
+
+
+def test_who_asked_for_a_page_that_cannot_be_made_is_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "the disk is full")
+    with pytest.raises(RunError, match=r"report\.html was not made: the disk is full$"):
+        run_command(["report", str(run_dir), "--html"])
+    assert "summary.json · report.html" not in (run_dir / "summary.txt").read_text()

@@ -148,6 +148,8 @@ def test_progress_on_a_terminal(
     traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for name in ("PATIENCE_S", "REDRAW_S"):
+        monkeypatch.setattr(f"stepscope.cli.progress.{name}", 0.0)
     assert run_command(["trace", str(traces), "--json"]) == 0
     told = capsys.readouterr().err
     assert "\r\x1b[Kreading traces " in told

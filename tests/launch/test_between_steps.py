@@ -80,6 +80,8 @@ def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_pytho
     assert (between[1:] >= 300_000_000).all()
     assert (between <= other).all()
     assert done.stdout == run_python(loop).stdout
+    # And nothing is left in the session.
+    assert not Path(json.loads((done.run_dir / "run.json").read_text())["session"]).exists()
 
 
 def test_switched_off_nobody_is_asked(run_stepscope: Run, loop: Path) -> None:
@@ -101,9 +103,3 @@ def test_a_forked_child_is_left_alone(run_stepscope: Run, loop: Path) -> None:
     done = run_stepscope("run", "--quiet", loop, "fork")
     assert (done.code, done.stderr.split()) == (0, ["0", "0"])
     assert {stack["pid"] for stack in open_run(done.run_dir).stacks} == {open_run(done.run_dir).ranks[0].identity.pid}
-
-
-def test_nothing_is_left_in_the_session(run_stepscope: Run, loop: Path) -> None:
-    done = run_stepscope("run", "--quiet", loop)
-    meta = json.loads((done.run_dir / "run.json").read_text())
-    assert not Path(meta["session"]).exists()

@@ -60,7 +60,7 @@ def train(rank, meet):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    mp.spawn(train, args=(os.path.abspath("meet"),), nprocs=2)
+    mp.start_processes(train, args=(os.path.abspath("meet"),), nprocs=2, start_method="fork")
 """
 
 
@@ -80,6 +80,7 @@ def test_ddp(run_stepscope: Run, script: Callable[..., Path], kind: str) -> None
             "gradient_as_bucket_view": True,
             "broadcast_buffers": False,
             "gradient_mb": round(gradients * 4 / 2**20, 3),
+            "group": "default_pg" if kind == "world" else f"group {rank + 1}",
             "buckets": 1,
             "bucket_sizes_mb": [round(gradients * 4 / 2**20, 3)],
         }
@@ -127,7 +128,7 @@ def train(rank, meet):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    mp.spawn(train, args=(os.path.abspath("meet"),), nprocs=4)
+    mp.start_processes(train, args=(os.path.abspath("meet"),), nprocs=4, start_method="fork")
 """
 
 

@@ -72,9 +72,39 @@ def test_it_is_started_by_whoever_knocks_and_again_when_it_died(
     done = commands.finish(watched["process"])
     assert done.code == 0
     lines = done.stderr.splitlines()
-    assert lines[:2] == ["stepscope: recording to runs/one", "stepscope: the hub died (signal 9); it is started again"]
+    assert lines[:3] == [
+        "stepscope: recording to runs/one",
+        f"stepscope: page: {watched['url']}/#/run/one (its token: runs/one/hub.json)",
+        "stepscope: the hub died (signal 9); it is started again",
+    ]
     assert not (tmp_path / "runs/one/hub.json").exists()
     assert watched["token"] not in done.stderr
+
+
+def test_who_follows_is_told_the_end_and_may_ask_before_the_hub_goes(
+    commands: Any, watched: dict[str, Any], tmp_path: Path
+) -> None:
+    where = urlsplit(watched["url"])
+    following = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
+    following.request("GET", "/api/v1/runs/one/stream", headers={"Authorization": f"Bearer {watched['token']}"})
+    answer = following.getresponse()
+    assert b"reset" in answer.readline() + answer.readline() + answer.readline()
+    (tmp_path / "over").touch()
+    told = answer.read().decode()  # to its end: the hub closes it
+    following.close()
+    *_, status, end, _ = told.split("\n\n")
+    assert end.startswith("event: end\n")
+    assert status.startswith("event: status\n")
+    said = json.loads(status.rpartition("data: ")[2])
+    assert (said["status"], said["over"], said["newest_step"]) == ("finished", True, 0)
+    assert commands.finish(watched["process"]).code == 0
+    # What it said last is what the summary says, of the whole run.
+    findings = [json.loads(one.rpartition("data: ")[2]) for one in told.split("\n\n") if "event: findings" in one][-1]
+    summary = json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
+    assert (findings["live"], findings["findings"]) == (False, summary["findings"])
+    assert findings["verdict"] == summary["verdict"]
+    meta = json.loads((tmp_path / "runs" / "one" / "run.json").read_text())
+    assert said["ended_wall_ns"] == meta["end"]["wall_ns"]
 
 
 def test_when_nobody_knocks_there_is_none(commands: Any, nodes: Any, watched: dict[str, Any], tmp_path: Path) -> None:

@@ -22,6 +22,11 @@ def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_pat
     straggler = summary["findings"][0]
     assert (straggler["kind"], straggler["ranks"], straggler["phase"]) == ("compute_straggler", [2], "backward")
     assert (done.run_dir / "summary.txt").read_text() in done.stderr + "\n"
+    # Its ranks are forks of one process; each is a rank of its own nevertheless, to its end.
+    assert [row["state"] for row in summary["ranks"]] == ["exited"] * 4
+    logs = {path.name: path.read_text() for path in (done.run_dir / "logs").iterdir()}
+    assert [line.split()[:2] for line in logs.pop("rank-0.log").splitlines()] == [["step", "0"], ["step", "25"]]
+    assert logs == {"main.log": "", **{f"rank-{rank}.log": "" for rank in (1, 2, 3)}}
 
 
 def test_the_doctor(run_stepscope: Callable[..., Any], tmp_path: Path, root: Path) -> None:

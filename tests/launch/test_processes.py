@@ -134,8 +134,39 @@ def test_ends_that_run_no_exit_handlers(run_stepscope: Run, script: Callable[...
     assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
 
-def test_two_runs_at_once_do_not_meet(commands: Any, job: Path, tmp_path: Path) -> None:
-    started = [commands.start("run", "--quiet", "--name", "same", job, "--steps", str(20 + n)) for n in range(2)]
+FORKED = """
+import os, sys
+import stepscope
+def train():
+    for _ in range(4):
+        with stepscope.step():
+            pass
+    if sys.argv[1] == "raises":
+        raise ValueError("no such batch")
+if os.fork() == 0:
+    train()  # and on to the end of the script, as a rank of its own
+else:
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "status"), [("raises", "exception", "failed"), ("ends", "exited", "finished")]
+)
+def test_a_bare_fork_that_unwinds_to_the_end(
+    run_stepscope: Run, script: Callable[..., Path], how: str, state: str, status: str
+) -> None:
+    script(FORKED)
+    done = run_stepscope("run", "--quiet", "script.py", how)
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, state)]
+    assert (summary["status"], done.code) == (status, int(how == "raises"))
+    told = [(error["type"], error["message"], error["step"]) for error in summary["errors"]]
+    assert told == ([("ValueError", "no such batch", 4)] if how == "raises" else [])
+
+
+def test_two_runs_at_once_do_not_meet(commands: Any, toy: Path, tmp_path: Path) -> None:
+    started = [commands.start("run", "--quiet", "--name", "same", toy, "--steps", str(20 + n)) for n in range(2)]
     for process in started:
         assert commands.finish(process).code == 0
     summaries = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("same", "same-2")]
@@ -150,13 +181,10 @@ def test_torchrun_itself_restarts_and_each_attempt_is_kept(run_stepscope: Run, s
     script(
         """
         import os
-        import torch
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        import stepscope
         for step in range(8):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).mean().backward()
-            optimizer.step()
+            with stepscope.step():
+                pass
             assert step < 3 or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
         """
     )

@@ -36,7 +36,7 @@ def test_the_page_of_a_run_that_hung(golden: Callable[[Path, str], None]) -> Non
 def test_a_rank_that_only_the_watchdog_saw_go() -> None:
     gone = replace(Job(ranks=4).alone(1, (), alive=False).hang(), over="ended", over_wall_ns=1)
     text = render_text(summarise(hung(gone)))
-    assert text.startswith("✖ Rank 1 is gone in step 7; ranks 0, 2 and 3 wait for it in all_reduce of")
+    assert text.startswith("✖ Rank 1 is gone in step 7; ranks 0, 2 and 3 waited for it in all_reduce of")
 
 
 def test_rows_have_all_but_the_long_parts() -> None:
@@ -44,6 +44,22 @@ def test_rows_have_all_but_the_long_parts() -> None:
     assert row["file"] == "hangs/node0-1.json"
     assert {"ranks", "flight", "schema"} & set(row) == set()
     assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+@pytest.mark.parametrize(
+    ("over", "alive", "standing"),
+    [
+        (None, True, ["waits in all_reduce", "hung", "waits in all_reduce", "waits in all_reduce"]),
+        ("ended", True, [None] * 4),
+        (None, False, [None] * 4),
+    ],
+)
+def test_ranks_that_stand_still_are_told_as_such(over: str | None, alive: bool, standing: list[str | None]) -> None:
+    unfinished = dict.fromkeys(range(4), 60) if alive else {}
+    run = replace(Cluster(ranks=4, steps=60, unfinished=unfinished).run(), hangs=(sleeping(over=over),))
+    rows = summarise(run, alive=True)["ranks"]
+    assert [row["standing"] for row in rows] == standing
+    assert {row["state"] for row in rows} == {"running" if alive else "exited"}
 
 
 def test_several_are_counted() -> None:
@@ -71,3 +87,18 @@ def test_every_key_is_in_the_docs(root: Path) -> None:
     assert names_in(record.to_dict()) - documented == set()
     findings = summarise(hung(record))["findings"][:1]
     assert names_in(findings) - documented == set()
+
+
+def test_while_it_stands_the_time_is_that_of_now() -> None:
+    hang = sleeping(over=None, over_wall_ns=None)
+    cluster = Cluster(ranks=4, steps=60, unfinished=dict.fromkeys(range(4), 60))
+    run = replace(cluster.run(), hangs=(hang,))
+    summary = summarise(run, alive=True)
+    now = render_text(summary, now_wall_ns=ANCHOR_WALL_NS + 62 * 10**9)
+    assert "\nThe job stands still now\n" in now
+    assert "since     nothing has happened for 62 s in step 7; a step usually takes 250 ms\n" in now
+    assert " · 60 steps (0–59) in 1 min 03 s\n            running\n" in now
+    # Of one that nobody looks after any more, only what was seen is said.
+    then = render_text(summary)
+    assert "\nThe job stood still\n" in then
+    assert "since     nothing happened for 12 s in step 7 when this was written;" in then

@@ -13,7 +13,8 @@ import pytest
 
 from stepscope.records.facts import FORM
 from stepscope.records.series import RankError, RunData
-from stepscope.reports import summarise
+from stepscope.reports import render_text, summarise
+from stepscope.reports.price import finding_price
 from stepscope.reports.summary import status_of
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 from stepscope.testing.traffic import Exchange, SlowLink, Traffic
@@ -146,13 +147,15 @@ def test_every_kind_is_in_the_docs(root: Path) -> None:
 
 def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
     traffic = replace(MESH, noise=0.0, work_ms=0.0)
-    job = Cluster(steps=40, noise=0.0, traffic=traffic, ddp_hidden_ms=3.0, faults=(slow_at(3, "forward", 5.0),))
+    facts = {"ddp": {"group": "default_pg"}}
+    late = (slow_at(3, "forward", 5.0),)
+    job = Cluster(steps=40, noise=0.0, traffic=traffic, ddp_hidden_ms=3.0, faults=late, facts=facts)
     table = summarise(job.run())["communication"]
     assert table["groups_left_out"] == 0
     rows = {(row["description"], row["name"]): row for row in table["groups"]}
     assert list(rows) == [
         *[("mesh_tp", "tp2"), ("mesh_dp", "dp0"), ("mesh_dp", "dp1"), ("mesh_tp", "tp0")],
-        ("DistributedDataParallel", "0"),
+        ("default_pg", ""),
     ]
     tensor = rows["mesh_tp", "tp2"]
     assert {key: tensor[key] for key in ("kind", "backend", "size", "ranks", "timed")} == {
@@ -175,7 +178,7 @@ def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
             {"rank": 2, "wait_ms": 5.0, "last": 0, "late_ms": 0.0},
         ],
     }
-    (own,) = rows["DistributedDataParallel", "0"]["ops"]
+    (own,) = rows["default_pg", ""]["ops"]
     assert own == {
         "op": "all_reduce (DDP)",
         "count": None,
@@ -247,11 +250,26 @@ def test_memory_by_rank() -> None:
     memory = summarise(run)["memory"]
     assert memory["device_peak"] == {"bytes": 9, "rank": 0}
     assert memory["rss_peak"] == {"bytes": 9, "rank": 1}
-    empty = dict.fromkeys(("device_allocated", "device_reserved", "device_peak", "rss_first", "rss_last", "rss_peak"))
+    assert memory["own_peak"] is None
+    device = ("device_allocated", "device_reserved", "device_peak")
+    empty = dict.fromkeys((*device, "rss_first", "rss_last", "rss_peak", "own_peak"))
     assert memory["ranks"] == [
         {"rank": 0, **empty, "device_allocated": 7, "device_reserved": 8, "device_peak": 9},
         {"rank": 1, **empty, "rss_first": 3, "rss_last": 5, "rss_peak": 9},
     ]
+    assert "memory    process peak 9 B (rank 1) · device peak 9 B (rank 0)\n" in render_text(summarise(run))
+
+
+def test_memory_of_processes_is_told_as_the_page_draws_it() -> None:
+    """Pages of mapped files count for the kernel, not for who looks for what a process holds."""
+    levels = ((900, 800), (700, 100), (500, 500))
+    samples = tuple({**process_sample(1, rss), "rss_file": of_files} for rss, of_files in levels)
+    summary = summarise(Cluster(ranks=2, samples=samples).run())
+    assert (summary["memory"]["rss_peak"], summary["memory"]["own_peak"]) == (
+        {"bytes": 900, "rank": 1},
+        {"bytes": 600, "rank": 1},
+    )
+    assert "memory    process peak without mapped files 600 B (rank 1)\n" in render_text(summary)
 
 
 def test_hosts_and_gpus() -> None:
@@ -341,6 +359,21 @@ def test_notices_say_what_is_missing() -> None:
 def test_so_far_is_said_of_a_run_that_goes_on_only() -> None:
     running = summarise(Cluster(unfinished={0: 60}, faults=(slow_at(2, "forward", 30.0),)).run(), alive=True)
     assert " so far);" in running["verdict"]["price"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "over", "says"),
+    [
+        (40, True, "1.5 s of training is lost: the last checkpoint seen was in step 40."),
+        (40, False, "1.5 s of training is lost: the last checkpoint seen was in step 40."),
+        (None, True, "1.5 s of training is lost: no checkpoint was seen."),
+        (None, False, "at least 1.5 s of training is lost: no checkpoint in the last steps."),
+    ],
+)
+def test_a_crash_is_priced_in_the_same_words_while_the_job_goes_on(saved: int | None, over: bool, says: str) -> None:
+    cost = {"share": 0.3, "seconds": 1.5}
+    assert finding_price("rank_crashed", cost, {"checkpoint_step": saved}, over=over) == says
+    assert finding_price("rank_crashed", cost, {}, over=True) == "30% of the time (1.5 s)."
 
 
 def test_a_trivial_loss_has_no_price() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from stepscope.records.series import RankError
-from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text
+from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text, span_texts
 from stepscope.reports import render_text, summarise
+from stepscope.reports.text_communication import communication_lines
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
@@ -186,6 +187,28 @@ def test_a_long_traceback_is_cut_in_the_middle() -> None:
     assert "  line 99\n" in text
 
 
+def test_a_command_is_told_by_its_arguments_not_by_its_folders() -> None:
+    summary = summarise(Cluster().run())
+    folder = "/scratch/somebody/work/" + "deep/" * 20
+    summary["run"]["command"] = [
+        f"{folder}bin/python3",
+        "-m",
+        "torch.distributed.run",
+        f"{folder}train.py",
+        "--lr",
+        "3e-4",
+    ]
+    assert "  command   python3 -m torch.distributed.run train.py --lr 3e-4\n" in render_text(summary)
+
+
+def test_a_phase_of_no_steady_step_is_left_out() -> None:
+    summary = summarise(Cluster().run())
+    rare = {**summary["phases"]["input"], "share": 0.0, "mean_ms": 0.0, "median_ms": 0.0, "worst_ms": 0.0}
+    for steps, shown in ((2, True), (0, False)):
+        summary["phases"]["checkpoint"] = {**rare, "steps": steps}
+        assert ("checkpoint" in render_text(summary)) is shown
+
+
 def test_many_findings_and_files_are_counted_not_listed() -> None:
     summary = summarise(Cluster().run(), logs=[f"logs/rank-{rank}.log" for rank in range(20)])
     summary["findings"] = summary["findings"][:1] * 12
@@ -250,6 +273,20 @@ def test_other_units() -> None:
     assert [bytes_text(b) for b in (None, 0, 512, 1536, 512 << 20, 1.6 * GIB)] == [
         "–", "0 B", "512 B", "1.5 KiB", "512 MiB", "1.6 GiB"
     ]  # fmt: skip
+    spans = [(GIB, 1.3 * GIB), (60 * GIB, 64.25 * GIB), (GIB, 201 * GIB), (0, 0)]
+    assert [" to ".join(span_texts(*span)) for span in spans] == [
+        "1,024 MiB to 1,331 MiB", "60.0 GiB to 64.2 GiB", "1 GiB to 201 GiB", "0 B to 0 B"
+    ]  # fmt: skip
     assert [number_text(n) for n in (0.083, 2.04, 25.46, 1260.4)] == ["0.083", "2.04", "25.5", "1,260"]
     assert [share_text(s) for s in (None, 0.0, 0.004, 0.434)] == ["–", "0%", "<1%", "43%"]
     assert [count_text(n, "rank") for n in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]
+
+
+@pytest.mark.parametrize(
+    ("description", "called"), [("default_pg", "default_pg"), ("undefined", "group 1"), ("", "group 1")]
+)
+def test_a_group_without_a_name_is_called_by_its_number(description: str, called: str) -> None:
+    op = {"op": "all_reduce", "count": 1.0, "bytes": 4.0, "exposed_ms": 2.0, "overlapped_ms": None}
+    group = {"name": "1", "kind": "world", "description": description, "arrivals": None, "ops": [op]}
+    _, line = communication_lines({"groups": [group]}, 80)
+    assert line.split("  ")[1] == f"{called} all_reduce"

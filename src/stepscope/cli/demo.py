@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
+import importlib.util
 import sys
 from pathlib import Path
 
 from stepscope.cli.record import Job, record
-from stepscope.cli.words import Torchrun, job_command
+from stepscope.errors import UsageError
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "see it work: four gloo ranks on this machine, one of them slow"
 
-SCRIPT = Path(__file__).parents[1] / "testing" / "scripts" / "slow_rank.py"
+SCRIPTS = Path(__file__).parents[1] / "testing" / "scripts"
+SCRIPT, LAUNCHER = SCRIPTS / "slow_rank.py", SCRIPTS / "ranks.py"
+"""A launcher of its own, which loads torch once: under torchrun five processes do, and one waits twice as long."""
 RANKS = 4
 SLOW_RANK = 2
 
@@ -31,9 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slow-ms", type=float, default=30.0, help="by how much, in ms per step (default: 30; 0 = not at all)"
     )
+    parser.add_argument("--live", action="store_true", help="show it on the terminal while it goes on")
 
 
 def run(args: argparse.Namespace) -> int:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(f"the demo trains a model with torch, and {sys.executable} has none")
     print(
         f"{RANKS} ranks train a small model on this machine for {args.steps} steps; "
         f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} at each.\n"
@@ -41,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
         "same time. Starting them takes some seconds.\n",
         file=sys.stderr,
     )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or torchrun sets it, and says so at length
-    job = [
-        str(SCRIPT), "--steps", str(args.steps), "--slow-rank", str(SLOW_RANK),
-        "--slow-phase", args.phase, "--slow-ms", str(args.slow_ms),
+    command = [
+        sys.executable, str(LAUNCHER), str(RANKS), str(SCRIPT), "--steps", str(args.steps),
+        "--slow-rank", str(SLOW_RANK), "--slow-phase", args.phase, "--slow-ms", str(args.slow_ms),
     ]  # fmt: skip
-    return record(Job(command=job_command(job, Torchrun(ranks=str(RANKS))), root=args.dir, name="demo"))
+    return record(Job(command=command, root=args.dir, name="demo", live=args.live))

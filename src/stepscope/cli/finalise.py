@@ -5,17 +5,24 @@ Used at the end of ``stepscope run`` and by ``stepscope report``, which does the
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.progress import progress_bar
 from stepscope.errors import RunError, RunUnwritable
+from stepscope.page.assets import is_built
+from stepscope.records.places import ENV_HTML
+from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
 from stepscope.store.load import open_run
+from stepscope.store.paths import REPORT_FILE
 from stepscope.store.processes import processes_alive
-from stepscope.store.results import save_summary
+from stepscope.store.results import printed, save_summary
 from stepscope.store.seal import needs_seal, seal
 
 __all__ = ["finalise"]
@@ -25,34 +32,84 @@ FILE_WIDTH = 80
 
 
 def finalise(
-    run_dir: Path, *, end: Mapping[str, Any] | None = None, color: bool = False, width: int = FILE_WIDTH
+    run_dir: Path,
+    *,
+    end: Mapping[str, Any] | None = None,
+    color: bool = False,
+    width: int = FILE_WIDTH,
+    quiet: bool = False,
+    html: Path | None = None,
 ) -> tuple[dict[str, Any], str]:
     """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be told.
+
+    ``quiet``: nothing is shown while it is made, however long that takes.  ``html``: where somebody asked for the page
+    in one file, made from what was read for the summary; RunError when that cannot be.
 
     A run that is over is sealed and its results are saved; where the directory cannot be written they are only
     returned, and a notice says so.  A run that still goes on is left as it is.  NotARun when it is none.
     """
     problems = []
     alive = processes_alive(run_dir)
-    if not alive and needs_seal(run_dir):
+    fresh = not alive and needs_seal(run_dir)
+    if fresh:
         try:
-            seal(run_dir)
+            with progress_bar("sealing", None, quiet=quiet) as told:
+                seal(run_dir, progress=told)
         except RunError as error:
             problems.append(f"Not sealed: {error}.")
-    run = open_run(run_dir)
+    with progress_bar("opening", None, quiet=quiet) as told:
+        run = open_run(run_dir, progress=told)
     if run.meta.get("end") is None and end is not None:
         run = replace(run, meta={**run.meta, "end": dict(end)})
-    summary = summarise(run, alive=alive, logs=_logs(run_dir))
+    summary = summarise(run, alive=alive, logs=printed(run_dir))
     summary["notices"] += [*_part(run_dir, run.meta), *problems]
-    saved = not alive
+    saved, copied, own = not alive, False, html == run_dir / REPORT_FILE
     if saved:
         remove_hub_file(run_dir)  # of a launcher that could not do it itself any more
         try:
-            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True))
+            copied = _save(run_dir, run, summary, fresh=fresh, asked=own, quiet=quiet)
         except RunUnwritable as error:
             saved = False
             summary["notices"].append(f"Not saved: {error}.")
-    return summary, render_text(summary, width=width, color=color, saved=saved)
+    if html is not None and not (own and saved):
+        _write(html, run_dir, None if alive else run, summary, quiet=quiet)
+    now = time.time_ns() if alive else None
+    return summary, render_text(summary, width=width, color=color, saved=saved, copied=copied, now_wall_ns=now)
+
+
+def _save(run_dir: Path, run: RunData, summary: dict[str, Any], *, fresh: bool, asked: bool, quiet: bool) -> bool:
+    """Whether ``report.html`` is there; it is made when something new was sealed or somebody asked for it.
+
+    The summary comes first, since it is in there; should that fail, a notice says so, and all else is as it was.  Only
+    who asked for it gets a RunError.
+    """
+    usual = fresh and is_built() and run.meta.get("html") is not False and os.environ.get(ENV_HTML) != "0"
+    copied = usual or asked or (run_dir / REPORT_FILE).is_file()
+    save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
+    if usual or asked:
+        # The hub's resources, a quarter of a second to load: only now, and only where they are used.
+        from stepscope.hub.copy.asking import Known
+        from stepscope.hub.copy.making import add_copy
+
+        with progress_bar(f"making {REPORT_FILE}", None, quiet=quiet) as told:
+            why = add_copy(run_dir, Known(data=run, summary=summary), told)
+        if why:
+            copied = (run_dir / REPORT_FILE).is_file()
+            summary["notices"].append(f"{REPORT_FILE} was not made: {why}.")
+            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
+            if asked:
+                raise RunError(f"{run_dir / REPORT_FILE} was not made: {why}")
+    return copied
+
+
+def _write(path: Path, run_dir: Path, over: RunData | None, summary: dict[str, Any], *, quiet: bool) -> None:
+    """The page elsewhere.  ``over``: what was read of a run that is; one that goes on is opened as a hub follows it."""
+    from stepscope.hub.copy.asking import Known
+    from stepscope.hub.copy.making import write_copy
+
+    known = None if over is None else Known(data=over, summary=summary)
+    with progress_bar(f"making {path.name}", None, quiet=quiet) as told:
+        write_copy(run_dir, path, known=known, progress=told)
 
 
 def _part(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
@@ -62,12 +119,3 @@ def _part(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
         return []
     whole = f"This is only what node {hub.get('node')} of the run {hub.get('run')} recorded"
     return [f"{whole}, and it is not delivered yet: `stepscope send {run_dir}`."]
-
-
-def _logs(run_dir: Path) -> list[str]:
-    """What the ranks printed, as paths inside the run."""
-    return sorted((str(path.relative_to(run_dir)) for path in (run_dir / "logs").glob("*.log")), key=_natural)
-
-
-def _natural(name: str) -> tuple[int, str]:
-    return len(name), name

@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.html is not None:
         spare_inputs([args.html], [*args.paths, *_taken(args.html, args.paths)])
-    reading = read_paths(args.paths, progress=progress_bar("reading dumps"))
+    with progress_bar("reading dumps") as told:
+        reading = read_paths(args.paths, progress=told)
     if not reading.dumps:
         raise DumpError(" ".join(["there is no dump in there:", *reading.problems[:4]]))
     verdict = judge(

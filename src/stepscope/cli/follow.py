@@ -7,16 +7,15 @@ import time
 from pathlib import Path
 
 from stepscope.diagnosis.live import Change, Watched, look
-from stepscope.reports.page import MARKS
 from stepscope.store.load import open_run
 from stepscope.store.processes import processes_alive
+from stepscope.terminal.lines import finding_line
 
 __all__ = ["follow_run"]
 
 PAUSE_S = 1.0
 READING_SHARE = 0.2
 """Of the time at most goes into reading the run, however long it is."""
-WITHDRAWN = "○"
 
 
 def follow_run(run_dir: Path) -> None:
@@ -36,7 +35,5 @@ def follow_run(run_dir: Path) -> None:
 
 
 def _line(change: Change) -> str:
-    clock = time.strftime("%H:%M:%S")
-    mark = WITHDRAWN if change.what == "withdrawn" else MARKS[change.finding.severity]
-    over = "no longer: " if change.what == "withdrawn" else ""
-    return f"{clock}  step {change.step:<7,} {mark} {over}{change.finding.title}"
+    finding = change.finding
+    return finding_line(change.step, finding.severity, finding.title, withdrawn=change.what == "withdrawn")

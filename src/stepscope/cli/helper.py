@@ -156,14 +156,21 @@ class Helper:
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], mask: Mask, streams: Sequence[int] | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mask: Mask,
+    streams: Sequence[int] | None = None,
+    *,
+    terminal: int = -1,
 ) -> int:
     """Start a process with our own earlier signal mask; with its streams given, out of reach of our terminal.
 
     Of ``streams`` the third, if there is one, is not its standard error but a descriptor that is handed over.
+    ``terminal`` is what all three streams of the process are, if it is given.
     """
     targets = (0, 1, PASSED_FD)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(streams or (), targets, strict=False)]
+    actions += [(os.POSIX_SPAWN_DUP2, terminal, target) for target in (0, 1, 2) if terminal >= 0]
     return os.posix_spawn(
         command[0],
         list(command),

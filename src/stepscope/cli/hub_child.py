@@ -13,15 +13,17 @@ import secrets
 import select
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.cli.ends import JobEnd
 from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals, say
-from stepscope.errors import HubError, UsageError
+from stepscope.errors import HubError, RunError, UsageError
 from stepscope.hub.gate.tls import TlsFiles, make_certificate, remove_certificate, user_certificate
 from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
+from stepscope.store.meta import end_run
 
 __all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "open_hub", "url_of"]
 
@@ -31,7 +33,7 @@ FORGIVEN_S = 600.0
 """A hub that lived for so long is not one that keeps dying."""
 HUB_END_S = 75.0
 """How long a hub may wait for the last of other nodes, and then write what it has; it is bounded itself."""
-ALONE_END_S = 10.0
+ALONE_END_S = 16.0
 """The same without other nodes."""
 LAST_WISH_S = 5.0
 _BACKLOG = 4096
@@ -100,6 +102,10 @@ class HubChild:
         if self._helper.running:
             self.keep_alive()
         if self._helper.running:
+            if not self._several:
+                # So that it can conclude for those who look; whoever cannot write here hears of it when we conclude.
+                with suppress(RunError):
+                    end_run(self._run_dir, exit_code=end.exit_code, status=end.status)
             self._helper.tell({"end": end.to_dict()})
             self._await_end(quiet=quiet)
         self.close()

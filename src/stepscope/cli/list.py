@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.cli.progress import progress_bar
 from stepscope.cli.table import format_table
 from stepscope.errors import UsageError
 from stepscope.store.catalog import RunEntry, list_runs
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.dir.is_dir() and args.dir != DEFAULT:
         raise UsageError(f"{args.dir} is not a folder")
-    entries, problems = list_runs(args.dir)
+    with progress_bar("reading runs") as told:
+        entries, problems = list_runs(args.dir, progress=told)
     for problem in problems:
         print(f"stepscope: {problem}", file=sys.stderr)
     if args.json:

@@ -14,10 +14,10 @@ RUN_HELP = "a run directory, or the name of one in runs/ (default: the newest ru
 USUAL = Path("runs")
 
 
-def located(path: Path | None) -> Path:
+def located(path: Path | None, *, prefer_live: bool = False) -> Path:
     """The path itself, or a run of that name in the usual folder; without one the newest run there, which is told."""
     if path is None:
-        newest = newest_run(USUAL)
+        newest = newest_run(USUAL, prefer_live=prefer_live)
         if newest is None:
             raise UsageError(f"no runs in {USUAL} yet; name a run directory, or record one with `stepscope run`")
         print(f"stepscope: {newest}, the newest run", file=sys.stderr)

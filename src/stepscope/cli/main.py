@@ -20,7 +20,7 @@ from stepscope.errors import StepscopeError, UsageError
 
 __all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
 
-COMMANDS = ("run", "demo", "report", "list", "sql", "trace", "flight", "whatif", "serve", "send", "doctor")
+COMMANDS = ("run", "demo", "watch", "report", "list", "sql", "trace", "flight", "whatif", "serve", "send", "doctor")
 """In the order in which a newcomer meets them."""
 HIDDEN = ("attach",)
 """Started by us, not by people."""
@@ -31,6 +31,7 @@ examples:
   stepscope run --nproc-per-node 4 train.py            torchrun for you
   stepscope run torchrun --nproc-per-node 4 train.py   or any launcher
   stepscope demo                                       four ranks here and now, one of them slow
+  stepscope watch                                      the run that goes on, on the terminal
   stepscope report runs/NAME                           the summary of a run, finished or not
 """
 

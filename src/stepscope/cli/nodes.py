@@ -84,6 +84,8 @@ def find_nodes(
     if not count_text:
         count_text = str(step.nodes) if step is not None else "1"
     least, most = _span(count_text)
+    if most == 1 and flags.rank not in ("", "0"):
+        raise UsageError(f"--node-rank {flags.rank} of one node; say how many there are with --nnodes")
     if most == 1:
         return Nodes()
     rank_text = flags.rank or theirs.rank or torchs.rank or (str(step.node) if step is not None else "")

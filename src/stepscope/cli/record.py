@@ -22,6 +22,8 @@ from stepscope.cli.agent_child import AgentChild, HubLink, host_of
 from stepscope.cli.ends import JobEnd
 from stepscope.cli.helper import say
 from stepscope.cli.hub_child import DEFAULT_PORT, HubChild, HubOptions, open_hub, url_of
+from stepscope.cli.links import page_link
+from stepscope.cli.live_child import LiveView, why_no_screen, why_no_terminal
 from stepscope.cli.nodes import Nodes
 from stepscope.cli.slurm import SlurmStep, rank_variables
 from stepscope.cli.slurm_tasks import Leader, Member
@@ -31,6 +33,7 @@ from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SW
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.hub_file import read_hub_file
 from stepscope.store.meta import end_run
+from stepscope.store.paths import HUB
 from stepscope.wire.keys import ENV_KEY, load_key
 
 __all__ = ["Job", "record"]
@@ -44,6 +47,8 @@ class Job:
     root: Path
     name: str | None
     quiet: bool = False
+    html: bool = True
+    """Whether the run gets a ``report.html``."""
     on_hang: HangPolicy = field(default_factory=HangPolicy)
     nodes: Nodes = field(default_factory=Nodes)
     hub: HubOptions = field(default_factory=HubOptions)
@@ -51,6 +56,8 @@ class Job:
     """Of Slurm, if the job is one."""
     ranks_are_tasks: bool = False
     """Of that step: each of its tasks is one rank."""
+    live: bool = False
+    """Show it on the terminal."""
 
     @property
     def shared(self) -> bool:
@@ -107,16 +114,20 @@ def _record(job: Job, leader: Leader | None) -> int:
     if leader is not None:
         leader.announce(paths.run_dir, paths.session)
     if not job.quiet:
-        url = link.url if link is not None and link.sends else hub.url if hub is not None else ""
-        shown = url and (job.nodes.several or sys.stderr.isatty())
-        say(f"recording to {_short(paths.run_dir)}{f' (hub: {url})' if shown else ''}")
+        _tell_where(job, paths.run_dir, hub, link)
     agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
-    beside = Beside(session=paths.session, agent=agent, hub=hub, others=leader)
+    view = _open_view(job, paths.run_dir, hub) if job.live else None
+    beside = Beside(session=paths.session, agent=agent, hub=hub, others=leader, view=view)
     with signals_held() as mask:
         try:
             environment = _environment(job, paths.run_dir, paths.session)
+            if view is not None:
+                # What a script prints into a file comes only when a block of it is full, or when it ends.
+                environment.setdefault("PYTHONUNBUFFERED", "1")
             own, whole = supervise(job.command, environment, beside, mask=mask, quiet=job.quiet)
         except UsageError as error:
+            if view is not None:
+                view.close()
             if hub is not None:
                 hub.close()
             if leader is not None:
@@ -128,6 +139,22 @@ def _record(job: Job, leader: Leader | None) -> int:
         else:
             _conclude(paths.run_dir, whole, quiet=job.quiet)
     return own.exit_code
+
+
+def _tell_where(job: Job, run_dir: Path, hub: HubChild | None, link: HubLink | None) -> None:
+    """Where it is recorded, and how to look at it; the page is the first node's."""
+    sends = link is not None and link.sends
+    url = link.url if link is not None and sends else hub.url if hub is not None else ""
+    say(f"recording to {_short(run_dir)}{f' (hub: {url})' if url and job.nodes.several else ''}")
+    about = read_hub_file(run_dir) if not sends else None
+    if about is None:
+        return
+    if sys.stderr.isatty():
+        say(f"page: {page_link(url, run_dir.name, about.token)}")
+    else:
+        say(f"page: {page_link(url, run_dir.name)} (its token: {_short(run_dir / HUB)})")
+    if about.fingerprint and job.hub.certificate is None:
+        say(f"a browser will ask whether you trust the run's own certificate; its SHA-256 is {about.fingerprint}")
 
 
 def _link(job: Job) -> HubLink | None:
@@ -161,6 +188,22 @@ def _open_hub(job: Job, paths: RunPaths, link: HubLink | None) -> tuple[HubChild
     return hub, HubLink(url=here.url, run=link.run, node=link.node, nnodes=link.nnodes)
 
 
+def _open_view(job: Job, run_dir: Path, hub: HubChild | None) -> LiveView | None:
+    """The terminal, for a view on it; None, and a line that says why, when there can be none."""
+    why = why_no_terminal() or why_no_screen()
+    if job.nodes.rank:
+        why = "it is on node 0"
+    elif hub is None:
+        why = why or "there is no hub that it could ask"
+    if not why:
+        try:
+            return LiveView(run_dir)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+    say(f"no live view here: {why}")
+    return None
+
+
 def _meta(job: Job, link: HubLink | None) -> dict[str, Any]:
     """What ``run.json`` says of nodes, of the hub and of Slurm."""
     found: dict[str, Any] = {}
@@ -168,6 +211,8 @@ def _meta(job: Job, link: HubLink | None) -> dict[str, Any]:
         found["nnodes"] = job.nodes.count
     if link is not None and link.sends:
         found["hub"] = link.to_dict()
+    if not job.html:
+        found["html"] = False
     if job.step is not None:
         found["slurm"] = {"job": job.step.job, "step": job.step.step, "restarts": job.step.restarts}
     return found
@@ -183,7 +228,8 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
     except RunError as error:
         say(str(error))
     try:
-        _, text = finalise(run_dir, end=end.to_dict(), color=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+        color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        _, text = finalise(run_dir, end=end.to_dict(), color=color, quiet=quiet)
     except RunError as error:
         say(f"no summary: {error}")
         return

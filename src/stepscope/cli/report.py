@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from stepscope.cli.located import RUN_HELP, located
+from stepscope.errors import UsageError
+from stepscope.store.paths import META, REPORT_FILE
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -20,6 +22,8 @@ examples:
   stepscope report runs/NAME            the summary, as at the end of `stepscope run`
   stepscope report runs/NAME --json     the document of summary.json (docs/schema.md)
   stepscope report --follow             a line whenever something is found, while the run goes on
+  stepscope report runs/NAME --html     report.html in the run: its page in one file, to look at or to send
+  stepscope report NAME --html a.html   the same, elsewhere; also of a run that goes on
 
 A run that is over is sealed and its summary saved beside it; one that cannot be written is only shown.
 """
@@ -30,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
     parser.add_argument("--follow", action="store_true", help="while the run goes on, say what is found as it is found")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="make the page in one file (default: report.html in the run)",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
 
@@ -40,13 +51,26 @@ def run(args: argparse.Namespace) -> int:
 
     color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
-    run_dir = located(args.path)
+    path, html = _paths(args.path, args.html)
+    run_dir = located(path)
     if args.follow:
         from stepscope.cli.follow import follow_run
 
         follow_run(run_dir)
-    summary, text = finalise(run_dir, color=color, width=width)
+    page = None if html is None else Path(html) if html else run_dir / REPORT_FILE
+    summary, text = finalise(run_dir, color=color, width=width, quiet=args.quiet, html=page)
     if args.quiet:
         return 0
+    if page is not None:
+        print(f"stepscope: {page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser", file=sys.stderr)
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
     return 0
+
+
+def _paths(path: Path | None, html: str | None) -> tuple[Path | None, str | None]:
+    """The run and the file; ``--html RUN`` means the run, since no page is called like one."""
+    if html and path is None and (Path(html) / META).is_file():
+        return Path(html), ""
+    if html and Path(html).is_dir():
+        raise UsageError(f"--html {html} is a folder; name a file in it")
+    return path, html

@@ -22,6 +22,7 @@ EPILOG = """\
 examples:
   stepscope run train.py --epochs 3
   stepscope run --nproc-per-node 4 train.py
+  stepscope run --live train.py
   stepscope run torchrun --nproc-per-node 4 train.py
   stepscope run -m my_package.train --lr 3e-4
   stepscope run accelerate launch train.py
@@ -61,7 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="look into a job without progress for so long, or for five steps (default: 10; 0 = never)",
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="show the run on the terminal while it goes on; what the job prints goes to logs/terminal.log",
+    )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
+    parser.add_argument("--no-html", "--no_html", action="store_true", help="no report.html at the end")
     _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
     _add_hub(parser.add_argument_group("the hub", "what other nodes send to, and what shows the run while it lasts"))
 
@@ -101,6 +108,8 @@ def _add_hub(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.live and args.no_hub:
+        raise UsageError("--live shows what the hub knows: not with --no-hub")
     after_s = seconds_from(os.environ) if args.hang_after is None else args.hang_after
     step = slurm_step(os.environ)
     flags = Said(count=args.nnodes, rank=args.node_rank, address=args.master_addr)
@@ -122,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
         root=args.dir,
         name=_name(args.name, command, nodes, step, alone=args.no_hub),
         quiet=args.quiet,
+        html=not args.no_html,
         on_hang=HangPolicy(after_s=after_s, action=args.on_hang),
         nodes=nodes,
         hub=HubOptions(
@@ -134,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         step=step,
         ranks_are_tasks=tasks,
+        live=args.live,
     )
     return record(job)
 

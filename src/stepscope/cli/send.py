@@ -103,19 +103,14 @@ def _deliver(sender: Sender, end: Mapping[str, Any]) -> None:
         raise HubError(sender.trouble)
     if sender.local:
         raise UsageError("that is the run itself, which its hub reads where it is: there is nothing to send")
-    total, show = sender.left_bytes(), progress_bar("sending", bytes_text)
-    frames, taken_s = 0, time.monotonic()
-    try:
+    total, frames, taken_s = sender.left_bytes(), 0, time.monotonic()
+    with progress_bar("sending", bytes_text) as told:
         while not turn.delivered:
             turn = sender.turn(bye=end)
             if sender.counts.frames > frames:
                 frames, taken_s = sender.counts.frames, time.monotonic()
             elif time.monotonic() - taken_s > GIVE_UP_S:
                 raise HubError(sender.trouble)
-            if show is not None:
-                show(max(total - sender.left_bytes(), 0), total + 1)
+            told(max(total - sender.left_bytes(), 0), total)
             if not turn.delivered:
                 time.sleep(turn.wait_s)
-    finally:
-        if show is not None:
-            show(total, total)

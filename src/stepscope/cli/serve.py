@@ -8,13 +8,17 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.cli.links import opened_in_browser, page_link
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.store.paths import META
 
 if TYPE_CHECKING:
+    from stepscope.hub.gate.server import Server
     from stepscope.hub.gate.tls import TlsFiles
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
@@ -24,10 +28,12 @@ EPILOG = """\
 examples:
   stepscope serve                       the runs in runs/, for this machine only
   stepscope serve runs/NAME             one run
+  stepscope serve --open                and shows them in your browser
   stepscope serve --host 0.0.0.0        for others, too: TLS, with a certificate made for it
   stepscope serve runs --accept         takes what nodes still hold (stepscope send)
 
-Everything needs the reader's token, which stands in a file that only you can read:
+On a terminal it prints a link that opens the page signed in.  Everything needs the reader's token, which stands in a
+file that only you can read:
   curl -H "Authorization: Bearer $(cat ~/.config/stepscope/reader-token)" http://127.0.0.1:7070/api/v1/runs
 """
 DEFAULT = Path("runs")
@@ -50,6 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the reader's token (default: ~/.config/stepscope/reader-token)",
     )
     parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
+    parser.add_argument("--open", action="store_true", help="show the page in your browser")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end with standard input, too: for a program that starts this"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,27 +85,50 @@ def run(args: argparse.Namespace) -> int:
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
         tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
-        _tell(args.dir, url_of(shown, listening.getsockname()[1], tls=secured), place, token, tls)
+        url, one = url_of(shown, listening.getsockname()[1], tls=secured), _name_of(args.dir)
+        _tell(args.dir, url, one, place, token)
+        if tls is not None:
+            _tell_certificate(tls, own=options.certificate is not None)
         try:
-            run_loop(_serve(args.dir, listening, token, tls, accept=args.accept))
+            with _shown(page_link(url, one, token)) if args.open else nullcontext():
+                run_loop(_serve(args.dir, listening, token, tls, accept=args.accept, until_eof=args.until_eof))
         finally:
             if tls is not None:
                 remove_certificate(tls)
     return 0
 
 
-def _tell(folder: Path, url: str, place: Path, token: str, tls: TlsFiles | None) -> None:
-    """The token itself only to somebody who sits there: what is not a terminal may be kept, or read by others."""
-    print(f"stepscope: serving {folder} at {url}; Ctrl-C ends it", file=sys.stderr)
+def _name_of(folder: Path) -> str:
+    """Of a run; empty for a folder of runs."""
+    return folder.resolve().name if (folder / META).is_file() else ""
+
+
+def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
+    """Where we listen goes to standard output, for programs too: on a terminal as the link that signs in."""
+    print(f"stepscope: serving {folder}; Ctrl-C ends it", file=sys.stderr)
     print(f"stepscope: the token is in {place}", file=sys.stderr)
-    if tls is not None:
-        print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}", file=sys.stderr)
-    print(f"{url} {token}" if sys.stdout.isatty() else url, flush=True)
+    print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
 
 
-async def _serve(folder: Path, listening: socket.socket, token: str, tls: TlsFiles | None, *, accept: bool) -> None:
-    """Until SIGINT or SIGTERM."""
+def _tell_certificate(tls: TlsFiles, *, own: bool) -> None:
+    made = "" if own else "; it was made for this, so a browser will ask whether you trust it"
+    print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}{made}", file=sys.stderr)
+
+
+@contextmanager
+def _shown(link: str) -> Iterator[None]:
+    with opened_in_browser(link) as found:
+        if not found:
+            print("stepscope: there is no browser here to open it in", file=sys.stderr)
+        yield
+
+
+async def _serve(
+    folder: Path, listening: socket.socket, token: str, tls: TlsFiles | None, *, accept: bool, until_eof: bool
+) -> None:
+    """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
     from stepscope.hub.accepting import Accepting
+    from stepscope.hub.ahead import open_ahead
     from stepscope.hub.api.readers import Readers
     from stepscope.hub.app import make_app
     from stepscope.hub.gate.refusals import Refusals
@@ -110,11 +143,21 @@ async def _serve(folder: Path, listening: socket.socket, token: str, tls: TlsFil
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
+    if until_eof:
+        loop.add_reader(0, lambda: None if os.read(0, 4096) else _end(loop, server))
+    opening = asyncio.create_task(open_ahead(runs, folder))
     try:
         await server.run()
     finally:
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
         if agents is not None:
             await agents.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    loop.remove_reader(0)
+    server.stop()
 
 
 def _finish(run_dir: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.located import RUN_HELP, located
+from stepscope.cli.progress import progress_bar
 from stepscope.cli.table import format_table
 from stepscope.errors import TraceError, UsageError
 from stepscope.store.paths import META
@@ -67,7 +68,9 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
         raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
     found = [_traces(path) for path in paths]
     if len(paths) < 2 and not any(found):
-        return query(located(paths[0] if paths else None), sql)
+        run_dir = located(paths[0] if paths else None)
+        with progress_bar("querying", None) as told:
+            return query(run_dir, sql, progress=told)
     if not all(found):
         raise UsageError(f"{paths[found.index(None)]} holds no trace; of several paths each must (one run at a time)")
     files = list(dict.fromkeys(file for of_path in found for file in of_path or ()))

@@ -21,6 +21,7 @@ from stepscope.cli.agent_child import AgentChild
 from stepscope.cli.ends import JobEnd, aborted_end, job_end, worst_end
 from stepscope.cli.helper import ENDING, Mask, say, spawn, watched_signals
 from stepscope.cli.hub_child import HubChild
+from stepscope.cli.live_child import LiveView
 from stepscope.cli.orphans import end_orphans, ranks_of
 from stepscope.errors import UsageError
 
@@ -28,6 +29,8 @@ __all__ = ["Beside", "Others", "signals_held", "supervise", "supervise_alone"]
 
 FROM_TERMINAL = 0x80
 """``si_code`` of a signal that the kernel sent, as for Ctrl-C."""
+TEND_S = 1.0
+"""How often what stands beside the job is looked after."""
 ABORT_S = 10.0
 """How long a job that hangs may take to end when it is asked to."""
 IMPATIENT = 3
@@ -50,16 +53,25 @@ class Beside:
     agent: AgentChild
     hub: HubChild | None = None
     others: Others | None = None
+    view: LiveView | None = None
 
     def start(self, mask: Mask) -> None:
         self.agent.start(mask)
         if self.hub is not None:
             self.hub.start(mask)
+        if self.view is not None:
+            self.view.start(mask)
 
-    def keep_alive(self) -> None:
+    def keep_alive(self) -> float:
+        """In how many seconds to come again at the latest."""
         self.agent.keep_alive()
         if self.hub is not None:
             self.hub.keep_alive()
+        return TEND_S if self.view is None else self.view.keep_alive()
+
+    def typed(self, caught: signal.struct_siginfo) -> bool:
+        """Whether a signal came from the keyboard, so that the job has it already."""
+        return caught.si_code == FROM_TERMINAL or (self.view is not None and self.view.sent(caught))
 
 
 @contextmanager
@@ -89,7 +101,9 @@ def supervise(
     """
     job = _start(command, environment, mask)
     beside.start(mask)
-    own, aborted = _wait(job, beside.keep_alive, lambda: _Abort(job, beside.session), beside.agent.wants_end)
+    own, aborted = _wait(job, beside, lambda: _Abort(job, beside.session))
+    if beside.view is not None:
+        beside.view.finish(quiet=quiet)
     whole = own
     if beside.others is not None:
         _await_others(beside, beside.others)
@@ -99,12 +113,14 @@ def supervise(
     beside.agent.finish(whole, quiet=quiet)
     if beside.hub is not None:
         beside.hub.finish(whole, quiet=quiet)
+    if beside.view is not None:
+        beside.view.close()
     return own, whole
 
 
 def supervise_alone(command: Sequence[str], environment: Mapping[str, str], *, mask: Mask) -> JobEnd:
     """The same for a rank whose agent is another's."""
-    return _wait(_start(command, environment, mask), lambda: None)[0]
+    return _wait(_start(command, environment, mask), None)[0]
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], mask: Mask) -> int:
@@ -114,29 +130,27 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: Mask) -
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
 
 
-def _wait(
-    job: int,
-    tend: Callable[[], None],
-    abort: Callable[[], _Abort] | None = None,
-    wants_end: Callable[[], bool] | None = None,
-) -> tuple[JobEnd, bool]:
+def _wait(job: int, beside: Beside | None, abort: Callable[[], _Abort] | None = None) -> tuple[JobEnd, bool]:
     """How the job ended, and whether it was us who ended it, because it hung."""
     watched = watched_signals()
     interrupted: int | None = None
     times = 0
+    pause_s = TEND_S
     aborting: _Abort | None = None
     while True:
-        caught = signal.sigtimedwait(watched, 1.0)
+        caught = signal.sigtimedwait(watched, pause_s)
         if caught is not None and caught.si_signo != signal.SIGCHLD:
             interrupted = caught.si_signo
             times += 1
+            typed = beside.typed(caught) if beside is not None else caught.si_code == FROM_TERMINAL
             if times >= IMPATIENT:
                 os.kill(job, signal.SIGKILL)
-            elif caught.si_code != FROM_TERMINAL:
+            elif not typed:
                 os.kill(job, caught.si_signo)
-        tend()
-        if aborting is None and abort is not None and wants_end is not None and wants_end():
-            aborting = abort()
+        if beside is not None:
+            pause_s = beside.keep_alive()
+            if aborting is None and abort is not None and beside.agent.wants_end():
+                aborting = abort()
         if aborting is not None:
             aborting.insist()
         pid, status = os.waitpid(job, os.WNOHANG)

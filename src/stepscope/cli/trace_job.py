@@ -29,14 +29,8 @@ def analysed(files: Sequence[Path], passed_over: Sequence[str], options: Options
     from stepscope.traces.job import analyse_job
     from stepscope.traces.reading.one_per_rank import one_per_rank
 
-    bar = progress_bar("reading traces", bytes_text)
-
-    def progress(files: int, all_files: int, read: int, total: int) -> None:
-        if bar is not None:
-            # What is read is not yet analysed: the bar stays until the last file is through.
-            bar(total if files == all_files else min(read, total - 1), total)
-
-    found = analyse_paths(files, options, engine_named(engine), progress if bar else None)
+    with progress_bar("reading traces", bytes_text) as told:
+        found = analyse_paths(files, options, engine_named(engine), lambda _files, _all, read, total: told(read, total))
     problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:

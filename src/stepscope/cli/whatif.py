@@ -37,14 +37,11 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.whatif.operations import read_trace
 
     shape = read_meta(args.meta)
-    found = analyse(read_trace(args.trace, shape), progress=progress_bar("replaying") or _silence)
+    with progress_bar("replaying") as told:
+        found = analyse(read_trace(args.trace, shape), progress=told)
     if args.json:
         print(json.dumps(whatif_document(found), indent=2, allow_nan=False))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
         print(render_whatif(found, width=width), end="")
     return 0
-
-
-def _silence(done: int, total: int) -> None:
-    pass

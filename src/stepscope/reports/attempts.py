@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.diagnosis.attempts import Attempt, attempts_of
 from stepscope.diagnosis.crashes import Failure, failures_in, tell
-from stepscope.records.series import RankSeries, RunData
+from stepscope.records.series import ALIVE, RankSeries, RunData
 from stepscope.records.units import count_text, duration_text
 
 __all__ = ["attempt_items", "attempts_table"]
@@ -22,7 +22,6 @@ HOSTS_NAMED = 3
 SHOWN = 8
 """In the text; of more the last ones."""
 JOINED = "joined"
-ALIVE = ("starting", "running")
 
 
 def attempts_table(run: RunData) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from stepscope.diagnosis import Window
-from stepscope.diagnosis.communication import DDP_OP, Communication, Flow, Group, Reducer
+from stepscope.diagnosis.communication import DDP_OP, Communication, Flow, Reducer
 from stepscope.diagnosis.communication_arrivals import Arrivals
 from stepscope.reports.tables import finite
 
@@ -30,7 +30,7 @@ def communication_table(window: Window) -> dict[str, Any] | None:
     for flow in seen.flows:
         flows.setdefault(places[id(flow.group)], []).append(flow)
     rows = [_group_row(window, seen, place, flows[place]) for place in sorted(flows)]
-    rows += [_reducer_row(window, seen.groups, reducer) for reducer in seen.reducers]
+    rows += [_reducer_row(window, reducer) for reducer in seen.reducers]
     rows.sort(key=lambda row: -sum(op["exposed_ms"] or 0.0 for op in row["ops"]))
     return {"groups": rows[:GROUPS_SHOWN], "groups_left_out": max(len(rows) - GROUPS_SHOWN, 0)}
 
@@ -52,10 +52,11 @@ def _group_row(window: Window, seen: Communication, place: int, flows: Sequence[
 
 def _op_row(flow: Flow) -> dict[str, Any]:
     timed = flow.group.timed
+    rare = flow.count < 1  # a scalar now and then is less than a byte a step: both must be fine enough to divide
     return {
         "op": flow.op,
-        "count": finite(flow.count, 2),
-        "bytes": round(flow.bytes),
+        "count": finite(flow.count, 4 if rare else 2),
+        "bytes": finite(flow.bytes, 4) if rare else round(flow.bytes),
         "exposed_ms": finite(flow.exposed_ns / 1e6) if timed else None,
         "overlapped_ms": finite(flow.overlapped_ns / 1e6) if timed else None,
     }
@@ -85,16 +86,14 @@ def _arrivals(window: Window, arrivals: Arrivals, place: int) -> dict[str, Any] 
     }
 
 
-def _reducer_row(window: Window, groups: Sequence[Group], reducer: Reducer) -> dict[str, Any]:
-    """DDP's own exchange stands under the group that has its ranks, where one is known."""
+def _reducer_row(window: Window, reducer: Reducer) -> dict[str, Any]:
+    """DDP's own exchange stands under the name of its group; several may have its ranks."""
     ranks = tuple(window.ranks[int(row)] for row in reducer.rows)
-    known: Mapping[tuple[int, ...], Group] = {group.ranks: group for group in groups}
-    group = known.get(ranks)
     exposed = reducer.exposed_by_row
     return {
-        "name": group.name if group else "",
+        "name": "",
         "kind": "data",
-        "description": "DistributedDataParallel",
+        "description": reducer.group,
         "backend": window.identities[int(reducer.rows[0])].backend,
         "size": len(ranks),
         "ranks": list(ranks[:RANKS_SHOWN]),

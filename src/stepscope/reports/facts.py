@@ -11,7 +11,7 @@ __all__ = ["differing_facts", "facts_of_run"]
 
 COMPARED = ("loader", "ddp", "optimizer", "threads")
 """What should be the same everywhere …"""
-OWN = ("length", "set_epoch_missing", "gradient_mb", "buckets", "bucket_sizes_mb", "tensors")
+OWN = ("length", "set_epoch_missing", "gradient_mb", "group", "buckets", "bucket_sizes_mb", "tensors")
 """… but for what follows from a rank's share of the data or of the model."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope.flight.stacks import is_users
 from stepscope.flight.wording import spans_text
+from stepscope.records.collectives import NO_DESCRIPTION, group_name
 
 __all__ = ["MARKS", "call_text", "counter_text", "group_text", "place_text", "ranks_of", "render_flight", "troubled"]
 
@@ -55,8 +56,8 @@ def ranks_of(ranks: Sequence[int]) -> str:
 def group_text(row: Mapping[str, Any]) -> str:
     """A group by its description, and its name where that tells more."""
     name, description = clean(row.get("name", row.get("group")) or ""), clean(row.get("description") or "")
-    if not description or description == "undefined":
-        return name or "the group"
+    if description in NO_DESCRIPTION:
+        return group_name(name, description) or "the group"
     return description if description == "default_pg" else f"{description} ({name})"
 
 

@@ -20,12 +20,13 @@ GPU_LEVELS = ("util_percent", "mem_util_percent", "temperature_c", "power_w", "s
 
 
 def memory_table(current: Sequence[RankSeries], samples: Lines) -> dict[str, Any]:
-    """Per rank: device memory at the last step and at its peak; resident memory of the process, first, last, peak."""
-    by_pid: dict[tuple[Any, Any], list[float]] = {}
+    """Per rank: device memory at the last step and at its peak; resident memory of the process, first, last, peak,
+    and its peak without mapped files."""
+    by_pid: dict[tuple[Any, Any], list[tuple[float, float | None]]] = {}
     for line in of_kind(samples, "process"):
         rss = number(line, "rss")
         if rss:  # a process that is just ending has none
-            by_pid.setdefault((line.get("node"), line.get("pid")), []).append(rss)
+            by_pid.setdefault((line.get("node"), line.get("pid")), []).append((rss, number(line, "rss_file")))
     rows = []
     for series in current:
         rss_levels = by_pid.get((series.identity.host, series.identity.pid), [])
@@ -33,6 +34,7 @@ def memory_table(current: Sequence[RankSeries], samples: Lines) -> dict[str, Any
     return {
         "device_peak": _largest(rows, "device_peak"),
         "rss_peak": _largest(rows, "rss_peak"),
+        "own_peak": _largest(rows, "own_peak"),
         "ranks": rows,
     }
 
@@ -59,10 +61,17 @@ def _device_memory(series: RankSeries) -> dict[str, int | None]:
     }
 
 
-def _resident(levels: Sequence[float]) -> dict[str, int | None]:
+def _resident(levels: Sequence[tuple[float, float | None]]) -> dict[str, int | None]:
     if not levels:
-        return {"rss_first": None, "rss_last": None, "rss_peak": None}
-    return {"rss_first": int(levels[0]), "rss_last": int(levels[-1]), "rss_peak": int(max(levels))}
+        return {"rss_first": None, "rss_last": None, "rss_peak": None, "own_peak": None}
+    whole = [rss for rss, _ in levels]
+    own = [max(rss - of_files, 0.0) for rss, of_files in levels if of_files is not None]
+    return {
+        "rss_first": int(whole[0]),
+        "rss_last": int(whole[-1]),
+        "rss_peak": int(max(whole)),
+        "own_peak": int(max(own)) if own else None,
+    }
 
 
 def _largest(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, int] | None:

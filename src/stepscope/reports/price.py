@@ -7,10 +7,30 @@ from typing import Any
 
 from stepscope.records.units import duration_text, ms_text, share_text
 
-__all__ = ["TRIVIAL_SHARE", "price_text"]
+__all__ = ["TRIVIAL_SHARE", "finding_price", "price_text"]
 
 TRIVIAL_SHARE = 0.01
 """Of the time: costs below are not worth a sentence."""
+TRIVIAL_LOSS_S = 1.0
+"""Of training: a loss below is not worth one either."""
+
+
+def finding_price(kind: str, cost: Mapping[str, Any], evidence: Mapping[str, Any], *, over: bool) -> str | None:
+    """What a finding about a run costs, by its kind; None when that is not worth a sentence.
+
+    While a run goes on only its last steps are looked at: a checkpoint may lie before them.
+    """
+    share, seconds = cost.get("share"), cost.get("seconds")
+    if kind == "insufficient_data" or not share or seconds is None:
+        return None
+    if kind != "rank_crashed" or "checkpoint_step" not in evidence:  # a death that only the watchdog saw: a standstill
+        return price_text(cost, over=over)
+    if seconds < TRIVIAL_LOSS_S:
+        return None
+    lost, saved = f"{duration_text(seconds)} of training is lost", evidence.get("checkpoint_step")
+    if saved is not None:
+        return f"{lost}: the last checkpoint seen was in step {saved}."
+    return f"{lost}: no checkpoint was seen." if over else f"at least {lost}: no checkpoint in the last steps."
 
 
 def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from stepscope.diagnosis import Window, build_window, diagnose
 from stepscope.diagnosis.attempts import attempts_of, from_launcher
 from stepscope.diagnosis.crashes import STOPPED_BY_HAND, failures_in, failures_of
+from stepscope.diagnosis.hangs import has_ended
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
-from stepscope.records.units import duration_text
 from stepscope.reports.attempts import attempts_table
 from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run
@@ -22,7 +22,7 @@ from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
 from stepscope.reports.nodes import nodes_table
 from stepscope.reports.notices import notices_of
-from stepscope.reports.price import price_text
+from stepscope.reports.price import finding_price
 from stepscope.reports.tables import finite, phases_table, ranks_table, step_time_table, steps_table
 
 __all__ = ["SCHEMA", "Status", "status_of", "summarise"]
@@ -30,8 +30,6 @@ __all__ = ["SCHEMA", "Status", "status_of", "summarise"]
 SCHEMA = 1
 Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
 _SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
-TRIVIAL_LOSS_S = 1.0
-"""A loss below is not worth a sentence."""
 
 
 def summarise(
@@ -67,7 +65,7 @@ def summarise(
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),
-        "hangs": hangs_table(run.hangs),
+        "hangs": hangs_table(run.hangs, over=has_ended(run)),
         "attempts": attempts_table(run),
         "nodes": nodes_table(run, alive=status == "running"),
         "notices": notices_of(run, window),
@@ -149,27 +147,12 @@ def _verdict(finding: Finding, *, over: bool) -> dict[str, Any]:
         "kind": finding.kind,
         "severity": finding.severity,
         "title": finding.title,
-        "price": _price(finding, over=over),
+        "price": finding_price(finding.kind, finding.cost, finding.evidence, over=over),
         "ranks": list(finding.ranks),
         "phase": finding.phase,
         "advice": list(finding.advice),
         "confidence": round(finding.confidence, 3),
     }
-
-
-def _price(finding: Finding, *, over: bool) -> str | None:
-    """The cost in one sentence; None when there is none worth a sentence."""
-    cost = finding.cost
-    share, seconds = cost.get("share"), cost.get("seconds")
-    if finding.kind == "insufficient_data" or not share or seconds is None:
-        return None
-    if finding.kind == "rank_crashed":
-        if seconds < TRIVIAL_LOSS_S:
-            return None
-        saved = finding.evidence.get("checkpoint_step")
-        since = "no checkpoint was seen" if saved is None else f"the last checkpoint seen was in step {saved}"
-        return f"{duration_text(seconds)} of training is lost: {since}."
-    return price_text(cost, over=over)
 
 
 def _errors_table(run: RunData) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import Window
 from stepscope.diagnosis.robust import mean_rank, medians
 from stepscope.diagnosis.window import last_attempt
+from stepscope.hangs.standing import standing_of
 from stepscope.records.phases import BUILTIN_PHASES
-from stepscope.records.series import RankSeries, RunData
+from stepscope.records.series import ALIVE, RankSeries, RunData
 
 __all__ = ["PHASE_ORDER", "finite", "phases_table", "ranks_table", "step_time_table", "steps_table"]
 
@@ -32,6 +33,7 @@ def ranks_table(run: RunData, window: Window) -> list[dict[str, Any]]:
     if "comm" in window.phases:
         comm = window.phase_ns[window.phases.index("comm")][:, window.steady]
         comm_ms = dict(zip(window.ranks, medians(comm) / 1e6, strict=True))
+    standing = standing_of(run.hangs)
     return [
         {
             "rank": series.rank,
@@ -39,6 +41,7 @@ def ranks_table(run: RunData, window: Window) -> list[dict[str, Any]]:
             "pid": series.identity.pid,
             "local_rank": series.identity.local_rank,
             "state": series.state,
+            "standing": standing.get(series.rank) if series.state in ALIVE else None,
             "device": series.identity.device,
             "device_name": series.identity.device_name,
             "device_index": series.identity.device_index,

@@ -35,24 +35,34 @@ WIDE = 76
 OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 FILES_SHOWN = 6
+COMMAND_LINES = 3
 MANY_HOSTS = 3
 WORTH_TELLING = 0.001
 """Of packets that are lost or sent again."""
 
 
-def render_text(summary: Summary, *, width: int = 80, color: bool = False, saved: bool | None = None) -> str:
-    """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over."""
+def render_text(
+    summary: Summary,
+    *,
+    width: int = 80,
+    color: bool = False,
+    saved: bool | None = None,
+    copied: bool = False,
+    now_wall_ns: int | None = None,
+) -> str:
+    """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over.  ``copied``: whether
+    ``report.html`` does.  ``now_wall_ns``: the time, of a run that goes on."""
     page = Page(max(width, NARROWEST), color)
     _verdict(page, summary)
     _traceback(page, summary)
-    _hangs(page, summary)
+    _hangs(page, summary, now_wall_ns)
     _attempts(page, summary)
-    _run(page, summary)
+    _run(page, summary, now_wall_ns)
     _phases(page, summary)
     _communication(page, summary)
     _machine(page, summary)
     _others(page, summary)
-    _ending(page, summary, saved=summary["status"] != "running" if saved is None else saved)
+    _ending(page, summary, saved=summary["status"] != "running" if saved is None else saved, copied=copied)
     return "\n".join(page.lines).rstrip() + "\n"
 
 
@@ -117,13 +127,12 @@ def _traceback(page: Page, summary: Summary) -> None:
     page.blank()
 
 
-def _hangs(page: Page, summary: Summary) -> None:
+def _hangs(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     rows = summary["hangs"]
     if not rows:
         return
-    stood = "The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"
-    page.lines.append(page.paint(stood, "bold"))
-    page.lines += hang_section(rows, page.width, led_by=summary["verdict"]["title"])
+    heading, *lines = hang_section(rows, page.width, led_by=summary["verdict"]["title"], now_wall_ns=now_wall_ns)
+    page.lines += [page.paint(heading, "bold"), *lines]
     page.blank()
 
 
@@ -150,18 +159,24 @@ def _raised_at(traceback: str) -> str:
     return ""
 
 
-def _run(page: Page, summary: Summary) -> None:
+def _took_s(run: Mapping[str, Any], now_wall_ns: int | None) -> float:
+    """Until now of a run that goes on: what it did last may be long ago."""
+    until_now_s = (now_wall_ns - run["created_wall_ns"]) / 1e9 if now_wall_ns is not None else 0.0
+    return max(until_now_s, float(run["duration_s"]))
+
+
+def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     run, steps = summary["run"], summary["steps"]
     hosts = run["hosts"]
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else ""
     alone = summary["world_size"] == len(summary["ranks"]) == 1
     ranks = count_text(len(summary["ranks"]), "process" if alone else "rank") + (f" on {where}" if where else "")
-    took = f" in {duration_text(run['duration_s'])}" if run["duration_s"] is not None else ""
+    took = f" in {duration_text(_took_s(run, now_wall_ns))}" if run["duration_s"] is not None else ""
     code = summary["exit_code"]
     status = summary["status"] + (f" (exit code {code})" if code else "")
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
     if run["command"]:
-        page.labelled("command", [_command(run["command"], 2 * (page.width - 2 - LABEL) - LABEL)])
+        page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
     for label, facts in node_items(summary["nodes"]):
         page.items(label, facts)
     time = summary["step_time"]
@@ -187,8 +202,11 @@ def _steps(summary: Summary) -> str:
 
 
 def _command(words: Sequence[str], columns: int) -> str:
-    """The words, the program without its folder."""
-    return cut(" ".join([words[0].rpartition("/")[2], *words[1:]]), columns)
+    """The words, the program and scripts without their folders: what a run is told by are its arguments."""
+    short = [
+        word.rpartition("/")[2] if place == 0 or word.endswith(".py") else word for place, word in enumerate(words)
+    ]
+    return cut(" ".join(short), columns)
 
 
 def _warmup(warmup: Mapping[str, Any]) -> str:
@@ -216,6 +234,8 @@ def _phases(page: Page, summary: Summary) -> None:
     for name, row in phases.items():
         shown = row["device"] if on_device else row
         rare = not shown["median_ms"] and not shown["worst_ms"]
+        if rare and not shown["steps"]:
+            continue  # it came in the steps that were set apart only
         values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(shown["median_ms"])]
         if several:
             values.append("" if rare else _worst(shown))
@@ -244,10 +264,12 @@ def _machine(page: Page, summary: Summary) -> None:
     memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
     parts = []
     several = len(summary["ranks"]) > 1
-    for key, words in (("rss_peak", "process peak"), ("device_peak", "device peak")):
-        if memory[key]:
-            whose = f" (rank {memory[key]['rank']})" if several else ""
-            parts.append(f"{words} {bytes_text(memory[key]['bytes'])}{whose}")
+    own = memory.get("own_peak")  # as the page draws it; not in summaries of earlier versions
+    process = ("process peak without mapped files", own) if own else ("process peak", memory["rss_peak"])
+    for words, peak in (process, ("device peak", memory["device_peak"])):
+        if peak:
+            whose = f" (rank {peak['rank']})" if several else ""
+            parts.append(f"{words} {bytes_text(peak['bytes'])}{whose}")
     page.items("memory", parts)
     for node in nodes[:MANY_HOSTS]:
         page.items(cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
@@ -314,7 +336,7 @@ def _others(page: Page, summary: Summary) -> None:
         page.blank()
 
 
-def _ending(page: Page, summary: Summary, *, saved: bool) -> None:
+def _ending(page: Page, summary: Summary, *, saved: bool, copied: bool) -> None:
     if summary["notices"]:
         page.lines.append(page.paint("Worth knowing", "bold"))
         for notice in summary["notices"]:
@@ -323,7 +345,8 @@ def _ending(page: Page, summary: Summary, *, saved: bool) -> None:
             )
         page.blank()
     logs = summary["logs"]
-    files = [f"in {summary['run']['path']}", *(["summary.json"] if saved else []), *logs[:FILES_SHOWN]]
+    results = [*(["summary.json"] if saved else []), *(["report.html"] if copied else [])]
+    files = [f"in {summary['run']['path']}", *results, *logs[:FILES_SHOWN]]
     if len(logs) > FILES_SHOWN:
         files.append(f"{len(logs) - FILES_SHOWN} more logs")
     page.items("files", files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.collectives import group_name
 from stepscope.records.units import bytes_text, count_text, ms_text
 
 __all__ = ["communication_lines"]
@@ -14,7 +15,9 @@ NARROW = 76
 """Below it there is no room for who comes last."""
 LINES = 8
 OFTEN = 0.6
-"""Of a group's collectives: a rank that comes last this often is named."""
+"""Of a group's collectives: a rank that comes last this often is named …"""
+COLLECTIVES = 8
+"""… if so many were seen: of five, some rank comes last in most by chance."""
 
 
 def communication_lines(communication: Mapping[str, Any], width: int) -> list[str]:
@@ -28,7 +31,10 @@ def communication_lines(communication: Mapping[str, Any], width: int) -> list[st
     last = LAST_COLUMNS if width >= NARROW else 0
     columns = width - 2 - SENT_COLUMNS - 2 * TIME_COLUMNS - last
     shown = sorted(alike.values(), key=lambda rows: -(_mean(rows, "exposed_ms") or 0.0))
-    cells = [("exchange", "per step", "exposed", "hidden", "often last"), *(_cells(rows) for rows in shown[:LINES])]
+    cells = [
+        ("exchange", "per step", "exposed", "hidden", "often last"),
+        *(_cells(rows, columns - 1) for rows in shown[:LINES]),
+    ]
     lines = [
         (
             f"  {_cut(what, columns - 1).ljust(columns)}{sent.rjust(SENT_COLUMNS)}{exposed.rjust(TIME_COLUMNS)}"
@@ -41,17 +47,20 @@ def communication_lines(communication: Mapping[str, Any], width: int) -> list[st
     return lines
 
 
-def _cells(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[str, str, str, str, str]:
+def _cells(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> tuple[str, str, str, str, str]:
+    """``columns``: for what it is; a long name makes room for the operation."""
     group, op = rows[0]
     several = f" ×{len(rows)}" if len(rows) > 1 else ""
     count, size = _mean(rows, "count"), _mean(rows, "bytes")
     sent = f"{count:.3g} × {bytes_text((size or 0.0) / count)}" if count else bytes_text(size)
     exposed, hidden = (ms_text(_mean(rows, name)) for name in ("exposed_ms", "overlapped_ms"))
-    return f"{group['kind']}{several} {op['op']}", sent, exposed, hidden, _often_last(rows)
+    who = group_name("" if several else group["name"], group["description"]) or group["kind"]
+    what = f"{several} {op['op']}"
+    return f"{_cut(who, columns - len(what))}{what}", sent, exposed, hidden, _often_last(rows)
 
 
 def _cut(text: str, columns: int) -> str:
-    return text if len(text) <= columns else text[: columns - 1] + "…"
+    return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
 
 
 def _often_last(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
@@ -59,7 +68,7 @@ def _often_last(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
     candidates = [
         (row["late_ms"] * row["last"], row["rank"], row["last"] / group["arrivals"]["collectives"])
         for group, _ in rows
-        if group["arrivals"]
+        if group["arrivals"] and group["arrivals"]["collectives"] >= COLLECTIVES
         for row in group["arrivals"]["ranks"]
     ]
     _, rank, share = max(candidates, default=(0.0, None, 0.0))

@@ -1,6 +1,7 @@
 """A small data-parallel job in which one rank may be slower than the others: what ``stepscope demo`` runs.
 
-Knows nothing of Stepscope.  Started by torchrun:  slow_rank.py --slow-rank 2 --slow-phase forward --slow-ms 30
+Knows nothing of Stepscope.  Started by torchrun, or by ranks.py beside it:
+slow_rank.py --slow-rank 2 --slow-phase forward --slow-ms 30
 """
 
 import argparse
