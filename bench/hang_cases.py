@@ -156,12 +156,21 @@ CALM: tuple[CalmCase, ...] = (
 
 
 def command(
-    case: FaultCase | CalmCase, *, folder: Path, options: Sequence[str] = (), seconds: float | None = None
+    case: FaultCase | CalmCase,
+    *,
+    folder: Path,
+    options: Sequence[str] = (),
+    seconds: float | None = None,
+    forked: bool = False,
 ) -> list[str]:
-    """What runs a case; its run goes into ``folder``/runs, its marks into ``folder``/marks."""
+    """What runs a case; its run goes into ``folder``/runs, its marks into ``folder``/marks.
+
+    By torchrun, or ``forked``, which starts in half the time.
+    """
     script = case.script() if isinstance(case, FaultCase) else case.script(seconds)
     run = [sys.executable, "-m", "stepscope", "run", "--dir", str(folder / "runs"), "--name", case.id, *options]
-    return [*run, "--nproc-per-node", str(case.ranks), *script, "--marks", str(folder / "marks")]
+    launcher = [str(SCRIPTS / "ranks.py")] if forked else ["--nproc-per-node"]
+    return [*run, *launcher, str(case.ranks), *script, "--marks", str(folder / "marks")]
 
 
 @dataclass(frozen=True, kw_only=True)
