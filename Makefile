@@ -7,29 +7,52 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 LEAGUE_ARGS ?=
 HANGS_ARGS ?=
+FUZZ_ROUNDS ?= 3
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
 
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
+BROWSER_READY := $(VENV)/.browser-ready
+PAGE := src/stepscope/page/static/index.html
+PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
+
+# Hundreds of processes start in the tests: each would compile all of its modules anew where this is set.
+export PYTHONDONTWRITEBYTECODE =
+
+# What vitest says is only worth reading when something fails.
+define PAGE_UNITS
+if [ -x web/node_modules/.bin/vitest ]; then \
+	said=$$(cd web && NO_COLOR=1 npm test --silent 2>&1) || { echo "$$said"; exit 1; }; \
+	echo "$$said" | sed -n 's/^ *Tests *\(.*\)/page, without a browser: \1/p'; \
+else echo "npm is not to be had: the page's unit tests are skipped"; fi
+endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak ray lint format types contracts bench league hangs clean
+.PHONY: help setup page demo test soak fuzz ray lint format types contracts bench screenshots league hangs clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(RUN_READY) $(LINT_READY) ## Make the virtual environment with everything in it
 
-demo: $(RUN_READY) ## Train on 4 ranks here, one of them slow, and let Stepscope name it
+page: $(PAGE) ## Build the page into the package (needs Node.js)
+
+demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks here, one of them slow, and let Stepscope name it
 	$(BIN)/stepscope demo $(DEMO_ARGS)
 
-test: $(RUN_READY) ## Run the tests
+test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, those of the page in a real browser among them
+	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
 
-soak: $(RUN_READY) ## Run the long tests that `make test` leaves out (each has a near relation there)
+soak: $(RUN_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a near relation there)
 	$(BIN)/python -m pytest -m soak $(TEST_ARGS)
+
+fuzz: $(RUN_READY) ## Draw new examples for every test that draws any (FUZZ_ROUNDS=3: so many times; 4 minutes each)
+	for round in $$(seq $(FUZZ_ROUNDS)); do \
+		STEPSCOPE_FUZZ=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not soak" $(TEST_ARGS) || exit 1; \
+	done
 
 ray: $(RUN_READY) ## Run the tests of --engine ray on a real Ray of this machine (installs 240 MB)
 	$(PIP) -r requirements/ray.txt
@@ -54,6 +77,9 @@ bench: $(RUN_READY) ## Measure overhead and throughput here, in short; docs/benc
 	$(BIN)/python bench/throughput.py --seconds 3
 	@echo "How these are measured, and the published figures: docs/benchmarks.md"
 
+screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the pictures of the page that README and docs show
+	PYTHONPATH=bench $(BIN)/python bench/screenshots.py
+
 league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
 	PYTHONPATH=bench $(BIN)/python -m league $(LEAGUE_ARGS)
 
@@ -61,7 +87,7 @@ hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and whe
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -73,6 +99,25 @@ $(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
 	@$(PIP) $(TORCH)
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# Without Node.js there is no page, and all else works: the hub then says so where the page would be.
+web/node_modules/.ready: web/package-lock.json
+	@if command -v npm >/dev/null; then cd web && npm ci --silent && touch node_modules/.ready; fi
+
+$(PAGE): $(PAGE_SOURCES) web/node_modules/.ready
+	@if command -v npm >/dev/null; then cd web && npm run --silent build -- --logLevel warn && touch ../$(PAGE); \
+	else echo "npm is not to be had: the page is not built"; fi
+
+# Tried once.  Where there is no browser in the end, the tests that need one are skipped, and say so.
+$(BROWSER_READY): | $(BIN)/python
+	@if ! command -v "$${STEPSCOPE_CHROMIUM:-chromium}" >/dev/null && ! command -v google-chrome >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing chromium for the tests of the page (once) …"; \
+			(timeout 60 apt-get -qq update; DEBIAN_FRONTEND=noninteractive timeout 300 \
+				apt-get -qq install -y --no-install-recommends chromium) >/dev/null 2>&1 || echo "It is not to be had."; \
+		else echo "No browser: install chromium (apt-get install chromium) for the tests of the page."; fi; \
+	fi
 	@touch $@
 
 $(LINT_READY): requirements/lint.txt $(RUN_READY)

@@ -30,21 +30,43 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
+WITHOUT_BROWSER = "browser tests: "
+"""How the reason begins for which those in ``tests/page`` are skipped."""
 GRACE_S = 5.0
 """How long a thread or process that is on its way out may take."""
 
 # Many ranks share two cores: one thread each, here and in everything started from here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of processes are started from here: without this, each would compile all of our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # No test leaves traces in the user's cache, or finds some there; those that want one bring their own.
 os.environ["STEPSCOPE_CACHE_GB"] = "0"
+# A page at the end of every run would cost the tests minutes; those of the page ask for it.
+os.environ["STEPSCOPE_HTML"] = "0"
 
-# No example fails for being slow on a busy machine, and a run that gates a change finds the same things each time.
-hypothesis.settings.register_profile("here", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+# No example fails for being slow on a busy machine.  A run that gates a change draws the same examples each time, so
+# that it tells of that change; new ones are drawn by `make fuzz`.
+hypothesis.settings.register_profile(
+    "here", deadline=None, print_blob=True, derandomize="STEPSCOPE_FUZZ" not in os.environ
+)
 hypothesis.settings.load_profile("here")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing with them")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Whether the page was tested in a browser is said at the very end, where nobody overlooks it."""
+    yield
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = {str(where[2]) for where in skipped if isinstance(where, tuple)}
+    for reason in sorted(reason for reason in reasons if WITHOUT_BROWSER in reason):
+        why = reason.partition(WITHOUT_BROWSER)[2]
+        terminalreporter.write_line(
+            f"browser tests were skipped: {why}; make test installs what they need where it may"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +113,18 @@ def real_analysis(real_window: Callable[[Path], Window]) -> Callable[[Path, int]
 def job() -> Path:
     """A script that trains for a while and ends as it is told."""
     return ROOT / "src" / "stepscope" / "testing" / "scripts" / "job.py"
+
+
+@pytest.fixture(scope="session")
+def toy() -> Path:
+    """As ``job``, without torch: where it does not matter how a step comes about."""
+    return ROOT / "tests" / "toy_job.py"
+
+
+@pytest.fixture(scope="session")
+def forked_ranks(job: Path) -> Path:
+    """``stepscope run FORKED_RANKS 2 script.py``: as torchrun, at half the price; where launchers are not the point."""
+    return job.with_name("ranks.py")
 
 
 @pytest.fixture
@@ -215,7 +249,9 @@ def _children() -> set[psutil.Process]:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if any("multiprocessing.resource_tracker" in part for part in process.cmdline()):
+            words = process.cmdline()
+            # Without any it is about to be gone; the helpers of a browser come and go as it likes, and only it counts.
+            if not words or any("multiprocessing.resource_tracker" in word or word[:7] == "--type=" for word in words):
                 continue
         except psutil.NoSuchProcess:
             continue
@@ -259,6 +295,8 @@ def _hooks() -> dict[str, Any]:
     return places
 
 
+_TIMER_TAKEN_BACK = ("handler of SIGALRM", signal.SIG_DFL)
+"""What pytest-timeout does when a test fails."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _TORCH_PLACES = (
     ("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
@@ -308,7 +346,7 @@ def _changed_hooks(before: dict[str, Any]) -> list[str]:
     return [
         f"{name} is {value!r}"
         for name, value in after.items()
-        if (value != before[name] if name in before else _is_ours(value))
+        if (value != before[name] if name in before else _is_ours(value)) and (name, value) != _TIMER_TAKEN_BACK
     ]
 
 
@@ -388,14 +426,17 @@ class Commands:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._kill_group(process)
-            stdout, stderr = process.communicate()
+            for other in self.survivors():  # what left the group may hold the pipes open
+                _kill(other)
+            stdout, stderr = process.communicate(timeout=GRACE_S)
             pytest.fail(f"no end after {timeout_s:g} s: {process.args}\n{stdout}\n{stderr}", pytrace=False)
         return Completed(process.returncode, stdout, stderr, self.newest_run())
 
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE")}
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
-        return {**inherited, "PYTHONPATH": path, TOKEN: self._token, "XDG_CACHE_HOME": str(self.folder / ".cache")}
+        ours = {"XDG_CACHE_HOME": str(self.folder / ".cache"), "STEPSCOPE_HTML": "0"}
+        return {**inherited, **ours, "PYTHONPATH": path, TOKEN: self._token}
 
     def newest_run(self) -> Path | None:
         found = sorted(self.folder.rglob("run.json"), key=lambda path: path.stat().st_mtime_ns)

@@ -14,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from stepscope.cli.main import run_command
+from stepscope.errors import StepscopeError
+
 pytestmark = pytest.mark.faults
 
 
@@ -22,9 +25,13 @@ def cut(path: Path) -> None:
 
 
 def test_what_is_no_run_and_what_was_cut_off(
-    start: Callable[..., Any], job: Path, run_stepscope: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Any],
+    toy: Path,
+    run_stepscope: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    patient = start("run", "--quiet", "--name", "good", job, "--steps", "15")
+    patient = start("run", "--quiet", "--name", "good", toy, "--steps", "15", "--pause-ms", "10")
     patient.wait_for("step 5 ")
     # A ring that another version of Stepscope wrote, in the same session.
     (ring,) = patient.session().glob("*.ring")
@@ -59,26 +66,29 @@ def test_what_is_no_run_and_what_was_cut_off(
     refused["report", tmp_path / "file"] = "file does not exist"
     refused["sql", tmp_path / "file"] = "file: is no JSON, let alone a trace"  # a file may be one
     for (command, path), said in refused.items():
-        done = run_stepscope(command, path, *(["select 1"] if command == "sql" else []))
-        assert (done.code, done.stdout) == (3, ""), done.stderr
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("stepscope: ")
+        with pytest.raises(StepscopeError) as caught:
+            run_command([command, str(path), *(["select 1"] if command == "sql" else [])])
+        assert (caught.value.exit_code, *capsys.readouterr()) == (3, "", "")
+        (line,) = str(caught.value).splitlines()
         assert said in line
-    again = run_stepscope("report", "--json", bad["summary"])
-    assert (again.code, json.loads(again.stdout)["steps"]["total"]) == (0, 15)
+    done = run_stepscope("report", bad["parquet"])  # as a user sees it
+    assert (done.code, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert done.stderr.startswith("stepscope: ")
+    assert run_command(["report", "--json", str(bad["summary"])]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"]["total"] == 15
     assert json.loads((bad["summary"] / "summary.json").read_text())["steps"]["total"] == 15
-    listed = run_stepscope("list", runs)
-    assert listed.code == 0
-    assert "run.json is damaged or cut off" in listed.stderr
-    assert listed.stdout.count("good") >= 1
+    assert run_command(["list", str(runs)]) == 0
+    listed = capsys.readouterr()
+    assert "run.json is damaged or cut off" in listed.err
+    assert listed.out.count("good") >= 1
     assert not (runs / "foreign" / "summary.json").exists()
 
 
 def test_a_machine_that_went_down(
-    start: Callable[..., Any], job: Path, commands: Any, run_stepscope: Callable[..., Any]
+    start: Callable[..., Any], toy: Path, commands: Any, run_stepscope: Callable[..., Any]
 ) -> None:
     """Everything at once, the memory too, and the last frame half written."""
-    patient = start("run", "--quiet", job, "--steps", "10000", "--pause-ms", "5")
+    patient = start("run", "--quiet", toy, "--steps", "10000", "--pause-ms", "5")
     patient.wait_for("step 20 ")
     patient.until(lambda: [path for path in (patient.run_dir() / "steps").glob("*.seg") if path.stat().st_size])
     shutil.rmtree(patient.session())

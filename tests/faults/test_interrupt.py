@@ -101,6 +101,9 @@ def test_ctrl_c_at_a_terminal(commands: Any, job: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     assert typed == 2
     run_dir = commands.newest_run()
+    assert re.search(
+        rb"stepscope: page: http://127\.0\.0\.1:\d+/#/run/%s\?token=[\w-]{43}\r\n" % run_dir.name.encode(), shown
+    )
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["exit_code"]) == ("interrupted", 130)
     last = max(map(int, re.findall(rb"rank 0 step (\d+) loss", shown)))
@@ -112,7 +115,9 @@ def test_ctrl_c_at_a_terminal(commands: Any, job: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("whole_group", [False, True], ids=["launcher", "group"])
+@pytest.mark.parametrize(
+    "whole_group", [pytest.param(False, id="launcher", marks=pytest.mark.soak), pytest.param(True, id="group")]
+)
 def test_torchrun(start: Callable[..., Any], job: Path, whole_group: bool) -> None:
     patient = start("run", "--quiet", "--nproc-per-node", "2", job, "--steps", "10000", "--pause-ms", "5")
     patient.wait_for("rank 0 step 20 ", "rank 1 step 20 ")

@@ -57,9 +57,9 @@ def test_the_agent(start: Callable[..., Any], job: Path, run_stepscope: Callable
 
 
 def test_the_launcher(
-    start: Callable[..., Any], job: Path, alive: Callable[[int], bool], run_stepscope: Callable[..., Any]
+    start: Callable[..., Any], toy: Path, alive: Callable[[int], bool], run_stepscope: Callable[..., Any]
 ) -> None:
-    patient = start("run", "--name", "same", job, "--steps", "100", "--pause-ms", "10")
+    patient = start("run", "--name", "same", toy, "--steps", "100", "--pause-ms", "10")
     patient.wait_for("step 5 ")
     patient.until(patient.ranks)
     (pid,) = patient.ranks().values()

@@ -32,10 +32,10 @@ class Ran:
 
 @pytest.fixture
 def run_case(commands: Any, tmp_path: Path) -> Callable[..., Ran]:
-    """``run_case(case, "--hang-after", "2")``."""
+    """``run_case(case, "--hang-after", "2")``; by torchrun where that is asked for."""
 
-    def run(case: FaultCase | CalmCase, *options: str, seconds: float | None = None) -> Ran:
-        words = command(case, folder=tmp_path, options=options, seconds=seconds)[1:]
+    def run(case: FaultCase | CalmCase, *options: str, seconds: float | None = None, torchrun: bool = False) -> Ran:
+        words = command(case, folder=tmp_path, options=options, seconds=seconds, forked=not torchrun)[1:]
         done = commands.finish(commands.start_python(*words), timeout_s=240.0)
         run_dir = tmp_path / "runs" / case.id
         summary = json.loads((run_dir / "summary.json").read_text())

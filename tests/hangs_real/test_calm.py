@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hang_cases import CalmCase
+from hang_cases import SCRIPTS, CalmCase
 
 pytestmark = pytest.mark.ranks
 
 RunCase = Callable[..., Any]
+FORKED_RANKS = SCRIPTS / "ranks.py"
 LONG_S = 5.0
 QUICK = (
     CalmCase(do="evaluate,checkpoint"),
@@ -26,6 +27,7 @@ LONG = (
     CalmCase(do="compiled"),
     CalmCase(do="ends_apart"),
 )
+BY_TORCHRUN = QUICK[:1]
 CASES = [
     *(pytest.param(case, id=case.id) for case in QUICK),
     *(pytest.param(case, id=case.id, marks=pytest.mark.soak) for case in LONG),
@@ -34,7 +36,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_told(case: CalmCase, run_case: RunCase) -> None:
-    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S)
+    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S, torchrun=case in BY_TORCHRUN)
     assert ran.events("hang", "on_hang") == []
     assert not (ran.run_dir / "hangs").exists()
     assert ran.code == 0, ran.stderr
@@ -48,8 +50,7 @@ def test_nothing_is_changed(run_case: RunCase, run_python: Callable[..., Any]) -
     ran = run_case(case, "--hang-after", "1", seconds=4.0)
     assert ran.events("hang") == []
     assert len(ran.told.not_hangs) > 0
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    bare = run_python(*torchrun, *case.script(0.1))
+    bare = run_python(FORKED_RANKS, "2", *case.script(0.1))
     assert bare.code == 0
     assert ran.losses() == sorted(line for line in bare.stdout.splitlines() if line.startswith("rank "))
     assert len(ran.losses()) == 24

@@ -68,8 +68,8 @@ class Node:
 class Cluster:
     """All nodes of one job."""
 
-    def __init__(self, hosts: tuple[Host, ...], folder: Path, job: Path) -> None:
-        self._job = job
+    def __init__(self, hosts: tuple[Host, ...], folder: Path, script: Path) -> None:
+        self._script = script
         self._home = folder / "home"
         """The key that the hosts share."""
         self._home.mkdir()
@@ -105,7 +105,7 @@ class Cluster:
             ours |= {"HOME": str(self._home), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **resolver, **extra}
             with (node.folder / "out.txt").open("w") as out, (node.folder / "err.txt").open("w") as err:
                 node.process = node.host.start(
-                    [*command, str(self._job), *job], cwd=node.folder, env=ours, stdout=out, stderr=err, text=True
+                    [*command, str(self._script), *job], cwd=node.folder, env=ours, stdout=out, stderr=err, text=True
                 )
 
     def until(self, what: Callable[[], Any]) -> None:
@@ -140,16 +140,16 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, job: Path) -> Iterator[Callable[[int], Cluster]]:
-    """``cluster(3)``: so many hosts, each with a folder of its own."""
+def cluster(tmp_path: Path, job: Path) -> Iterator[Callable[..., Cluster]]:
+    """``cluster(3)``: so many hosts, each with a folder of its own; they train by ``job``, or another ``script``."""
     if (why := why_not()) is not None:
         pytest.skip(why)
     networks: list[Network] = []
 
-    def make(hosts: int) -> Cluster:
+    def make(hosts: int, script: Path = job) -> Cluster:
         network = Network(hosts)
         networks.append(network)
-        return Cluster(network.__enter__(), tmp_path, job)
+        return Cluster(network.__enter__(), tmp_path, script)
 
     yield make
     for network in networks:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.faults]
 AGENT = "stepscope.agent"
 HUB = "stepscope.hub"
 STEPS = 120
-MakeCluster = Callable[[int], Any]
+MakeCluster = Callable[..., Any]
 
 
 def steps_of(run_dir: Path) -> dict[int, list[int]]:
@@ -41,8 +41,8 @@ def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "SKEW_S": str(seconds)}
 
 
-def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster) -> None:
-    two = cluster(2)
+def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster, toy: Path) -> None:
+    two = cluster(2, toy)
     two.start("--steps", "30", "--pause-ms", "20", ranks=2)
     assert two.wait() == [0, 0], two.said()
     assert steps_of(two.run_dir) == {rank: list(range(30)) for rank in range(4)}
@@ -62,7 +62,7 @@ def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster) -> None:
 
 
 def test_cut_slowed_killed_and_skewed(
-    cluster: MakeCluster, tmp_path: Path, run_python: Callable[..., Any], job: Path
+    cluster: MakeCluster, tmp_path: Path, run_python: Callable[..., Any], job: Path, forked_ranks: Path
 ) -> None:
     three = cluster(3)
     skew = skewed_clock(tmp_path, 300)
@@ -85,8 +85,7 @@ def test_cut_slowed_killed_and_skewed(
     starts = [(event["rank"], event["host"]) for event in three.events("rank_start")]
     assert sorted(starts) == [(0, "host0"), (1, "host1"), (2, "host2")]
     # Training did not notice.
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
-    bare = run_python(*torchrun, str(job), "--steps", str(STEPS))
+    bare = run_python(forked_ranks, "3", job, "--steps", str(STEPS))
     assert sorted(line for node in three.nodes for line in node.losses()) == sorted(
         line for line in bare.stdout.splitlines() if line.startswith("rank ")
     )
@@ -107,8 +106,8 @@ def test_cut_slowed_killed_and_skewed(
         assert spread[0][0] < 120e9, "times of host2 are shown by host0's clock"
 
 
-def test_a_hub_whose_disk_is_full(cluster: MakeCluster) -> None:
-    two = cluster(2)
+def test_a_hub_whose_disk_is_full(cluster: MakeCluster, toy: Path) -> None:
+    two = cluster(2, toy)
     runs = two.nodes[0].folder / "runs"
     runs.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(runs)], check=True)
@@ -130,9 +129,9 @@ def test_a_hub_whose_disk_is_full(cluster: MakeCluster) -> None:
         subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
-def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_path: Path) -> None:
+def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_path: Path, toy: Path) -> None:
     """The network fails for good; the run is told without the node, and is whole after ``stepscope send``."""
-    two = cluster(2)
+    two = cluster(2, toy)
     first, second = two.nodes
     two.start("--steps", "40", "--pause-ms", "20", environment={1: {"STEPSCOPE_KEY": "another secret, by mistake"}})
     assert two.wait() == [0, 0], two.said()
