@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from stepscope.terminal.app import WatchApp
 from stepscope.terminal.feed import Feed
 
-__all__ = ["Look", "looked_at"]
+__all__ = ["Look", "looked_at", "shown"]
 
 PATIENCE = 600
 
@@ -35,13 +35,38 @@ class Look:
             self.app.draw()
             await self.pilot.pause(0.02)
             if any(seen in line for line in self.lines) if isinstance(seen, str) else seen():
+                self.app.draw()  # what became true since the last drawing is to be on the screen as well
+                await self.pilot.pause()
                 return self.lines
         raise AssertionError(f"never seen: {seen}\n" + "\n".join(self.lines))
+
+    async def stands(self, screen: str) -> None:
+        """Draws until exactly that is the screen: its parts come one after the other, in no order that is promised."""
+        for _ in range(PATIENCE):
+            self.app.draw()
+            await self.pilot.pause(0.02)
+            if shown(self.lines) == screen:
+                return
+        assert shown(self.lines) == screen
+
+    async def resize(self, width: int, height: int) -> None:
+        """Until the view is as large as its terminal."""
+        await self.pilot.resize_terminal(width, height)
+        for _ in range(PATIENCE):
+            await self.pilot.pause(0.02)
+            if self.app.screen_lines.size == self.app.size == (width, height):
+                break
+        self.app.draw()
+        await self.pilot.pause()
 
     async def press(self, *keys: str) -> list[str]:
         await self.pilot.press(*keys)
         await self.pilot.pause()
         return self.lines
+
+
+def shown(lines: list[str]) -> str:
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def looked_at(feed: Feed, look: Callable[[Look], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
