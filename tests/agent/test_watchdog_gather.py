@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent import gather as gathering
+from stepscope.agent import threads as asking
 from stepscope.agent.gather import Gathered, Subject, gather
 from stepscope.agent.helpers import kind_of
 from stepscope.agent.procfs import descendants, read_process, spent_between, wait_channel
@@ -220,6 +221,29 @@ def test_nor_one_that_a_damaged_offer_names(start: Start, number: int, fd: int) 
     assert ask_stacks({0: StacksQuestion(pid=child.pid, pidfd=pidfd, offers=offers)}, patience_s=0.1) == {}
     os.close(pidfd)
     assert child.process.poll() is None
+
+
+def test_one_that_goes_on_at_the_last_moment_is_not_asked(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be between two frames when the signal comes."""
+    looks: list[int] = []
+    monkeypatch.setattr(asking, "waits_on", lambda process, _: looks.append(int(process.name)))
+    child = start("rest")
+    (rank,) = look(child.subject()).ranks
+    assert (rank.threads, rank.threads_later) == ((), ())
+    assert looks == [child.pid] * 2
+
+
+@pytest.mark.parametrize(("held", "shown"), [((True, True), 2), ((True, False), 0), ((False,), 1)])
+def test_the_gil_of_one_that_runs_is_held_to_the_last_moment(start: Start, held: tuple[bool, ...], shown: int) -> None:
+    """… or the signal is not for faulthandler, which shows all threads; the handler in Python shows the main one."""
+    child = start("work")
+    pidfd = os.pidfd_open(child.pid)
+    answers = iter(held)
+    question = StacksQuestion(pid=child.pid, pidfd=pidfd, offers=child.offers, gil_held=lambda: next(answers))
+    text = ask_stacks({0: question}, patience_s=5.0 if shown else 0.1).get(0, "")
+    os.close(pidfd)
+    assert list(answers) == []
+    assert text.count("most recent call first") == shown
 
 
 def test_workers_are_asked_one_by_one(start: Start) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.agent import worker_server
-from stepscope.agent.worker_server import FLIGHT, ask_servers
+from stepscope.agent.worker_server import FLIGHT, Questions, ask_servers
 
 Behave = Callable[[socket.socket, bytes], None]
 Serve = Callable[[Behave], Any]
@@ -78,6 +78,25 @@ def test_who_is_silent_is_not_waited_for(serve: Serve) -> None:
         assert ask_servers(places, FLIGHT, patience_s=0.2) == {"good": b"fine"}
     finally:
         release.set()
+
+
+def test_until_when_a_question_is_unanswered(serve: Serve, tmp_path: Path) -> None:
+    release, answered = threading.Event(), threading.Event()
+
+    def hold(connection: socket.socket, request: bytes) -> None:
+        release.wait(60)
+        answer(b"late")(connection, request)
+        answered.set()
+
+    places = {"held": serve(hold).path, "good": serve(answer(b"fine")).path, "none": tmp_path / "nobody.sock"}
+    with Questions(places, FLIGHT) as asked:
+        asked.wait(0.2)
+        assert asked.answers == {"good": b"fine"}
+        assert [key for key in (*places, "stranger") if asked.unanswered(key)] == ["held"]
+        release.set()
+        assert answered.wait(60)
+        assert not asked.unanswered("held")
+        assert asked.answers == {"good": b"fine", "held": b"late"}
 
 
 def test_a_stream_without_end_ends_with_the_patience(serve: Serve) -> None:

@@ -54,6 +54,19 @@ def wait(stream: RingStream, distance: int = 0) -> int:
     return write_wait(stream, distance)
 
 
+def test_when_a_stretch_was_over(stream: RingStream, read: RingReader) -> None:
+    write_steps(stream, 3)
+    stretches = []
+    for phase in (FORWARD, OTHER, BACKWARD):
+        stream.clock.advance(1000)
+        stream.ledger.enter(phase)
+        stretches.append(read.live().since_ns)
+    assert [read.stretch_end_ns(since_ns) for since_ns in stretches] == [*stretches[1:], None]
+    assert read.stretch_end_ns(stretches[0] + 1) is None  # nothing began then
+    write_steps(stream, 2 * MIN_CAPACITY)
+    assert read.stretch_end_ns(stretches[1]) is None  # long past
+
+
 def test_a_rank_that_called_none(stream: RingStream, read: RingReader) -> None:
     assert read.last_collective() is None
     write_steps(stream, 3)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from stepscope.agent.helpers import kind_of, name_of
@@ -19,7 +20,7 @@ from stepscope.agent.procfs import Reading, descendants, read_process, spent_bet
 from stepscope.agent.pyspy import spy
 from stepscope.agent.source import read_lines
 from stepscope.agent.threads import STOPPED, Offers, StacksQuestion, ask_stacks
-from stepscope.agent.worker_server import FLIGHT, NEEDS_GIL, ask_servers
+from stepscope.agent.worker_server import FLIGHT, NEEDS_GIL, Questions, ask_servers
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
 from stepscope.records.hang import ThreadStack
@@ -112,12 +113,18 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
     family = descendants([subject.evidence.pid for subject in alive])
     processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
     first = {pid: read_process(pid) for pid in processes}
-    flights, gil_held = _ask_servers(alive, first, known_held)
-    held = known_held | {pid for pid, is_held in gil_held.items() if is_held}
-    texts = _ask_ranks(alive, held)
-    worker_texts = _ask_workers(alive, family)
-    spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
-    time.sleep(max(0.0, began_s + window_s - time.monotonic()))
+    servers = _servers(alive, first)
+    flights = ask_servers(servers, FLIGHT, patience_s=SERVER_S)
+    # Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
+    asked = {pid: servers[pid] for pid in flights if pid not in known_held}
+    with Questions(asked, NEEDS_GIL) as gil:
+        gil.wait(GIL_S)
+        gil_held = {pid: pid not in gil.answers for pid in asked}
+        texts = _ask_ranks(alive, gil)
+        worker_texts = _ask_workers(alive, family)
+        spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
+        time.sleep(max(0.0, began_s + window_s - time.monotonic()))
+        texts_later = _ask_ranks(alive, gil)
     return _Answers(
         family=family,
         first=first,
@@ -126,7 +133,7 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
         gil_held=gil_held,
         worker_texts=worker_texts,
         spied=spied,
-        texts_later=_ask_ranks(alive, held),
+        texts_later=texts_later,
         second={pid: read_process(pid) for pid in processes},
     )
 
@@ -136,6 +143,8 @@ def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | Non
     now = answers.second.get(pid)
     spent = spent_between(answers.first.get(pid), now)
     texts, later = answers.texts, answers.texts_later
+    # Of one that runs while its GIL may still be held nothing new can be had: it stands where it stood.
+    known_threads = before.threads if before is not None and before.gil_held else ()
     return replace(
         known,
         process_state=now.state if now else "",
@@ -143,37 +152,30 @@ def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | Non
         cpu_share=spent.cpu_share,
         io_bytes_s=spent.io_bytes_s,
         gil_held=answers.gil_held.get(pid, before.gil_held if before else None),
-        threads=parse_threads(texts[pid]) if pid in texts else answers.spied.get(pid, ()),
+        threads=parse_threads(texts[pid]) if pid in texts else answers.spied.get(pid, known_threads),
         threads_later=parse_threads(later[pid]) if pid in later else (),
         workers=_workers(pid, answers),
         flight=answers.flights.get(pid, before.flight if before else b""),
     )
 
 
-def _ask_servers(
-    subjects: Iterable[Subject], readings: Mapping[int, Reading | None], known_held: set[int]
-) -> tuple[dict[int, bytes], dict[int, bool]]:
-    """What the Flight Recorders answer, and of those that answer whether their GIL is held.
-
-    Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
-    """
+def _servers(subjects: Iterable[Subject], readings: Mapping[int, Reading | None]) -> dict[int, Path]:
+    """Of those that can answer."""
     servers = {}
     for subject in subjects:
         reading = readings.get(subject.evidence.pid)
         if subject.server is not None and reading is not None and reading.state not in STOPPED:
             servers[subject.evidence.pid] = subject.server
-    flights = ask_servers(servers, FLIGHT, patience_s=SERVER_S)
-    asked = {pid: servers[pid] for pid in flights if pid not in known_held}
-    answered = ask_servers(asked, NEEDS_GIL, patience_s=GIL_S)
-    return flights, {pid: pid not in answered for pid in asked}
+    return servers
 
 
-def _ask_ranks(subjects: Iterable[Subject], held: set[int]) -> dict[int, str]:
+def _ask_ranks(subjects: Iterable[Subject], gil: Questions[int]) -> dict[int, str]:
     questions = {}
     for subject in subjects:
         pid = subject.evidence.pid
         if subject.pidfd is not None and subject.offers is not None:
-            questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=pid in held)
+            held = partial(gil.unanswered, pid)
+            questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=held)
     return ask_stacks(questions, patience_s=STACKS_S)
 
 

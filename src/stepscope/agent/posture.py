@@ -2,7 +2,7 @@
 
 It decides how a process may be asked for its stacks.  faulthandler reads the frames of threads as they lie in memory,
 and a thread that runs Python may be between two of them (``recorder/stacks.py``), so it must not be asked while one
-does.
+does; and since a thread that waits may go on at any moment, that is looked at once more when all else is ready.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepscope.agent.procfs import PROC
 
-__all__ = ["Posture", "postures"]
+__all__ = ["Posture", "postures", "waits_on"]
 
 WATCH_S = 0.1
 BUSY_TICKS = 2
@@ -29,6 +29,8 @@ class Posture:
     """Of the main thread, the kernel's letter."""
     waits: bool
     """The main thread waits in the kernel, and has all the while."""
+    switches: str
+    """How often it was made to wait so far."""
     others_run: bool
     """Another thread is at work that may well run Python."""
 
@@ -53,18 +55,33 @@ def postures(pids: Iterable[int], proc: Path = PROC) -> dict[int, Posture]:
             continue
         waits = before.state in WAITING and now.state in WAITING and before.switches == now.switches
         others_run = any(ticks - before.ticks.get(thread, ticks) >= BUSY_TICKS for thread, ticks in now.ticks.items())
-        found[pid] = Posture(state=now.state, waits=waits, others_run=others_run)
+        found[pid] = Posture(state=now.state, waits=waits, switches=now.switches, others_run=others_run)
     return found
+
+
+def waits_on(process: Path, posture: Posture) -> bool:
+    """Whether the main thread is in the same wait as it was then; ``process`` is its folder in ``/proc``."""
+    try:
+        state, switches, _ = _main_thread(process)
+    except OSError:
+        return False
+    return posture.waits and state in WAITING and switches == posture.switches
+
+
+def _main_thread(process: Path) -> tuple[str, str, str]:
+    """Its state, how often it was made to wait so far, and its name."""
+    lines = (process / "status").read_text(errors="replace").splitlines()
+    fields = dict(line.partition(":\t")[::2] for line in lines)
+    return fields.get("State", "")[:1], fields.get("voluntary_ctxt_switches", ""), fields.get("Name", "")
 
 
 def _look(process: Path) -> _Look | None:
     try:
-        status = (process / "status").read_text(errors="replace")
+        state, switches, name = _main_thread(process)
         threads = os.listdir(process / "task")  # noqa: PTH208 - names, quickly
     except OSError:
         return None
-    fields = dict(line.partition(":\t")[::2] for line in status.splitlines())
-    name, ticks = fields.get("Name", ""), {}
+    ticks = {}
     for thread in threads:
         try:
             stat = (process / "task" / thread / "stat").read_text(errors="replace")
@@ -74,4 +91,4 @@ def _look(process: Path) -> _Look | None:
         spent = rest.split()
         if thread != process.name and before.partition("(")[2] == name and len(spent) > 12:
             ticks[int(thread)] = int(spent[11]) + int(spent[12])
-    return _Look(state=fields.get("State", "")[:1], switches=fields.get("voluntary_ctxt_switches", ""), ticks=ticks)
+    return _Look(state=state, switches=switches, ticks=ticks)

@@ -1,12 +1,15 @@
 """Where a rank is while no phase claims its time: its stack, asked for by a signal that it offered.
 
 What passes outside all phases has no name; the stack gives it one.  A rank is asked when it has been in ``other`` for a
-while, rarely and not often in all, and never otherwise.  It answers through its faulthandler, into a file beside its
-ring (``recorder/stacks.py`` says why that is safe for it).  Before each question is checked, in the kernel's own words,
-that the process catches the signal in its main thread and that its descriptor still is that file, and whether that
-thread waits in the kernel or runs, for which there are two signals, or is in a sleep of native code, which a signal
-would end; the signal goes through the pidfd, so it can reach no other process.  An answer counts only if the rank was
-in the same stretch of ``other`` before and after.
+while, rarely and not often in all, and never otherwise.  It answers through a handler in Python, into a file beside its
+ring: always that one, which the interpreter runs where it lets it, never faulthandler's, because a thread that waits
+now may run by the time the signal is there, and be between two frames (``recorder/stacks.py``).  Who waits in native
+code answers when it comes back from there, at the line of that very call and before it can enter a phase: so an answer
+counts, however late it is read, if the stretch was not over when the signal had been sent.
+
+Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread, that
+its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end; the
+signal goes through the pidfd, so it can reach no other process.
 """
 
 from __future__ import annotations
@@ -40,9 +43,7 @@ BRIEF_S = 0.001
 BRIEF_LOOKS = 6
 """An answer mostly comes at once, so we wait for it this often, this long; if it does not, until the next look."""
 PATIENCE_S = 2.0
-"""A rank that did not answer by then, although it took the signal, is not asked again."""
-WAITING_S = 0.001
-"""A thread that waits at both ends of this time, and was not scheduled in between, waits."""
+"""A rank that did not answer so long after the stretch was over, although it took the signal, is not asked again."""
 MAX_BYTES = 1 << 17
 MAX_FRAMES = 50
 
@@ -55,10 +56,9 @@ _OUTERMOST = ("<module>", "_run_module_as_main")
 class _Question:
     live: LivePhase
     wall_ns: int
-    asked_s: float
+    sent_ns: int
+    """By the ring's clock, when the signal was certainly there."""
     signal: int
-    waited: bool
-    """Whether the main thread did when it was asked."""
 
 
 class StackAsker:
@@ -72,6 +72,8 @@ class StackAsker:
         self._left = MAX_QUESTIONS - asked
         self._next_s = 0.0
         self._question: _Question | None = None
+        self._over_s: float | None = None
+        """When the stretch of the question was first seen to be over."""
         self._seen = b""
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
@@ -86,16 +88,12 @@ class StackAsker:
                 if (answer := self._answer(at_once=True)) is not None or self._question is None:
                     return answer
             return None
-        late = time.monotonic() - self._question.asked_s > PATIENCE_S
-        answer = self._answer(at_once=False)
-        if late and not self._seen and self._question is not None:
-            self._give_up(self._question)
-        return answer
+        return self._answer(at_once=False)
 
     def _ask(self, pidfd: int) -> bool:
         """Whether the rank was asked: it is due, and it listens."""
         if (
-            self._reader.stack_offer() is None
+            self._reader.running_offer() is None
             or self._left <= 0
             or time.monotonic() < self._next_s
             or self._reader.state() is not RingState.RUNNING
@@ -107,8 +105,7 @@ class StackAsker:
         early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
         self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
         try:
-            waits = self._waits()
-            offer = self._reader.stack_offer() if waits else self._reader.running_offer()
+            offer = self._reader.running_offer()
             if offer is None or not self._listens(*offer) or sleeps_in_native_code(self._proc):
                 return False
             os.truncate(self._path, 0)
@@ -116,23 +113,9 @@ class StackAsker:
         except (OSError, ValueError):
             return False  # it just ended, or what it offers is no signal
         self._left -= 1
-        self._seen = b""
-        self._question = _Question(
-            live=live, wall_ns=time.time_ns(), asked_s=time.monotonic(), signal=offer[0], waited=waits
-        )
+        self._seen, self._over_s = b"", None
+        self._question = _Question(live=live, wall_ns=time.time_ns(), sent_ns=time.perf_counter_ns(), signal=offer[0])
         return True
-
-    def _waits(self) -> bool:
-        """Whether the main thread waits in the kernel, so that it is nowhere between two frames."""
-        before = self._scheduled()
-        time.sleep(WAITING_S)
-        return before is not None and self._scheduled() == before
-
-    def _scheduled(self) -> str | None:
-        """How often it was made to wait so far; None while it does not wait."""
-        lines = (line.partition(":\t") for line in (self._proc / "status").read_text(errors="replace").splitlines())
-        found = {name: value for name, _, value in lines}
-        return found.get("voluntary_ctxt_switches") if found.get("State", "")[:1] in ("S", "D") else None
 
     def _listens(self, number: int, fd: int) -> bool:
         return listens(self._proc, number, fd, self._path)
@@ -140,19 +123,29 @@ class StackAsker:
     def _answer(self, *, at_once: bool) -> dict[str, Any] | None:
         """What was written, once it is whole: the same at two looks, and ending where a main thread's stack does."""
         question = self._question
+        if question is None:
+            return None
+        over = self._reader.live() != question.live  # looked at first: what it wrote before, is there to be read
         written = self._read()
         whole = bool(written) and written == self._seen
         self._seen = written
-        if question is None or not whole:
+        if not whole:
+            if over and not written:
+                self._give_up(question)
             return None
         frames = parse_stack(written.decode(errors="replace"))
         if at_once and (not frames or frames[-1]["function"] not in _OUTERMOST):
             return None
         self._question = None
-        if not frames or self._reader.live() != question.live:
+        if not frames or (over and not self._lasted(question)):
             return None
         about = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
         return {**about, "phase": BUILTIN_PHASES[OTHER], "frames": frames[:MAX_FRAMES]}
+
+    def _lasted(self, question: _Question) -> bool:
+        """Whether the stretch was not over yet when the signal had been sent."""
+        end_ns = self._reader.stretch_end_ns(question.live.since_ns)
+        return end_ns is not None and end_ns > question.sent_ns
 
     def _read(self) -> bytes:
         try:
@@ -162,15 +155,11 @@ class StackAsker:
             return b""
 
     def _give_up(self, question: _Question) -> None:
-        """Not answered in time: still waiting is a reason to wait too, anything else to ask no more.
-
-        A thread that ran is somewhere in native code and answers when it comes back from there; that is no fault.
-        """
-        if awaits_delivery(self._proc, question.signal):
-            return
-        self._question = None
-        if question.waited:
-            self._left = 0
+        """Another phase and still no answer: who has not got the signal yet is waited for, others are asked no more."""
+        now_s = time.monotonic()
+        self._over_s = now_s if self._over_s is None else self._over_s
+        if now_s - self._over_s >= PATIENCE_S and not awaits_delivery(self._proc, question.signal):
+            self._question, self._left = None, 0
 
 
 def parse_stack(text: str) -> list[dict[str, Any]]:

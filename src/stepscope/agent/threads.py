@@ -7,8 +7,9 @@ Who can be asked for what (``recorder/stacks.py`` says why):
     the main thread runs                                                the same, by a handler in Python
     it is stopped                                                       nothing
 
-The first two are answered by faulthandler, which is C code and needs no GIL.  The checks of single stacks
-(``agent/stacks.py``) hold here too and are made anew for each question.
+The first two are answered by faulthandler, which is C code and needs no GIL.  What allows it is looked at once more as
+the very last thing before the signal: a main thread that goes on just then would be between two frames when it comes.
+The checks of single stacks (``agent/stacks.py``) hold here too and are made anew for each question.
 
 Whichever thread gets the signal for all threads shows them all.  While the main thread waits, one that only waits for a
 lock gets it, so that nothing the main thread is in is interrupted; a sleep of native code, which would end, is never.
@@ -22,12 +23,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from stepscope.agent.posture import Posture, postures
+from stepscope.agent.posture import Posture, postures, waits_on
 from stepscope.agent.procfs import PROC
 from stepscope.agent.signals import listens, send_to_thread, sleeps_in_native_code, waiting_thread
 from stepscope.records.places import STACKS_SUFFIX, THREADS_SUFFIX
@@ -63,8 +64,8 @@ class StacksQuestion:
     pid: int
     pidfd: int
     offers: Offers
-    gil_held: bool = False
-    """As far as is known."""
+    gil_held: Callable[[], bool] = lambda: False
+    """Whether it is, at the moment of the call: then nobody in there runs Python."""
 
 
 class _Asked:
@@ -116,19 +117,28 @@ def _ask(question: StacksQuestion, posture: Posture, process: Path) -> Path | No
     if posture.state in STOPPED:
         return None
     offers = question.offers
-    all_threads = question.gil_held or (posture.waits and not posture.others_run)
-    any_thread = all_threads and offers.threads is not None
+    quiet = posture.waits and not posture.others_run
+    held = not quiet and offers.threads is not None and question.gil_held()
+    any_thread = (quiet or held) and offers.threads is not None
     offer = offers.threads if any_thread else offers.stacks if posture.waits else offers.running
     path = offers.ring.with_suffix(THREADS_SUFFIX if any_thread else STACKS_SUFFIX)
     if offer is None:
         return None
+
+    def still() -> bool:
+        if held:
+            return question.gil_held()
+        return offer is offers.running or waits_on(process, posture)
+
     try:
-        return path if _send(question, offer, path, process, any_thread=any_thread) else None
+        return path if _send(question, offer, path, process, any_thread=any_thread, still=still) else None
     except (OSError, ValueError):
         return None  # it just ended, or what it offers is no signal
 
 
-def _send(question: StacksQuestion, offer: Offer, path: Path, process: Path, *, any_thread: bool) -> bool:
+def _send(
+    question: StacksQuestion, offer: Offer, path: Path, process: Path, *, any_thread: bool, still: Callable[[], bool]
+) -> bool:
     number, fd = offer
     if not listens(process, number, fd, path):
         return False
@@ -136,6 +146,8 @@ def _send(question: StacksQuestion, offer: Offer, path: Path, process: Path, *, 
     if thread is None and sleeps_in_native_code(process):
         return False
     os.truncate(path, 0)
+    if not still():
+        return False
     if thread is None or not send_to_thread(question.pid, thread, number):
         signal.pidfd_send_signal(question.pidfd, number)
     return True

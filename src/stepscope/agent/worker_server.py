@@ -12,9 +12,9 @@ import socket
 import time
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["FLIGHT", "NEEDS_GIL", "ask_servers"]
+__all__ = ["FLIGHT", "NEEDS_GIL", "Questions", "ask_servers"]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -47,6 +47,10 @@ class _Call:
     def send(self) -> bool:
         """Whether all of it is sent; OSError when the other end is gone."""
         self._to_send = self._to_send[self.socket.send(self._to_send) :]
+        return self.sent
+
+    @property
+    def sent(self) -> bool:
         return not self._to_send
 
     def receive(self) -> bool:
@@ -66,31 +70,61 @@ class _Call:
         return True
 
 
-def ask_servers(
-    servers: Mapping[Key, Path], handler: str, *, patience_s: float, max_body: int = MAX_BODY
-) -> dict[Key, bytes]:
-    """The bodies of the whole answers (status 200) that came in time; no others."""
-    answers: dict[Key, bytes] = {}
-    calls: list[_Call] = []
-    deadline = time.monotonic() + patience_s
-    with selectors.DefaultSelector() as selector:
+class Questions(Generic[Key]):
+    """The same question to many servers, under way until its block is left."""
+
+    def __init__(self, servers: Mapping[Key, Path], handler: str, *, max_body: int = MAX_BODY) -> None:
+        self.answers: dict[Key, bytes] = {}
+        """The bodies of the whole answers (status 200) so far."""
+        self._calls: dict[Key, _Call] = {}
+        """Those that are not over."""
+        self._selector = selectors.DefaultSelector()
         for key, path in servers.items():
             try:
                 call = _Call(path, handler, max_body)
             except (OSError, ValueError):
                 continue  # nobody listens, its queue is full, or the path is too long for a socket
-            calls.append(call)
-            selector.register(call.socket, selectors.EVENT_WRITE, (key, call))
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for ready, _ in selector.select(left_s):
+            self._calls[key] = call
+            self._selector.register(call.socket, selectors.EVENT_WRITE, (key, call))
+
+    def __enter__(self) -> Questions[Key]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for call in self._calls.values():
+            call.socket.close()
+
+    def wait(self, patience_s: float) -> None:
+        """Until all are over, or so long."""
+        deadline = time.monotonic() + patience_s
+        while self._calls:
+            for ready, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
                 key, call = ready.data
-                if _over(selector, ready, call):
-                    selector.unregister(call.socket)
-                    if call.answer is not None:
-                        answers[key] = call.answer
-    for call in calls:
-        call.socket.close()
-    return answers
+                if _over(self._selector, ready, call):
+                    self._end(key, call)
+            if time.monotonic() >= deadline:
+                return
+
+    def unanswered(self, key: Key) -> bool:
+        """Whether its server took the question and is silent to this moment."""
+        self.wait(0.0)
+        return key in self._calls and self._calls[key].sent
+
+    def _end(self, key: Key, call: _Call) -> None:
+        self._selector.unregister(call.socket)
+        self._calls.pop(key).socket.close()
+        if call.answer is not None:
+            self.answers[key] = call.answer
+
+
+def ask_servers(
+    servers: Mapping[Key, Path], handler: str, *, patience_s: float, max_body: int = MAX_BODY
+) -> dict[Key, bytes]:
+    """The bodies of the whole answers (status 200) that came in time; no others."""
+    with Questions(servers, handler, max_body=max_body) as asked:
+        asked.wait(patience_s)
+        return asked.answers
 
 
 def _over(selector: selectors.BaseSelector, ready: selectors.SelectorKey, call: _Call) -> bool:

@@ -4,14 +4,15 @@ When a ring is made, the process takes three real-time signals that nobody uses 
 makes it write to a file beside the ring:
 
 - STACKS: the main thread's stack to ``PID.stacks``, by faulthandler, whose handler is C code.  For a main thread that
-  waits in the kernel.
-- RUNNING: the same, by a handler in Python.  For a main thread that runs: CPython 3.11 and 3.12 enter a frame in two
+  waits in the kernel, in a process that stands still.
+- RUNNING: the same, by a handler in Python.  For one that trains, or runs: CPython 3.11 and 3.12 enter a frame in two
   steps, and a signal between them makes faulthandler read what is not there yet (of code that C calls back all the
-  time, one question in some hundreds ended the process).  A handler in Python runs where the interpreter lets it.
+  time, one question in some hundreds ended the process; of threads that waited, and were asked as they went on, one in
+  a thousand).  A handler in Python runs where the interpreter lets it.
 - THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that stands still and none
   of whose threads can run Python meanwhile, because its GIL is held, or because they all wait in the kernel.
 
-Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``):
+Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``, ``agent/threads.py``):
 
 - faulthandler's handler walks the frames and writes to a file in memory.  Nothing is allocated, no lock is taken,
   ``errno`` is kept.  The handler in Python takes some twenty microseconds and cannot raise.  System calls go on

@@ -14,7 +14,7 @@ from stepscope.records.phases import PHASE_SLOTS
 from stepscope.ring import words as w
 from stepscope.ring.layout import RESERVE_WORDS, TURN_WORDS
 
-__all__ = ["LastCollective", "LivePhase", "last_collective", "live_phase"]
+__all__ = ["LastCollective", "LivePhase", "last_collective", "live_phase", "stretch_end_ns"]
 
 LOOK_BACK = 4096
 """How far back we look for the number of the step under way, or for a collective."""
@@ -64,16 +64,20 @@ def live_phase(body: Words, head: int) -> LivePhase:
     return LivePhase(phase, since, step)
 
 
+def stretch_end_ns(body: Words, head: int, since_ns: int) -> int | None:
+    """When the stretch that began then was over; None: it lasts, or that is no longer among the last words."""
+    times = (word >> w.TIME_SHIFT for word in _last_words(body, head) if not word & w.DATA)
+    return next(times, None) if since_ns in times else None
+
+
 def last_collective(body: Words, head: int) -> LastCollective | None:
     """None when there is none among the last words."""
-    words = list(_backwards(body, head))[::-1]
-    since = next((word >> w.TIME_SHIFT for word in reversed(words) if not word & w.DATA), 0)
     calls: list[tuple[int, int | None, int]] = []
     called: int | None = None
     peer: int | None = None
     distance: int | None = None
     waited: int | None = None
-    for word in (*words, *_beyond(body, head, since)):
+    for word in _last_words(body, head):
         if word & w.DATA:
             tag, value = word >> w.TAG_SHIFT & w.TAG_MASK, word & w.VALUE_MASK
             if tag == w.COLLECTIVE:
@@ -97,6 +101,14 @@ def last_collective(body: Words, head: int) -> LastCollective | None:
     value, peer, at = calls[-1 - (waited or 0)] if waiting else calls[-1]
     op, group, size = w.collective_fields(value)
     return LastCollective(op, group, size, at, waiting, peer)
+
+
+def _last_words(body: Words, head: int) -> Iterator[int]:
+    """In order, those beyond the head among them."""
+    words = list(_backwards(body, head))[::-1]
+    since = next((word >> w.TIME_SHIFT for word in reversed(words) if not word & w.DATA), 0)
+    yield from words
+    yield from _beyond(body, head, since)
 
 
 def _backwards(body: Words, head: int) -> Iterator[int]:
