@@ -23,6 +23,7 @@ from stepscope.agent import gather as gathering
 from stepscope.agent import threads as asking
 from stepscope.agent.gather import Gathered, Subject, gather
 from stepscope.agent.helpers import kind_of
+from stepscope.agent.posture import Posture, postures, waits_on
 from stepscope.agent.procfs import descendants, read_process, spent_between, wait_channel
 from stepscope.agent.pyspy import parse_dump
 from stepscope.agent.source import read_lines
@@ -226,7 +227,7 @@ def test_nor_one_that_a_damaged_offer_names(start: Start, number: int, fd: int) 
 def test_one_that_goes_on_at_the_last_moment_is_not_asked(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be between two frames when the signal comes."""
     looks: list[int] = []
-    monkeypatch.setattr(asking, "waits_on", lambda process, _: looks.append(int(process.name)))
+    monkeypatch.setattr(asking, "waits_on", lambda process, _, **__: looks.append(int(process.name)))
     child = start("rest")
     (rank,) = look(child.subject()).ranks
     assert (rank.threads, rank.threads_later) == ((), ())
@@ -313,6 +314,27 @@ def test_the_frames_of_its_parent_are_no_place_of_a_worker() -> None:
 
 
 # -- its parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("thread", "expected"),
+    [("(python) S", False), ("(python) R", True), ("(pt_autograd_0) R", False), ("(python) D", False)],
+    ids=["waits", "runs", "native", "reads"],
+)
+def test_a_thread_that_gets_no_processor_runs_all_the_same(tmp_path: Path, thread: str, expected: bool) -> None:
+    """Its CPU time does not grow on a machine that is busy; the kernel's letter says that it would."""
+    process = tmp_path / "7"
+    for number, words in (("7", "(python) S"), ("8", thread)):
+        (process / "task" / number).mkdir(parents=True)
+        (process / "task" / number / "stat").write_text(f"{number} {words} " + "0 " * 40)
+    (process / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t12\n")
+    posture = postures([7], tmp_path)[7]
+    assert posture == Posture(state="S", waits=True, switches="12", others_run=expected)
+    assert waits_on(process, posture, all_threads=False)
+    assert waits_on(process, posture, all_threads=True) is not expected
+    (process / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t13\n")
+    assert not waits_on(process, posture, all_threads=False)
+    assert not waits_on(tmp_path / "none", posture, all_threads=True)
 
 
 def test_children_and_theirs(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ WATCH_S = 0.1
 BUSY_TICKS = 2
 """Of a hundredth of a second each, in that time: a thread that polls now and then is not busy."""
 WAITING = ("S", "D")
+RUNS = "R"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class _Look:
     """How often the main thread was made to wait so far."""
     ticks: dict[int, int]
     """CPU time so far of the other threads that were never given a name: torch, NCCL and gloo name theirs."""
+    others_run: bool
+    """One of them runs at this moment, or would if there were a processor for it."""
 
 
 def postures(pids: Iterable[int], proc: Path = PROC) -> dict[int, Posture]:
@@ -54,13 +57,19 @@ def postures(pids: Iterable[int], proc: Path = PROC) -> dict[int, Posture]:
         if now is None:
             continue
         waits = before.state in WAITING and now.state in WAITING and before.switches == now.switches
-        others_run = any(ticks - before.ticks.get(thread, ticks) >= BUSY_TICKS for thread, ticks in now.ticks.items())
+        busy = any(ticks - before.ticks.get(thread, ticks) >= BUSY_TICKS for thread, ticks in now.ticks.items())
+        others_run = busy or before.others_run or now.others_run
         found[pid] = Posture(state=now.state, waits=waits, switches=now.switches, others_run=others_run)
     return found
 
 
-def waits_on(process: Path, posture: Posture) -> bool:
-    """Whether the main thread is in the same wait as it was then; ``process`` is its folder in ``/proc``."""
+def waits_on(process: Path, posture: Posture, *, all_threads: bool) -> bool:
+    """Whether the main thread is in the same wait as it was then, and ``all_threads`` still wait with it.
+
+    ``process`` is its folder in ``/proc``.
+    """
+    if all_threads and ((now := _look(process)) is None or now.others_run):
+        return False
     try:
         state, switches, _ = _main_thread(process)
     except OSError:
@@ -81,7 +90,7 @@ def _look(process: Path) -> _Look | None:
         threads = os.listdir(process / "task")  # noqa: PTH208 - names, quickly
     except OSError:
         return None
-    ticks = {}
+    ticks, others_run = {}, False
     for thread in threads:
         try:
             stat = (process / "task" / thread / "stat").read_text(errors="replace")
@@ -91,4 +100,5 @@ def _look(process: Path) -> _Look | None:
         spent = rest.split()
         if thread != process.name and before.partition("(")[2] == name and len(spent) > 12:
             ticks[int(thread)] = int(spent[11]) + int(spent[12])
-    return _Look(state=state, switches=switches, ticks=ticks)
+            others_run = others_run or spent[0] == RUNS
+    return _Look(state=state, switches=switches, ticks=ticks, others_run=others_run)

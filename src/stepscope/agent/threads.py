@@ -128,7 +128,7 @@ def _ask(question: StacksQuestion, posture: Posture, process: Path) -> Path | No
     def still() -> bool:
         if held:
             return question.gil_held()
-        return offer is offers.running or waits_on(process, posture)
+        return offer is offers.running or waits_on(process, posture, all_threads=any_thread)
 
     try:
         return path if _send(question, offer, path, process, any_thread=any_thread, still=still) else None
