@@ -103,7 +103,8 @@ def test_cut_slowed_killed_and_skewed(
         spread = duckdb.sql(
             f"SELECT max(wall_ns) - min(wall_ns) FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host'"
         ).fetchall()
-        assert spread[0][0] < 120e9, "times of host2 are shown by host0's clock"
+        # By its own clock they would be five minutes apart, however long the run took on this machine.
+        assert spread[0][0] < 280e9, "times of host2 are shown by host0's clock"
 
 
 def test_a_hub_whose_disk_is_full(cluster: MakeCluster, toy: Path) -> None:
