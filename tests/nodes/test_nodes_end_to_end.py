@@ -100,11 +100,14 @@ def test_cut_slowed_killed_and_skewed(
         (skewed,) = [node for node in summary["nodes"] if node["node"] == 2]
         assert 299_000 < skewed["clock_offset_ms"] < 301_000
         assert any("host2" in notice and "clock" in notice for notice in summary["notices"])
-        spread = duckdb.sql(
-            f"SELECT max(wall_ns) - min(wall_ns) FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host'"
-        ).fetchall()
-        # By its own clock they would be five minutes apart, however long the run took on this machine.
-        assert spread[0][0] < 280e9, "times of host2 are shown by host0's clock"
+        spread = dict(
+            duckdb.sql(
+                "SELECT coalesce(host, 'all'), max(wall_ns) - min(wall_ns) "
+                f"FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host' GROUP BY ROLLUP (host)"
+            ).fetchall()
+        )
+        # However long the run took here: by its own clock host2 would be five minutes after the others.
+        assert spread["all"] < max(spread["host0"], spread["host1"]) + 60e9, "times of host2 are shown by host0's clock"
 
 
 def test_a_hub_whose_disk_is_full(cluster: MakeCluster, toy: Path) -> None:
