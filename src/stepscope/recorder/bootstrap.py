@@ -75,7 +75,7 @@ def start(session: Path, run_dir: Path) -> Recorder:
     global _recorder
     if _recorder is None:
         _recorder = recorder = Recorder(session, run_dir)
-        os.register_at_fork(after_in_child=recorder.forget)
+        os.register_at_fork(after_in_child=failsafe(recorder.forget))
         _watch.when_imported("torch", lambda torch: _instrument(recorder, torch))
     return _recorder
 

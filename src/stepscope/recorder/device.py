@@ -6,7 +6,11 @@ is asked (``query``) whether its last event has passed; if so its times are read
 and a step killed before its events passed simply has no device times.
 
 Timing a step costs the host about 150 µs, so short steps are timed now and then only: one in ``every``, a power of two,
-so that the cost stays below a hundredth and all ranks time the same steps.
+so that the cost stays around a thousandth and all ranks time the same steps.  A run's first steps are timed more often,
+so that a short run has device times, too.
+
+Events, and the timer that holds them, are never destroyed (``recorder/inherited.py``): a forked child that destroys a
+CUDA event aborts.  They are used again and again instead; a timer ends up with a few dozen.
 
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock:
 when the host is the bottleneck it holds the gaps in which the device waited for work.
@@ -20,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.recorder.guard import failsafe
+from stepscope.recorder.inherited import immortal
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import FORWARD, OTHER, PHASE_SLOTS
@@ -32,9 +37,11 @@ MEMORY_INTERVAL_NS = 100_000_000
 MAX_PENDING = 64
 """Steps whose events have not passed; beyond this the device is not timed until it caught up."""
 TIMED_STEP_COST_NS = 150_000
-COST_SHARE = 0.005
+COST_SHARE = 0.001
 """What timing may cost of the steps' time, all in all."""
 MAX_EVERY = 64
+DENSE_STEPS, DENSE_EVERY = 128, 4
+"""Of the first so many steps, one in so many is timed at the least."""
 PACE_STEPS = 16
 """How often, in steps, it is reckoned how many to time."""
 
@@ -43,14 +50,14 @@ def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer 
     """A timer for the device this process uses; None where only host times can be had."""
     if not identity.device_timed:
         return None
-    return DeviceTimer(sys.modules["torch"], identity.device_index, now)
+    return immortal(DeviceTimer(sys.modules["torch"], identity.device_index, now))
 
 
 class DeviceTimer:
     """Owned by the recorder; called on the training thread only.
 
-    A pending step is ``(step, marks)``; a mark is ``(phase that ended, event)``.  The first mark of a step may be the
-    last one of the step before.
+    A mark is ``(phase that ended, event)``.  Where consecutive steps are timed, the last mark of one is the first of
+    the next: its event is free when the later one has been read.
     """
 
     def __init__(self, torch: Any, index: int, now: Callable[[], int]) -> None:
@@ -66,9 +73,9 @@ class DeviceTimer:
         self._pool: list[Any] = []
         self._marks: list[tuple[int, Any]] = []
         self._in_loss = False
-        self._pending: deque[tuple[int, list[tuple[int, Any]]]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._memory_at = now() - MEMORY_INTERVAL_NS
-        self._every = 4
+        self._every = DENSE_EVERY
         self._pace_at = now()
         self._pace_step = 0
 
@@ -91,22 +98,33 @@ class DeviceTimer:
         """
         timed = (step + 1) % self._every == 0 and len(self._pending) < MAX_PENDING
         if self._capturing():
-            self._marks = []  # not even a query may be made while a graph is captured
-            ledger.device = None
+            self.drop_step(ledger)  # not even a query may be made while a graph is captured
             return step + 1
         if timed or self._marks:
             border = (ended, self._now_event())
             if self._marks:
                 self._marks.append(border)
-                self._pending.append((step, self._marks))
+                self._pending.append(_Pending(step, self._marks, shares_last=timed))
             self._marks = [border] if timed else []
             self._in_loss = False
         ledger.device = self if timed else None
-        if self._pending and self._pending[0][1][-1][1].query():
-            self._resolve(*self._pending.popleft(), ledger)
+        if self._pending and self._pending[0].marks[-1][1].query():
+            self._resolve(self._pending.popleft(), ledger)
         if step - self._pace_step >= PACE_STEPS:
             self._reckon(step)
         return step + 1 if timed else step + self._every - (step + 1) % self._every
+
+    def drop_step(self, ledger: Ledger) -> None:
+        """The step under way is not timed after all, because a graph is being captured."""
+        ledger.device = None
+        marks, self._marks = self._marks, []
+        if not marks:
+            return
+        self._pool += [event for _, event in marks[1:]]
+        if self._pending and self._pending[-1].marks[-1][1] is marks[0][1]:
+            self._pending[-1].shares_last = False
+        else:
+            self._pool.append(marks[0][1])
 
     def memory(self) -> tuple[int, ...]:
         """Bytes allocated, reserved and allocated at the most so far, as data words; none when asked again too soon."""
@@ -129,8 +147,9 @@ class DeviceTimer:
         step_ns = max((now - self._pace_at) // (step - self._pace_step), 1)
         self._pace_at, self._pace_step = now, step
         wanted = TIMED_STEP_COST_NS / (COST_SHARE * step_ns)
+        most = DENSE_EVERY if step < DENSE_STEPS else MAX_EVERY
         self._every = 1
-        while self._every < min(wanted, MAX_EVERY):
+        while self._every < min(wanted, most):
             self._every *= 2
 
     def _now_event(self) -> Any:
@@ -142,13 +161,25 @@ class DeviceTimer:
         self._record(event, stream)
         return event
 
-    def _resolve(self, step: int, marks: list[tuple[int, Any]], ledger: Ledger) -> None:
+    def _resolve(self, pending: _Pending, ledger: Ledger) -> None:
+        marks = pending.marks
         phases = [0] * PHASE_SLOTS
         before = marks[0][1]
         for phase, event in marks[1:]:
             phases[phase] += max(int(before.elapsed_time(event) * 1e6), 0)
             before = event
-        # The first or the last event may be shared with the step before or after: only those in between are free.
-        self._pool.extend(event for _, event in marks[1:-1])
+        self._pool += [event for _, event in (marks[:-1] if pending.shares_last else marks)]
         spent = (data_word(DEVICE_PHASE + slot, ns) for slot, ns in enumerate(phases) if ns)
-        ledger.put(data_word(DEVICE_STEP, step), *spent)
+        ledger.put(data_word(DEVICE_STEP, pending.step), *spent)
+
+
+class _Pending:
+    """A timed step whose events have not been read yet."""
+
+    __slots__ = ("marks", "shares_last", "step")
+
+    def __init__(self, step: int, marks: list[tuple[int, Any]], *, shares_last: bool) -> None:
+        self.step = step
+        self.marks = marks
+        self.shares_last = shares_last
+        """Whether the next timed step begins with the last event of this one."""

@@ -40,6 +40,7 @@ class _TeeRaw(io.RawIOBase):
         self.name = raw.name
         self.mode = raw.mode
         atexit.register(self._keep)
+        os.register_at_fork(after_in_child=self._lose)
 
     def write(self, data: Any) -> int | None:
         written = self._raw.write(data)
@@ -54,6 +55,10 @@ class _TeeRaw(io.RawIOBase):
     def copy_to(self, copy: int) -> None:
         """From now on to another log: in a forked child, which has a name of its own."""
         self._copy, self._begun = copy, b""
+
+    def _lose(self) -> None:
+        """In a forked child: the line that was begun is its parent's, who will end it."""
+        self._begun = b""
 
     def _keep(self) -> None:
         begun, self._begun = self._begun, b""

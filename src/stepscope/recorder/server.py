@@ -8,8 +8,8 @@ process; they sleep until the agent asks, which it does only when the job stands
   being, torch ends the process: where a limit on threads or on address space could be near, there is no server.
 - It says on the error output that it listens.  That line is held back by raising torch's log level for the call.
 - It is never shut down.  Shutting down joins a thread, for ever if that one had not got to listening yet, or if this is
-  a forked child, which has no such thread.  So one reference to it is given away for good, its destructor never runs,
-  and at the end only its door is closed: threads that sleep do not keep a process from ending.
+  a forked child, which has no such thread.  So it is made immortal (``recorder/inherited.py``) and at the end only its
+  door is closed: threads that sleep do not keep a process from ending.
 - A forked child closes the socket it inherited; ``exec`` closes it by itself.
 - Only the user may connect: the session is closed to others, and so is the socket.
 - A worker server that the script itself set up is a sign that somebody else asks; then there is none of ours.
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recorder.guard import failsafe
+from stepscope.recorder.inherited import immortal
 from stepscope.records.places import ENV_SERVER, SERVER_SUFFIX
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import SERVER_WORD
@@ -68,8 +69,7 @@ class ServerOffer:
         path.unlink(missing_ok=True)  # of a process that had our number before
         self._started = True
         with _raised(level):
-            kept = server(str(path))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            immortal(server(str(path)))
         self._fd, self._path, self._ring = _listening(path), path, ring
         ring.header[SERVER_WORD] = 1
         atexit.register(self.withdraw)
