@@ -44,8 +44,8 @@ class DdpFigures:
         """Whether there is something to read at the end of each step."""
         self._sampled = 0
         """The sample that was told last."""
-        self._watched: list[tuple[weakref.ref[Any], Any]] = []
-        """The DDP module (to know that it is still there) and its logger."""
+        self._watched: list[weakref.ref[Any]] = []
+        """The DDP modules.  Not their loggers: a logger keeps the reducer alive, and with it all gradients."""
 
     @failsafe
     def watch(self, ddp: Any) -> bool:
@@ -53,7 +53,7 @@ class DdpFigures:
             # Before the first backward: later than that DDP keeps to the rate it has.
             ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
             self.every_step = True
-        self._watched.append((weakref.ref(ddp), ddp.logger))
+        self._watched.append(weakref.ref(ddp))
         return True
 
     def words(self) -> list[int]:
@@ -73,9 +73,10 @@ class DdpFigures:
         backward: only the third says how long this rank waited.
         """
         compute = comm = exposed = 0
-        for alive, logger in self._watched:
-            if alive() is not None:
-                figures = logger._get_ddp_logging_data().ints_map
+        for reference in self._watched:
+            ddp = reference()
+            if ddp is not None:
+                figures = ddp.logger._get_ddp_logging_data().ints_map
                 if figures.get("avg_backward_compute_time"):
                     compute += figures["backward_compute_time"]
                     comm += figures["backward_comm_time"]
