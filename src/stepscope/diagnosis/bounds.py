@@ -22,12 +22,12 @@ from stepscope.diagnosis.robust import longest, shortest
 from stepscope.diagnosis.shares import common, is_even, ordinary_steps, part_of, stretches_with
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.phases import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.units import bytes_text, ms_text, share_text
 
-__all__ = ["COMPUTE", "find_bounds", "find_compute_bound"]
+__all__ = ["find_bounds", "find_compute_bound"]
 
 Floats = NDArray[np.float64]
-COMPUTE = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,15 +182,18 @@ def find_compute_bound(view: View) -> list[Claim]:
     if not view.enough:
         return []
     used, _ = ordinary_steps(view)
-    durations_ns = np.sum([view.phase(name) for name in COMPUTE], axis=0)
+    durations_ns = np.sum([view.phase(name) for name in COMPUTE_PHASES], axis=0)
     part = part_of(view, durations_ns, used)
     if part.share < thresholds.COMPUTE_SHARE:
         return []
-    by_phase: dict[str, Any] = {name: round(part_of(view, view.phase(name), used).share, 4) for name in COMPUTE}
+    names = [name for name in COMPUTE_PHASES if name != GRAPH_PHASE or name in view.phases]
+    by_phase: dict[str, Any] = {name: round(part_of(view, view.phase(name), used).share, 4) for name in names}
+    graphed = by_phase.get(GRAPH_PHASE, 0.0) >= part.share / 2
+    what = "replays of a CUDA graph" if graphed else "forward, backward and optimizer"
     finding = Finding(
         kind="compute_bound",
         severity="info",
-        title=f"The time goes into the training itself: forward, backward and optimizer are {share_text(part.share)}.",
+        title=f"The time goes into the training itself: {what} are {share_text(part.share)}.",
         steps=view.span,
         cost=cost_of(view, np.zeros(len(view.steps))),
         evidence={

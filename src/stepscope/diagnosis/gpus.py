@@ -15,6 +15,7 @@ from stepscope.diagnosis.placed import Gpu, Readings, gpu_readings, row_medians
 from stepscope.diagnosis.robust import peer_deviation
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
+from stepscope.records.phases import COMPUTE_PHASES
 from stepscope.records.units import share_text
 
 __all__ = ["find_gpus"]
@@ -30,7 +31,6 @@ WHY = {
 }
 HELD_BACK = frozenset(WHY)
 """Reasons that no healthy GPU has; a software power cap is normal under load."""
-TRAINING = ("forward", "backward", "optimizer")
 NONE: frozenset[str] = frozenset()
 LISTED = 16
 """GPUs named in the evidence at the most."""
@@ -96,7 +96,7 @@ def _waited_for(view: View) -> tuple[str, float]:
     shares = {
         name: float(np.nansum(plane[np.ix_(view.rows, view.columns)])) / total
         for name, plane in zip(view.window.phases, view.window.phase_ns, strict=True)
-        if name not in TRAINING
+        if name not in COMPUTE_PHASES
     }
     return max(shares.items(), key=lambda item: item[1], default=("", 0.0))
 

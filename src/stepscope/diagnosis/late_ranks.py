@@ -22,6 +22,7 @@ from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import median_rank, medians, shortest
 from stepscope.diagnosis.view import View, cost_of, replay_without
 from stepscope.records.finding import Finding
+from stepscope.records.phases import GRAPH_PHASE
 from stepscope.records.units import ms_text, named_ranks
 
 __all__ = ["BETWEEN", "Suspect", "claims_of"]
@@ -36,6 +37,7 @@ KINDS = {
     "forward": "compute_straggler",
     "backward": "compute_straggler",
     "optimizer": "compute_straggler",
+    GRAPH_PHASE: "compute_straggler",
     "eval": "between_steps",
     "checkpoint": "between_steps",
 }

@@ -22,7 +22,7 @@ from stepscope.diagnosis.robust import longest
 from stepscope.diagnosis.shares import common, ordinary_steps, part_of, stretches_with, where_stopped
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.records.phases import BUILTIN_PHASES, GRAPH_PHASE
 from stepscope.records.units import count_text, ms_text, share_text
 
 __all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
@@ -42,7 +42,8 @@ SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes fr
 
 def stops_of(view: View) -> dict[str, Floats]:
     """[S] by phase; how much longer each step is for evaluation, checkpoints and the user's own phases."""
-    names = [name for name in view.phases if name in STOPS or name not in BUILTIN_PHASES]
+    own = (*BUILTIN_PHASES, GRAPH_PHASE)
+    names = [name for name in view.phases if name in STOPS or name not in own]
     found = {}
     for name in names:
         durations_ns = view.phase(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder import backward, checkpoint, collectives, dataloader, joining, transfer, waiting
+from stepscope.recorder import backward, checkpoint, collectives, dataloader, graphs, joining, transfer, waiting
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.optimizer import OptimizerHooks
@@ -42,6 +42,7 @@ class Instrumentation:
         collectives.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)
         backward.install(recorder, torch, patches)
+        graphs.install(recorder, torch, patches)
         recorder.stacks = StackOffer()
         self._undo.append(recorder.stacks.withdraw)
         recorder.server = ServerOffer()

@@ -115,6 +115,8 @@ class Recorder:
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
         self._asked_at = 0
+        self._captured: list[object] | None = None
+        """The optimizers that stepped while a CUDA graph is being captured; None while none is."""
         self._counting = False
         self._told_facts: dict[str, Any] = {}
         self._forked = forked
@@ -148,14 +150,13 @@ class Recorder:
         With an ``optimizer`` given (its outermost ``step()`` has returned), only if that one closes the step.
         """
         ledger = self.ledger
-        if optimizer is not None:
-            key = id(optimizer)
-            if self.explicit or (key != self.boundaries.sole and not self.boundaries.closes(key)):
-                if outer != NOT_NOW:
-                    ledger.leave(outer)
-                if self.step >= self._asked_at:
-                    self.objects.meet_optimizer(optimizer)
-                return
+        hurried = optimizer is None or (id(optimizer) == self.boundaries.sole and not self.explicit)
+        if not hurried and not self._closes(optimizer):
+            if outer != NOT_NOW:
+                ledger.leave(outer)
+            if self.step >= self._asked_at:
+                self.objects.meet_optimizer(optimizer)
+            return
         if outer == NOT_NOW:
             if get_ident() != ledger.thread and not self._take_over():
                 return
@@ -168,6 +169,26 @@ class Recorder:
         else:
             self._end_step_with_figures(outer, step, flags, optimizer)
         self.forward_seen = False
+
+    def _closes(self, optimizer: object) -> bool:
+        """Whether the step of this optimizer that just returned ends a training step."""
+        if self._captured is not None:
+            self._captured.append(optimizer)
+            return False
+        return not self.explicit and self.boundaries.closes(id(optimizer))
+
+    def capture_starts(self) -> None:
+        """From now on a CUDA graph is captured: what the script calls is not executed, and no optimizer ends a step."""
+        self._captured = []
+        self.boundaries.hold()
+        if self._device is not None:
+            self._device.drop_step(self.ledger)
+
+    def capture_ends(self) -> object | None:
+        """The optimizer whose step was captured, the last one if there were several; None if there was none."""
+        captured, self._captured = self._captured, None
+        self.boundaries.release()
+        return captured[-1] if captured else None
 
     @guard.failsafe
     def _end_step_with_figures(self, outer: int, step: int, flags: int, optimizer: object) -> None:

@@ -21,6 +21,13 @@ class StepBoundaries:
         self._closer = 0
         self._since_closer = 0
 
+    def hold(self) -> None:
+        """Until ``release``, callers in a hurry are not served: they have to ask."""
+        self.sole = 0
+
+    def release(self) -> None:
+        (self.sole,) = self._known if len(self._known) == 1 else (0,)
+
     def closes(self, optimizer: int) -> bool:
         """Does the step of this optimizer (by id) that just returned end a training step?"""
         if optimizer == self._closer:
@@ -28,7 +35,7 @@ class StepBoundaries:
             return True
         if optimizer not in self._known:
             self._known.add(optimizer)
-            self.sole = optimizer if len(self._known) == 1 else 0
+            self.release()
             self._closer = optimizer
             self._since_closer = 0
             return True

@@ -11,9 +11,11 @@ __all__ = [
     "BUILTIN_PHASES",
     "CHECKPOINT",
     "COMM",
+    "COMPUTE_PHASES",
     "EVAL",
     "FIRST_USER_SLOT",
     "FORWARD",
+    "GRAPH_PHASE",
     "H2D",
     "INPUT",
     "OPTIMIZER",
@@ -43,6 +45,10 @@ CHECKPOINT = 8
 BUILTIN_PHASES = ("other", "input", "h2d", "forward", "backward", "comm", "optimizer", "eval", "checkpoint")
 FIRST_USER_SLOT = len(BUILTIN_PHASES)
 PHASE_SLOTS = 16
+GRAPH_PHASE = "cuda_graph"
+"""Takes a user's slot in processes that replay whole steps as CUDA graphs: forward, backward and optimizer in one."""
+COMPUTE_PHASES = ("forward", "backward", "optimizer", GRAPH_PHASE)
+"""What training itself consists of."""
 TAKEN = frozenset({"wall", "work", "rank", "step", "allocated", "reserved", "peak_allocated"})
 """Figures that stand beside the phases in answers, under these names."""
 

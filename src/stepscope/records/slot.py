@@ -54,6 +54,7 @@ __all__ = [
     "FLAG_EPOCH_START",
     "FLAG_EXPLICIT",
     "FLAG_FIRST",
+    "FLAG_REPLAYED",
     "FLAG_SKIPPED",
     "NOTE",
     "NOTE_BYTES",
@@ -74,7 +75,7 @@ COMM_RECORD = 4
 COLLECTIVE = 5
 
 FLAG_COMPILED = 1
-"""torch.compile compiled something during this step."""
+"""torch.compile compiled something, or a CUDA graph was captured, during this step."""
 FLAG_SKIPPED = 2
 """GradScaler found an overflow and skipped the optimizer."""
 FLAG_EPOCH_START = 4
@@ -85,6 +86,8 @@ FLAG_DISCOVERY = 16
 """Root modules were being looked for during this step."""
 FLAG_FIRST = 32
 """The first step of its process: it begins at the first activity seen, not at the end of another step."""
+FLAG_REPLAYED = 64
+"""The step was a replay of a CUDA graph: what happened in it is one phase, GRAPH_PHASE."""
 
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""

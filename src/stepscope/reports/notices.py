@@ -10,7 +10,9 @@ from stepscope.diagnosis.attempts import attempts_of
 from stepscope.diagnosis.practices import remarks_on
 from stepscope.diagnosis.samples import number, of_kind
 from stepscope.diagnosis.window import last_attempt
+from stepscope.records.phases import GRAPH_PHASE
 from stepscope.records.series import RankSeries, RunData
+from stepscope.records.slot import FLAG_REPLAYED
 from stepscope.records.units import count_text, duration_text, named_ranks
 
 __all__ = ["notices_of"]
@@ -43,7 +45,17 @@ def notices_of(run: RunData, window: Window) -> list[str]:
         )
     devices = {series.identity.device for series in current if series.identity.device in HOST_ONLY}
     notices += [f"On {device} only host times are recorded, no device times." for device in sorted(devices)]
-    return [*notices, *remarks_on(window)]
+    return [*notices, *_replays(window), *remarks_on(window)]
+
+
+def _replays(window: Window) -> Iterable[str]:
+    replayed = int(((window.flags & FLAG_REPLAYED) > 0).any(axis=0).sum())
+    if replayed:
+        were = "was a replay" if replayed == 1 else "were replays"
+        yield (
+            f"{replayed:,} of {count_text(len(window.steps), 'step')} {were} of a CUDA graph: "
+            f"forward, backward and optimizer are one phase there, {GRAPH_PHASE!r}."
+        )
 
 
 def _missing(current: Sequence[RankSeries], window: Window) -> Iterable[str]:

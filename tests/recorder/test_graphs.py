@@ -1,0 +1,192 @@
+"""CUDA graphs, with a class in place of torch's: what a capture and a replay look like to the hooks."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepscope.records.phases import BUILTIN_PHASES, FIRST_USER_SLOT, GRAPH_PHASE
+from stepscope.records.slot import FLAG_COMPILED, FLAG_REPLAYED
+
+
+class Graph:
+    """A capture records what to call; nothing of a model is in it."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def capture_begin(self, pool: object = None) -> str:
+        return "begun"
+
+    def capture_end(self) -> str:
+        return "ended"
+
+    def replay(self) -> str:
+        self.replays += 1
+        return "replayed"
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[type[Graph]]:
+    graph = type("Graph", (), dict(vars(Graph)))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    before = dict(vars(graph))
+    yield graph
+    assert {name: vars(graph)[name] for name in ("replay", "capture_begin", "capture_end")} == {
+        name: before[name] for name in ("replay", "capture_begin", "capture_end")
+    }
+
+
+@pytest.fixture
+def recorded(stand_in: type[Graph], request: pytest.FixtureRequest) -> Any:
+    """Instrumented after the stand-in is there, and taken out before it goes."""
+    return request.getfixturevalue("recording")
+
+
+def make() -> tuple[Any, Any]:
+    model = torch.nn.Linear(4, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model: Any, optimizer: Any, steps: int = 1) -> None:
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def capture(graph: Any, what: Callable[[], None]) -> None:
+    assert graph.capture_begin(pool=None) == "begun"
+    what()
+    assert graph.capture_end() == "ended"
+
+
+def flags(recorded: Any) -> list[int]:
+    return [int(flag) & (FLAG_COMPILED | FLAG_REPLAYED) for flag in recorded.steps()["flags"]]
+
+
+def test_a_replay_with_an_optimizer_step_in_it_is_a_step_and_its_capture_is_none(recorded: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 3)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: train(model, optimizer))
+    for _ in range(300):
+        assert graph.replay() == "replayed"
+    assert graph.replays == 300
+    assert flags(recorded) == [0, 0, 0, FLAG_COMPILED | FLAG_REPLAYED, *[FLAG_REPLAYED] * 299]
+    row = recorded.steps()["phase_ns"][200]
+    spent = {slot for slot, ns in enumerate(row) if ns}
+    assert spent <= {BUILTIN_PHASES.index("other"), FIRST_USER_SLOT}
+    assert row[FIRST_USER_SLOT] > 0
+    assert recorded.recorder.slot_of(GRAPH_PHASE) == FIRST_USER_SLOT
+
+
+def test_a_graph_without_an_optimizer_step_is_no_step(recorded: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 2)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: model(torch.ones(2, 4)).sum().backward())
+    for _ in range(3):
+        graph.replay()
+        optimizer.step()
+    assert flags(recorded) == [0, 0, FLAG_COMPILED, 0, 0]
+
+
+def test_eager_steps_go_on_between_replays(recorded: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: train(model, optimizer))
+    graph.replay()
+    train(model, optimizer, 1)
+    graph.replay()
+    assert flags(recorded) == [0, FLAG_COMPILED | FLAG_REPLAYED, 0, FLAG_REPLAYED]
+
+
+def test_a_graph_that_is_captured_anew_is_what_it_is_now(recorded: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: train(model, optimizer))
+    graph.replay()
+    capture(graph, lambda: None)
+    graph.replay()
+    train(model, optimizer, 1)
+    assert flags(recorded) == [0, FLAG_COMPILED | FLAG_REPLAYED, FLAG_COMPILED]
+
+
+def test_two_graphs_of_a_gan_are_one_step(recorded: Any) -> None:
+    """As without graphs: the optimizer that was seen last closes."""
+    parts = [make(), make()]
+    for _ in range(2):
+        for part in parts:
+            train(*part)
+    graphs = []
+    for part in parts:
+        graph = torch.cuda.CUDAGraph()
+        capture(graph, lambda part=part: train(*part))
+        graphs.append(graph)
+    for _ in range(5):
+        for graph in graphs:
+            graph.replay()
+    # The first step of all is that of the first optimizer, when the second had not been seen.
+    assert len(recorded.steps()) == 3 + 5
+    assert flags(recorded)[3:] == [FLAG_COMPILED | FLAG_REPLAYED, *[FLAG_REPLAYED] * 4]
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(recorded: Any, stand_in: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    optimizer.step()
+    graph.capture_end()  # what torch's context manager does as the exception goes through it
+    train(model, optimizer, 2)
+    assert len(recorded.steps()) == 3
+
+
+def test_own_step_borders_are_kept(recorded: Any) -> None:
+    recorder = recorded.recorder
+    model, optimizer = make()
+    recorder.begin()
+    train(model, optimizer, 1)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: train(model, optimizer))
+    for _ in range(4):
+        graph.replay()
+        graph.replay()
+        recorder.end_step()
+    assert len(recorded.steps()) == 4
+
+
+def test_graphs_and_optimizers_are_not_kept_alive(recorded: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, functools.partial(train, model, optimizer))
+    graph.replay()
+    del optimizer
+    gc.collect()
+    graph.replay()  # on behalf of an optimizer that is gone
+    assert len(recorded.steps()) == 3
+    gone = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert gone() is None
+
+
+def test_where_torch_has_no_graphs_nothing_is_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepscope.recorder import graphs
+    from stepscope.recorder.patches import Patches
+    from stepscope.recorder.recorder import Recorder
+
+    nothing = type("Graph", (), {})
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", nothing)
+    graphs.install(Recorder(tmp_path, tmp_path), torch, Patches())
+    assert "replay" not in vars(nothing)
