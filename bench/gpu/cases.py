@@ -1,0 +1,165 @@
+"""The cases of the matrix: which job, with which arguments, on how many ranks, and what is expected of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+__all__ = ["CASES", "Case"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    script: str
+    """In ``jobs/``."""
+    args: tuple[str, ...] = ()
+    ranks: int = 0
+    """How many torchrun starts; 0: the script is started by itself."""
+    subset: bool = True
+    """Whether it belongs to the subset that takes 8 minutes."""
+    slow: bool = False
+    """Takes longer than the others, so it starts first."""
+    cuda_only: str = ""
+    """Why it cannot run on a CPU."""
+    needs: tuple[str, ...] = ()
+    """Modules beyond torch."""
+    exit_code: int = 0
+    """Of the bare run (128 + the signal's number for a job that a signal ended)."""
+    also_exit_code: int | None = None
+    """What Stepscope may turn it into; ``reason`` says why."""
+    stderr_has: str = ""
+    """What both runs must print to standard error, so that the case is the one we mean."""
+    cut: bool = False
+    """The job does not reach its end: each rank's losses are compared as far as both runs have them, and steps only
+    of ranks that reported a count."""
+    interrupt: bool = False
+    """Press Ctrl-C when the job prints ``ready``."""
+    extra_steps: int = 0
+    """How many steps more than the job's own count are right; ``reason`` says why."""
+    reason: str = ""
+    timeout_s: float = 120.0
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def _loaders() -> list[Case]:
+    """A plain loop with every way to get processes beside it."""
+    names = (
+        *("workers0", "workers", "persistent", "eval", "pinned", "pinned_persistent", "spawn", "forkserver"),
+        *("mp_fork", "mp_pool", "os_fork", "subprocess"),
+    )
+    full_only = {"workers0", "pinned", "forkserver", "mp_pool", "subprocess"}
+    return [
+        Case(name=f"plain/{name}", script="plain.py", args=("--loader", name), subset=name not in full_only)
+        for name in names
+    ]
+
+
+def _single() -> list[Case]:
+    """One process, one unusual thing."""
+    names = ("gradscaler", "bf16", "checkpointing", "accumulation", "fused", "two_optimizers", "closure")
+    full_only = {"fused", "closure"}
+    cases = [
+        Case(name=f"single/{name}", script="single.py", args=("--variant", name), subset=name not in full_only)
+        for name in names
+    ]
+    cases.append(
+        Case(name="single/streams", script="single.py", args=("--variant", "streams"), cuda_only="needs CUDA streams")
+    )
+    cases.append(Case(name="compile/default", script="single.py", args=("--variant", "compile"), slow=True))
+    cases.append(
+        Case(
+            name="compile/reduce_overhead",
+            script="single.py",
+            args=("--variant", "compile_reduce_overhead"),
+            slow=True,
+            cuda_only="CUDA graphs",
+        )
+    )
+    return cases
+
+
+def _graphs() -> list[Case]:
+    captured = (
+        "Before the replays, three warm-up steps and the capture call the optimizer; the job counts its replays only."
+    )
+    graph = Case(name="", script="graphs.py", cuda_only="CUDA graphs")
+    return [
+        replace(graph, name="graphs/whole", args=("--capture", "whole"), extra_steps=4, reason=captured),
+        replace(graph, name="graphs/whole_adam", args=("--capture", "whole_adam"), extra_steps=4, reason=captured),
+        replace(graph, name="graphs/partial", args=("--capture", "partial")),
+    ]
+
+
+def _ranks() -> list[Case]:
+    """Several NCCL ranks on one GPU."""
+    cases = [
+        Case(name=f"ddp/{name}", script="ddp.py", args=("--variant", name), ranks=2)
+        for name in ("plain", "static_graph", "find_unused", "bf16_hook", "no_sync", "workers")
+    ]
+    cases.append(Case(name="ddp/four", script="ddp.py", args=("--variant", "plain"), ranks=4, subset=False))
+    cases += [
+        Case(name="fsdp/fsdp2", script="fsdp.py", args=("--variant", "fsdp2"), ranks=2),
+        Case(name="fsdp/fsdp2_mixed", script="fsdp.py", args=("--variant", "fsdp2_mixed"), ranks=2),
+        Case(name="fsdp/fsdp2_offload", script="fsdp.py", args=("--variant", "fsdp2_offload"), ranks=2),
+        Case(name="fsdp/fsdp1", script="fsdp.py", args=("--variant", "fsdp1"), ranks=2),
+    ]
+    return cases
+
+
+def _endings() -> list[Case]:
+    """Jobs that fail or are ended."""
+    ending = Case(name="", script="endings.py", cut=True)
+    by_signal = "torchrun exits with 1 however it was interrupted; stepscope run says 130 (128 + SIGINT)."
+    return [
+        replace(
+            ending,
+            name="endings/out_of_memory",
+            args=("--ending", "out_of_memory"),
+            exit_code=1,
+            stderr_has="OutOfMemoryError",
+            cuda_only="the memory limit is CUDA's",
+        ),
+        replace(
+            ending,
+            name="endings/device_assert",
+            args=("--ending", "device_assert"),
+            exit_code=1,
+            stderr_has="device-side assert triggered",
+            cuda_only="a device-side assert",
+        ),
+        replace(ending, name="endings/exception", args=("--ending", "exception"), exit_code=1, stderr_has="ValueError"),
+        replace(ending, name="endings/exit_code", args=("--ending", "exit_code"), exit_code=7, subset=False),
+        replace(ending, name="endings/segfault", args=("--ending", "segfault"), exit_code=139, subset=False),
+        replace(ending, name="endings/sigkill", args=("--ending", "sigkill"), exit_code=137),
+        replace(
+            ending,
+            name="endings/sigkill_rank",
+            args=("--ending", "sigkill"),
+            ranks=2,
+            exit_code=1,
+            stderr_has="Signal 9 (SIGKILL)",
+        ),
+        replace(
+            ending,
+            name="endings/exception_rank",
+            args=("--ending", "exception"),
+            ranks=2,
+            exit_code=1,
+            stderr_has="ValueError",
+            subset=False,
+        ),
+        replace(ending, name="endings/ctrl_c", args=("--ending", "wait"), interrupt=True, exit_code=130),
+        replace(
+            ending,
+            name="endings/ctrl_c_ranks",
+            args=("--ending", "wait"),
+            ranks=2,
+            interrupt=True,
+            exit_code=1,
+            also_exit_code=130,
+            reason=by_signal,
+        ),
+    ]
+
+
+CASES: tuple[Case, ...] = (*_loaders(), *_single(), *_graphs(), *_ranks(), *_endings())
