@@ -106,6 +106,37 @@ def _ranks() -> list[Case]:
     return cases
 
 
+def _parallel() -> list[Case]:
+    """One model over several ranks."""
+    return [
+        Case(name="parallel/tp", script="parallel.py", args=("--variant", "tp"), ranks=2),
+        Case(name="parallel/gpipe", script="parallel.py", args=("--variant", "gpipe"), ranks=2),
+        Case(name="parallel/1f1b", script="parallel.py", args=("--variant", "1f1b"), ranks=4, subset=False),
+        Case(name="parallel/tp_fsdp", script="parallel.py", args=("--variant", "tp_fsdp"), ranks=4, subset=False),
+    ]
+
+
+def _frameworks() -> list[Case]:
+    """Workers, accumulation, evaluation and checkpoints, in one process and in two ranks."""
+    hf = Case(name="", script="hf.py", args=("--workers", "2"), needs=("transformers", "accelerate"), slow=True)
+    accelerate = Case(name="", script="accelerate_job.py", args=("--workers", "2"), needs=("accelerate",), slow=True)
+    lightning = Case(
+        name="", script="lightning_job.py", args=("--workers", "2"), needs=("pytorch_lightning",), slow=True
+    )
+    persistent = ("--workers", "persistent")
+    return [
+        replace(hf, name="hf/trainer"),
+        replace(hf, name="hf/trainer_persistent", args=persistent, subset=False),
+        replace(hf, name="hf/trainer_workers0", args=("--workers", "0"), subset=False),
+        replace(hf, name="hf/trainer_ranks", ranks=2),
+        replace(accelerate, name="accelerate/loop"),
+        replace(accelerate, name="accelerate/loop_ranks", ranks=2),
+        replace(lightning, name="lightning/fit"),
+        replace(lightning, name="lightning/fit_persistent", args=persistent, subset=False),
+        replace(lightning, name="lightning/fit_ranks", ranks=2),
+    ]
+
+
 def _endings() -> list[Case]:
     """Jobs that fail or are ended."""
     ending = Case(name="", script="endings.py", cut=True)
@@ -162,4 +193,12 @@ def _endings() -> list[Case]:
     ]
 
 
-CASES: tuple[Case, ...] = (*_loaders(), *_single(), *_graphs(), *_ranks(), *_endings())
+CASES: tuple[Case, ...] = (
+    *_loaders(),
+    *_single(),
+    *_graphs(),
+    *_ranks(),
+    *_parallel(),
+    *_frameworks(),
+    *_endings(),
+)

@@ -25,6 +25,7 @@ _NORMAL = (
     (re.compile(r"\b(?:[KMGT]i?B|bytes|ms|us|s)\b"), "UNIT"),
     (re.compile(r"\s+"), " "),
 )
+_PROGRESS_BAR = re.compile(r"\d+%\|.*\|")
 OURS = "stepscope"
 
 
@@ -170,7 +171,7 @@ def _lines(text: str, *, failing: bool) -> Iterable[str]:
     frame = False
     for line in text.replace("\r", "\n").splitlines():
         bare = re.sub(r"^\[?rank\d+\]?: ?", "", line)
-        if not bare.strip():
+        if not bare.strip() or _PROGRESS_BAR.search(bare):
             continue
         if failing:
             if bare.startswith("  File "):

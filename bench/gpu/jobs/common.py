@@ -98,11 +98,18 @@ def line(text):
     sys.stdout.flush()
 
 
-def pretend_own_host():
+def share_gpu():
     """Let every rank use the only GPU: NCCL accepts it when each rank seems to be on a host of its own."""
     os.environ["NCCL_HOSTID"] = f"host{rank()}"
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     os.environ["NCCL_IB_DISABLE"] = "1"
+
+
+def share_gpu_in_framework():
+    """The same for a framework that starts the process group and chooses the device by the local rank."""
+    if "RANK" in os.environ:
+        share_gpu()
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(rank()))
 
 
 def start_ranks(device):
@@ -110,7 +117,7 @@ def start_ranks(device):
     if device == "cpu":
         dist.init_process_group("gloo")
         return torch.device("cpu")
-    pretend_own_host()
+    share_gpu()
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
     return torch.device("cuda:0")
