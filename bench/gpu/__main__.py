@@ -30,7 +30,7 @@ __all__ = ["main"]
 
 NEEDED = (
     *("torch", "numpy", "psutil", "duckdb", "msgspec", "zlib_ng", "zstandard"),
-    *("starlette", "uvicorn", "httptools", "uvloop", "cryptography", "stepscope"),
+    *("starlette", "uvicorn", "httptools", "uvloop", "cryptography", "pynvml", "stepscope"),
 )
 """What Stepscope and the runner import; the live view's packages are not needed."""
 PACKAGES = ("torch", "transformers", "accelerate", "pytorch-lightning", "numpy", "duckdb")
@@ -89,21 +89,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in cases:
             print(f"{case.name:26} {case.ranks or 1}  {case.script} {' '.join(case.args)}")
         return 0
-    problem = "" if cases else f"no case is called {args.only}"
+    problem = f"no case is called {args.only}" if not cases else ""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         problem = f"{sys.executable} cannot import {', '.join(missing)}; GPU_PYTHON=… names another interpreter"
-    elif args.device == "cuda" and not shutil.which("nvidia-smi"):
-        problem = "no GPU was found here (nvidia-smi is missing); --device cpu tries the runner"
+    about = machine() if not problem else {}
+    if about and args.device == "cuda" and about["versions"]["nccl"] is None:
+        problem = "torch finds no GPU here; --device cpu tries the runner"
     if problem:
         print(f"gpu: {problem}", file=sys.stderr)
         return 2
-    matrix = _Matrix(args, cases)
-    if args.keep:
-        rows = matrix.play(args.keep)
-    else:
-        with tempfile.TemporaryDirectory(prefix="stepscope-gpu-", ignore_cleanup_errors=True) as folder:
-            rows = matrix.play(Path(folder))
+    matrix = _Matrix(args, cases, about)
+    try:
+        if args.keep:
+            rows = matrix.play(args.keep)
+        else:
+            with tempfile.TemporaryDirectory(prefix="stepscope-gpu-", ignore_cleanup_errors=True) as folder:
+                rows = matrix.play(Path(folder))
+    except KeyboardInterrupt:
+        return 130
     print(render(rows))
     return 1 if any(row.failed for row in rows) else 0
 
@@ -120,20 +124,27 @@ def _chosen(only: str | None, *, subset: bool) -> list[Case]:
 class _Matrix:
     """Runs the cases, several at a time, and saves the results as they come."""
 
-    def __init__(self, args: argparse.Namespace, cases: Sequence[Case]) -> None:
+    def __init__(self, args: argparse.Namespace, cases: Sequence[Case], about: dict[str, Any]) -> None:
         self._args = args
         self._cases = cases
         self._began_s = time.monotonic()
         self._rows: dict[str, list[Row]] = {}
         self._lock = threading.Lock()
-        self._machine = machine()
+        self._about = about
 
     def play(self, folder: Path) -> list[Row]:
         """All rows, in the order of the cases."""
         by_length = sorted(self._cases, key=lambda case: not case.slow)
         with ThreadPoolExecutor(self._args.jobs) as pool:
-            for future in [pool.submit(self._play, case, folder) for case in by_length]:
-                future.result()
+            try:
+                for future in [pool.submit(self._play, case, folder) for case in by_length]:
+                    future.result()
+            except BaseException:
+                from gpu.runner import end_processes
+
+                pool.shutdown(wait=False, cancel_futures=True)
+                end_processes()
+                raise
         return self._sorted()
 
     def _play(self, case: Case, folder: Path) -> None:
@@ -164,7 +175,7 @@ class _Matrix:
         """As a whole or not at all: the matrix may be stopped at any time."""
         seconds = round(time.monotonic() - self._began_s, 1)
         rows = [asdict(row) for row in self._sorted()]
-        document = {"schema": 1, **self._machine, "seconds": seconds, "counts": counts(self._sorted()), "rows": rows}
+        document = {"schema": 1, **self._about, "seconds": seconds, "counts": counts(self._sorted()), "rows": rows}
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(document, indent=1) + "\n")
@@ -256,7 +267,7 @@ def render(rows: Sequence[Row]) -> str:
         parts += [f"  - {difference}" for difference in row.differences]
         parts += [f"  + {line[:300]}" for line in row.added[:TAIL_LINES]]
         parts += [row.details, ""]
-    heading = ("case", "ranks", "exit", "losses", "steps", "stderr", "bare s", "ours s", "verdict", "result")
+    heading = ("case", "ranks", "exit", "losses", "steps", "stderr", "bare s", "ours s", "ratio", "verdict", "result")
     table = [heading, *map(_cells, rows)]
     widths = [max(len(line[at]) for line in table) for at in range(len(heading))]
     parts += ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
@@ -268,7 +279,7 @@ def render(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     if row.result == "not run":
-        return (row.name, str(row.ranks), *([""] * 7), f"not run: {row.note}")
+        return (row.name, str(row.ranks), *([""] * 8), f"not run: {row.note}")
     same = {True: "identical", False: "DIFFER", None: "?"}[row.losses_same]
     return (
         row.name,
@@ -279,6 +290,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"+{len(row.added)}" if row.added else "same",
         f"{row.bare_s:.1f}",
         f"{row.our_s:.1f}",
+        f"{row.our_s / row.bare_s:.2f}" if row.bare_s else "–",
         row.verdict or "–",
         row.result,
     )
@@ -290,7 +302,7 @@ def _both(theirs: object, ours: object) -> str:
 
 def machine() -> dict[str, Any]:
     """Date, versions and the GPU."""
-    versions = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
@@ -306,15 +318,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _of_torch() -> dict[str, str]:
+def _of_torch() -> dict[str, str | None]:
     """Asked in a process of its own, which may load CUDA."""
     code = (
-        "import json, torch; found = {'torch': torch.__version__, 'cuda': str(torch.version.cuda)}\n"
-        "if torch.cuda.is_available(): found['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))\n"
-        "print(json.dumps(found))"
+        "import json, torch\n"
+        "nccl = '.'.join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None\n"
+        "print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda, 'nccl': nccl}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _gpus() -> list[str]:

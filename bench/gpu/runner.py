@@ -18,7 +18,7 @@ import psutil
 
 from gpu.cases import Case
 
-__all__ = ["JOBS", "Outcome", "Recorded", "run_case"]
+__all__ = ["JOBS", "Outcome", "Recorded", "end_processes", "run_case"]
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -74,7 +74,7 @@ def run_case(case: Case, *, device: str, folder: Path, recorded: bool) -> Outcom
     if case.ranks:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
     command += [str(JOBS / case.script), "--device", device, *case.args]
-    mark = uuid.uuid4().hex
+    mark = f"{os.getpid()}.{uuid.uuid4().hex}"
     began_s = time.monotonic()
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         code, left = _finish(case, command, _environment(case, work, mark), folder, mark, out, err)
@@ -154,18 +154,19 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, stdout: Path, keyboa
 
 
 def processes_of(mark: str) -> list[psutil.Process]:
-    """Living processes that inherited the mark of a run."""
+    """Living processes that inherited the mark of a run, or one that begins so."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(MARK, "").startswith(mark) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):
             continue  # it ended, or is not ours to look at
     return found
 
 
-def end_processes(mark: str) -> None:
+def end_processes(mark: str = f"{os.getpid()}.") -> None:
+    """Kill what belongs to a run, or to any run of this matrix."""
     for _ in range(3):  # what is killed first may have started another
         for process in processes_of(mark):
             try:
