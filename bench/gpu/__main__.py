@@ -20,11 +20,15 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu.cases import CASES, Case
+
+if TYPE_CHECKING:
+    from gpu.compare import Comparison
+    from gpu.runner import Outcome
 
 __all__ = ["main"]
 
@@ -189,50 +193,58 @@ def not_run(case: Case, reason: str) -> Row:
 def play_case(case: Case, args: argparse.Namespace, folder: Path) -> list[Row]:
     """One bare run, ``--repeat`` recorded ones, and another bare one when they differ."""
     # What these import is known to be here by now.
-    from gpu.compare import compare, losses_of, steps_of
-    from gpu.runner import Outcome, run_case
+    from gpu.compare import compare, why_broken
+    from gpu.runner import run_case
 
     def run(name: str, *, recorded: bool) -> Outcome:
         return run_case(case, device=args.device, folder=folder / name, recorded=recorded)
 
     bare = run("bare", recorded=False)
+    broken = why_broken(case, bare)
+    if broken:
+        details = _tail("bare", bare)
+        seconds = round(bare.seconds, 1)
+        failed = Row(name=case.name, ranks=case.ranks or 1, result="BARE FAILS", note=broken, details=details)
+        return [replace(failed, bare_code=bare.code, bare_s=seconds)]
     again = None
     rows = []
     for number in range(args.repeat):
         recorded = run(f"recorded{number}", recorded=True)
         found = compare(case, bare, recorded)
-        if found.result == "DIFFERS" and (found.added or not found.losses_same):
+        if found.added or not found.losses_same:
             again = again or run("bare-again", recorded=False)
             found = compare(case, bare, recorded, again)
-        seen = recorded.recorded
-        assert seen is not None
-        details = ""
-        if found.result != "ok":
-            details = "\n".join([_tail("bare", bare), _tail("recorded", recorded)])
-        rows.append(
-            Row(
-                name=case.name if args.repeat == 1 else f"{case.name}#{number}",
-                ranks=case.ranks or 1,
-                result=found.result,
-                note=found.broken or ("two bare runs give different losses" if found.unstable else ""),
-                bare_code=bare.code,
-                our_code=recorded.code,
-                losses=found.losses or sum(map(len, losses_of(bare.stdout).values())),
-                losses_same=None if found.unstable or found.broken else found.losses_same,
-                their_steps=_listed(steps_of(recorded.stdout)),
-                our_steps=_listed(seen.steps),
-                added=tuple(found.added),
-                own_lines=tuple(found.own_lines),
-                bare_s=round(bare.seconds, 1),
-                our_s=round(recorded.seconds, 1),
-                verdict=seen.verdict,
-                title=seen.title,
-                status=seen.status,
-                differences=tuple(found.differences),
-                details=details,
-            )
-        )
+        name = case.name if args.repeat == 1 else f"{case.name}#{number}"
+        rows.append(_row(case, name, bare, recorded, found))
     return rows
+
+
+def _row(case: Case, name: str, bare: Outcome, recorded: Outcome, found: Comparison) -> Row:
+    from gpu.compare import steps_of
+    from gpu.runner import Recorded
+
+    seen = recorded.recorded or Recorded()
+    return Row(
+        name=name,
+        ranks=case.ranks or 1,
+        result=found.result,
+        note="two bare runs give different losses" if found.unstable else "",
+        bare_code=bare.code,
+        our_code=recorded.code,
+        losses=found.losses,
+        losses_same=None if found.unstable else found.losses_same,
+        their_steps=_listed(steps_of(recorded.stdout)),
+        our_steps=_listed(seen.steps),
+        added=tuple(found.added),
+        own_lines=tuple(found.own_lines),
+        bare_s=round(bare.seconds, 1),
+        our_s=round(recorded.seconds, 1),
+        verdict=seen.verdict,
+        title=seen.title,
+        status=seen.status,
+        differences=tuple(found.differences),
+        details="" if found.result == "ok" else f"{_tail('bare', bare)}\n{_tail('recorded', recorded)}",
+    )
 
 
 def _listed(steps: dict[int, int]) -> str:
@@ -240,11 +252,10 @@ def _listed(steps: dict[int, int]) -> str:
     return "/".join(map(str, dict.fromkeys(steps[rank] for rank in sorted(steps))))
 
 
-def _tail(name: str, outcome: Any) -> str:
+def _tail(name: str, outcome: Outcome) -> str:
     lines = [f"--- {name}: {' '.join(outcome.command)}"]
-    for stream in ("stderr", "stdout"):
-        text = getattr(outcome, stream).splitlines()[-TAIL_LINES:]
-        lines += [f"--- {name}, {stream}:", *(line[:300] for line in text)]
+    for stream, text in (("stderr", outcome.stderr), ("stdout", outcome.stdout)):
+        lines += [f"--- {name}, {stream}:", *(line[:300] for line in text.splitlines()[-TAIL_LINES:])]
     return "\n".join(lines)
 
 
@@ -280,6 +291,8 @@ def render(rows: Sequence[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     if row.result == "not run":
         return (row.name, str(row.ranks), *([""] * 8), f"not run: {row.note}")
+    if row.result == "BARE FAILS":
+        return (row.name, str(row.ranks), str(row.bare_code), *([""] * 7), f"{row.result}: {row.note}")
     same = {True: "identical", False: "DIFFER", None: "?"}[row.losses_same]
     return (
         row.name,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpu.cases import Case
 from gpu.runner import Outcome
 
-__all__ = ["Comparison", "added_lines", "compare", "is_slow", "losses_of", "steps_of"]
+__all__ = ["Comparison", "added_lines", "compare", "is_slow", "losses_of", "steps_of", "why_broken"]
 
 Losses = dict[int, list[tuple[str, str]]]
 """By rank: what was measured (``loss 12``, ``eval 3``) and its value, bit by bit."""
@@ -35,8 +35,6 @@ OURS = "stepscope"
 class Comparison:
     differences: list[str] = field(default_factory=list)
     """One sentence each; empty: the runs are alike."""
-    broken: str = ""
-    """Why the bare run is not what the case means."""
     unstable: bool = False
     """The losses of two bare runs differ, so that those of the recorded one say nothing."""
     losses: int = 0
@@ -47,8 +45,6 @@ class Comparison:
 
     @property
     def result(self) -> str:
-        if self.broken:
-            return "BARE FAILS"
         if self.differences:
             return "DIFFERS"
         return "unclear" if self.unstable else "ok"
@@ -68,9 +64,6 @@ def steps_of(stdout: str) -> dict[int, int]:
 
 def compare(case: Case, bare: Outcome, recorded: Outcome, again: Outcome | None = None) -> Comparison:
     """``again``: a second bare run, which shows what changes by itself."""
-    broken = _broken(case, bare)
-    if broken:
-        return Comparison(broken=broken)
     differences = [*_endings_differ(case, bare, recorded), *_steps_differ(case, bare, recorded)]
     theirs, ours = losses_of(bare.stdout), losses_of(recorded.stdout)
     why = losses_differ(theirs, ours, cut=case.cut)
@@ -91,7 +84,8 @@ def compare(case: Case, bare: Outcome, recorded: Outcome, again: Outcome | None 
     )
 
 
-def _broken(case: Case, bare: Outcome) -> str:
+def why_broken(case: Case, bare: Outcome) -> str:
+    """Why the bare run is not what the case means; "" when it is."""
     if bare.code is None:
         return f"the bare run did not end within {case.timeout_s:g} s"
     if bare.code not in case.exit_codes:
