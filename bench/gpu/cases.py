@@ -108,7 +108,13 @@ def _ranks() -> list[Case]:
     cases += [
         Case(name="fsdp/fsdp2", script="fsdp.py", args=("--variant", "fsdp2"), ranks=2),
         Case(name="fsdp/fsdp2_mixed", script="fsdp.py", args=("--variant", "fsdp2_mixed"), ranks=2),
-        Case(name="fsdp/fsdp2_offload", script="fsdp.py", args=("--variant", "fsdp2_offload"), ranks=2),
+        Case(
+            name="fsdp/fsdp2_offload",
+            script="fsdp.py",
+            args=("--variant", "fsdp2_offload"),
+            ranks=2,
+            cuda_only="offload from a device",
+        ),
         Case(name="fsdp/fsdp1", script="fsdp.py", args=("--variant", "fsdp1"), ranks=2),
     ]
     return cases

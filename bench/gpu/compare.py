@@ -40,7 +40,7 @@ class Comparison:
     losses: int = 0
     losses_same: bool = True
     added: list[str] = field(default_factory=list)
-    """Lines of standard error that only the recorded run has, and that are not ours."""
+    """Lines that only the recorded run prints, and that are not ours."""
     own_lines: list[str] = field(default_factory=list)
 
     @property
@@ -74,6 +74,12 @@ def compare(case: Case, bare: Outcome, recorded: Outcome, again: Outcome | None 
     added = added_lines(known, recorded.stderr, cut=case.cut, ranks=case.ranks)
     if added:
         differences.append(f"{len(added)} lines added to standard error")
+    if not case.cut and not case.ranks:  # several ranks write into one another's lines
+        known = bare.stdout if again is None else f"{bare.stdout}\n{again.stdout}"
+        printed = added_lines(known, recorded.stdout, ours="")
+        if printed:
+            differences.append(f"{len(printed)} lines added to standard output")
+            added += printed
     return Comparison(
         differences=differences,
         unstable=unstable,
@@ -150,8 +156,10 @@ def losses_differ(theirs: Losses, ours: Losses, *, cut: bool) -> str:
     return ""
 
 
-def added_lines(bare: str, recorded: str, *, cut: bool = False, ranks: int = 0) -> list[str]:
-    """Lines that only the recorded run prints, apart from our own; numbers, paths and units do not count.
+def added_lines(bare: str, recorded: str, *, cut: bool = False, ranks: int = 0, ours: str = OURS) -> list[str]:
+    """Lines that only the recorded run prints; numbers, paths and units do not count.
+
+    ``ours``: how lines begin that we may add; "": none.
 
     ``cut``: the frames of tracebacks are left out, since they depend on the moment at which a job is stopped.  With
     several ranks so does what the others still get to print, and only the names of exceptions are compared.
@@ -164,7 +172,7 @@ def added_lines(bare: str, recorded: str, *, cut: bool = False, ranks: int = 0) 
         told = _normal(line)
         if cut and ranks:
             told = _exception(told)
-        if told and not line.startswith(OURS) and told not in known and line not in found:
+        if told and not (ours and line.startswith(ours)) and told not in known and line not in found:
             found.append(line)
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from gpu import __main__ as command
 from gpu.cases import CASES, Case
 from gpu.compare import added_lines, compare, losses_of, steps_of, why_broken
-from gpu.runner import JOBS, Outcome, Recorded
+from gpu.runner import JOBS, Outcome, Recorded, run_case
 
 CASE = Case(name="some/case", script="plain.py")
 
@@ -53,6 +53,10 @@ def test_runs_that_are_alike_pass() -> None:
             "rank 0, loss 1: 1.0625 instead of 1.0",
         ),
         (outcome(steps=2, stderr="UserWarning: lazy\n"), "1 lines added to standard error"),
+        (
+            outcome(steps=2, stdout=f"{outcome().stdout}stepscope: recording\n"),
+            "1 lines added to standard output",
+        ),
         (outcome(steps=2, left=["7 running python"]), "processes left behind: 7 running python"),
         (outcome(steps=2, seconds=31.0), "took 31 s instead of 10 s"),
         (outcome(recorded=Recorded(problem="no summary: FileNotFoundError")), "no summary: FileNotFoundError"),
@@ -144,6 +148,19 @@ def test_missing_packages_are_named_in_one_line(
     monkeypatch.setattr(command, "NEEDED", ("json", "no_such_package"))
     assert command.main(["--device", "cpu"]) == 2
     assert "cannot import no_such_package;" in capsys.readouterr().err
+
+
+def test_a_job_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "time.sleep(60)\n"
+    )
+    case = replace(CASE, script=str(script), timeout_s=2.0)
+    found = run_case(case, device="cpu", folder=tmp_path / "run", recorded=False)
+    assert found.code is None
+    assert sorted("job.py" in each for each in found.left) == [False, True]
 
 
 @pytest.mark.ranks
