@@ -29,9 +29,11 @@ GRACE_S = 3.0
 """How long processes of a run may outlive its command."""
 READY = "ready\n"
 ON_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
-"""Makes the terminal on standard input the session's own, so that Ctrl-C typed there reaches the foreground group."""
+"""Makes the terminal on standard input the session's own, so that Ctrl-C typed there reaches the foreground group, and
+reacts to it even where the matrix runs in a shell's background, which ignores it."""
 CLEARED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
