@@ -51,8 +51,15 @@ def _loaders() -> list[Case]:
         *("mp_fork", "mp_pool", "os_fork", "subprocess"),
     )
     full_only = {"workers0", "pinned", "forkserver", "mp_pool", "subprocess"}
+    slow = {"spawn", "forkserver"}
     return [
-        Case(name=f"plain/{name}", script="plain.py", args=("--loader", name), subset=name not in full_only)
+        Case(
+            name=f"plain/{name}",
+            script="plain.py",
+            args=("--loader", name),
+            subset=name not in full_only,
+            slow=name in slow,
+        )
         for name in names
     ]
 

@@ -95,9 +95,12 @@ def _environment(case: Case, work: Path, mark: str) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE") and name not in CLEARED
     }
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
     return {
         **kept,
         "PYTHONPATH": str(SOURCE),
+        # One GPU, so that the results are the same on a machine that has more of them.
+        "CUDA_VISIBLE_DEVICES": visible.split(",")[0],
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "OMP_NUM_THREADS": "1",
         # Nothing that one run compiled helps the next: the recorded run compiles with our hooks in place.
