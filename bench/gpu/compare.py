@@ -100,7 +100,8 @@ def why_broken(case: Case, bare: Outcome) -> str:
         return f"the bare run does not print {case.stderr_has!r}"
     if not losses_of(bare.stdout):
         return "the bare run reports no loss"
-    if not case.cut and len(steps_of(bare.stdout)) != max(case.ranks, 1):
+    reported = len(steps_of(bare.stdout))
+    if not reported or (not case.cut and reported != max(case.ranks, 1)):
         return "the bare run does not report the steps of every rank"
     return ""
 
@@ -128,7 +129,7 @@ def is_slow(bare: Outcome, recorded: Outcome) -> bool:
 def _steps_differ(case: Case, bare: Outcome, recorded: Outcome) -> list[str]:
     theirs, seen = steps_of(recorded.stdout), recorded.recorded
     found = []
-    if not case.cut and theirs != steps_of(bare.stdout):
+    if theirs != steps_of(bare.stdout):
         found.append(f"the job counts {_listed(theirs)} steps instead of {_listed(steps_of(bare.stdout))}")
     if seen is None or seen.problem:
         return [*found, seen.problem if seen is not None else "not recorded"]

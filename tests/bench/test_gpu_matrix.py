@@ -92,8 +92,10 @@ def test_losses_that_change_by_themselves_are_not_blamed_on_us() -> None:
 
 def test_a_job_that_was_cut_is_compared_as_far_as_both_got() -> None:
     case = replace(CASE, cut=True, exit_codes=(137,))
-    short = "loss 0 0 0x1.8p+0\n"
-    assert compare(case, outcome(code=137), outcome(steps=1, code=137, stdout=short)).result == "ok"
+    short = outcome(steps=2, code=137, stdout="loss 0 0 0x1.8p+0\nsteps 0 2\n")
+    assert compare(case, outcome(code=137), short).result == "ok"
+    early = outcome(steps=0, code=137, stdout="")
+    assert compare(case, outcome(code=137), early).differences == ["the job counts no steps instead of 2"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 from common import FEATURES, Report, arguments, batches, line, network, rank, seed, start_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -47,6 +48,8 @@ def sigkill(device, step):
 
 def wait(device, step):
     """For Ctrl-C."""
+    if dist.is_initialized():
+        dist.barrier()
     if rank() == 0:
         line("ready")
     while True:
