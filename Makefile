@@ -7,6 +7,8 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 LEAGUE_ARGS ?=
 HANGS_ARGS ?=
+GPU_PYTHON ?= python3
+GPU_ARGS ?=
 FUZZ_ROUNDS ?= 3
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
 
@@ -30,7 +32,7 @@ else echo "npm is not to be had: the page's unit tests are skipped"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test soak fuzz ray lint format types contracts bench screenshots league hangs clean
+.PHONY: help setup page demo test soak fuzz ray lint format types contracts bench screenshots league hangs gpu clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +87,10 @@ league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; 
 
 hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
+
+# No environment is made here: a machine with a GPU often has its own torch, and no network.
+gpu: ## Run ordinary jobs on a GPU, bare and recorded, and compare (GPU_ARGS="--subset": 8 minutes)
+	PYTHONPATH=src:bench $(GPU_PYTHON) -m gpu $(GPU_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
 	rm -rf $(VENV) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
