@@ -127,6 +127,7 @@ class Training:
         timer._reckon = lambda step: None
         timer.memory = tuple
         self._recorder._device = timer
+        self._recorder._attend_at = 0
         found = {}
         for _ in range(4):
             self.step(())

@@ -28,8 +28,6 @@ class Case:
     """Modules beyond torch."""
     exit_codes: tuple[int, ...] = (0,)
     """What the bare run may exit with (128 + the signal's number for a job that a signal ended)."""
-    also_exit_code: int | None = None
-    """What Stepscope may turn it into; ``reason`` says why."""
     stderr_has: str = ""
     """What both runs must print to standard error, so that the case is the one we mean."""
     cut: bool = False
@@ -101,13 +99,10 @@ def _single() -> list[Case]:
 
 
 def _graphs() -> list[Case]:
-    captured = (
-        "Before the replays, three warm-up steps and the capture call the optimizer; the job counts its replays only."
-    )
     graph = Case(name="", script="graphs.py", cuda_only="CUDA graphs")
     return [
-        replace(graph, name="graphs/whole", args=("--capture", "whole"), extra_steps=4, reason=captured),
-        replace(graph, name="graphs/whole_adam", args=("--capture", "whole_adam"), extra_steps=4, reason=captured),
+        replace(graph, name="graphs/whole", args=("--capture", "whole")),
+        replace(graph, name="graphs/whole_adam", args=("--capture", "whole_adam")),
         replace(graph, name="graphs/partial", args=("--capture", "partial")),
     ]
 
@@ -169,7 +164,6 @@ def _frameworks() -> list[Case]:
 def _endings() -> list[Case]:
     """Jobs that fail or are ended."""
     ending = Case(name="", script="endings.py", cut=True)
-    by_signal = "torchrun exits with 1 however it was interrupted; stepscope run says 130 (128 + SIGINT)."
     return [
         replace(
             ending,
@@ -218,8 +212,6 @@ def _endings() -> list[Case]:
             ranks=2,
             interrupt=True,
             exit_codes=(1,),
-            also_exit_code=130,
-            reason=by_signal,
         ),
     ]
 

@@ -76,9 +76,9 @@ def test_a_run_that_never_ends_differs_and_says_what_was_running() -> None:
     assert found.differences == ["the recorded run did not end within 120 s", "7 running python"]
 
 
-def test_a_case_may_allow_steps_and_an_exit_code() -> None:
-    case = replace(CASE, extra_steps=4, also_exit_code=130)
-    assert compare(case, outcome(), outcome(steps=6, code=130)).result == "ok"
+def test_a_case_may_allow_steps() -> None:
+    case = replace(CASE, extra_steps=4)
+    assert compare(case, outcome(), outcome(steps=6)).result == "ok"
     assert compare(case, outcome(), outcome(steps=7)).result == "DIFFERS"
 
 
@@ -134,7 +134,7 @@ def test_of_ranks_that_fail_only_the_exceptions_are_compared() -> None:
 def test_cases_have_names_of_their_own_scripts_that_exist_and_reasons() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.script for case in CASES if not (JOBS / case.script).is_file()} == set()
-    assert [case.name for case in CASES if (case.extra_steps or case.also_exit_code) and not case.reason] == []
+    assert [case.name for case in CASES if case.extra_steps and not case.reason] == []
 
 
 def test_what_cannot_run_here_is_skipped_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and its relatives: exit 130, a summary that says so, nothing left running."""
+"""Ctrl-C and its relatives: the exit code of a bare run, a summary that says so, nothing left running."""
 
 from __future__ import annotations
 
@@ -123,9 +123,10 @@ def test_torchrun(start: Callable[..., Any], job: Path, whole_group: bool) -> No
     patient.wait_for("rank 0 step 20 ", "rank 1 step 20 ")
     (os.killpg if whole_group else os.kill)(patient.process.pid, signal.SIGINT)
     done = patient.finish()
-    assert done.code == 130, done.stderr
+    # As without us: torchrun ends with 1, whatever ended it.
+    assert done.code == 1, done.stderr
     summary = patient.summary()
-    assert (summary["status"], summary["exit_code"], summary["world_size"]) == ("interrupted", 130, 2)
+    assert (summary["status"], summary["exit_code"], summary["world_size"]) == ("interrupted", 1, 2)
     assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
     assert min(row["steps"] for row in summary["ranks"]) >= 20
     patient.leaves_nothing()

@@ -33,7 +33,7 @@ def whole(optimizer_of, device, report):
         y.copy_(new_y)
         graph.replay()
         report.loss(step, loss)
-    return REPLAYS
+    return WARM_UP + REPLAYS
 
 
 def partial(device, report):

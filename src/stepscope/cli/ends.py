@@ -31,9 +31,8 @@ def job_end(code: int, interrupted: int | None) -> JobEnd:
     if interrupted is None and -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         interrupted = -code
     if interrupted is not None:
-        # 1 is how torchrun ends however it was ended; another code is one that the script chose for this case.
-        own = 1 < code <= 128
-        return JobEnd(exit_code=code if own else 128 + interrupted, status="interrupted")
+        # Whatever the job itself makes of an interrupt (torchrun ends with 1) is what a bare run would end with.
+        return JobEnd(exit_code=code if code > 0 else 128 + interrupted, status="interrupted")
     if code < 0:
         return JobEnd(exit_code=128 - code, status="crashed")
     return JobEnd(exit_code=code, status="failed")
