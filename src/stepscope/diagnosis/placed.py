@@ -259,9 +259,7 @@ def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp
     return [tuple(_name(columns[name][at]) for name in names) for at in first], which
 
 
-def _steady(
-    view: View, readings: Readings, rows: Sequence[Sequence[int]], *, far_apart: bool = False
-) -> Readings:
+def _steady(view: View, readings: Readings, rows: Sequence[Sequence[int]], *, far_apart: bool = False) -> Readings:
     """Without what was sampled outside the steady steps of the ranks (``rows`` of the view, by owner)."""
     wall_ns = _numbers(readings.columns["wall_ns"])[readings.order]
     keep = np.zeros(len(wall_ns), np.bool_)
