@@ -29,13 +29,12 @@ def in_steady_steps(window: Window, rows: Iterable[int], wall_ns: Floats) -> Boo
 
     A rank that has ended, or has not begun yet, has no say.
     """
-    before_ns = wall_ns - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
     steady = np.zeros(len(wall_ns), np.bool_)
     apart = np.zeros(len(wall_ns), np.bool_)
     for row in rows:
-        now, earlier = _of_rank(window, row, wall_ns), _of_rank(window, row, before_ns)
-        steady |= now[0] & earlier[0]
-        apart |= now[1] | earlier[1]
+        of_steady, of_apart = _of_rank(window, row, wall_ns)
+        steady |= of_steady
+        apart |= of_apart
     return steady & ~apart
 
 
@@ -52,15 +51,19 @@ def spaced(wall_ns: Floats) -> Bools:
 
 
 def _of_rank(window: Window, row: int, wall_ns: Floats) -> tuple[Bools, Bools]:
-    """By time: whether the rank was in a steady step, and whether it was in one that is set apart."""
+    """By sample: whether all it tells of are steady steps of the rank, and whether any is a step that is set apart."""
     ends = window.end_wall_ns[row]
     there = ~np.isnan(ends)
     if not there.any():
         nowhere = np.zeros(len(wall_ns), np.bool_)
         return nowhere, nowhere
-    ends, steady = ends[there], window.steady[there]
-    starts = ends - window.wall_ns[row, there]
-    step = np.searchsorted(ends, wall_ns)  # a step that is not in the window counts as the next one
-    within = (step < len(ends)) & (wall_ns >= starts[0])
-    is_steady = steady[np.minimum(step, len(ends) - 1)]
-    return within & is_steady, within & ~is_steady
+    ends = ends[there]
+    begins = float(ends[0] - window.wall_ns[row, there][0])
+    since_ns = wall_ns - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
+    # Numbers of the first and the last step it tells of; one that is not in the window counts as the next one.
+    first, last = np.searchsorted(ends, since_ns), np.searchsorted(ends, wall_ns)
+    set_apart = np.concatenate(([0], np.cumsum(~window.steady[there])))
+    some_apart = set_apart[np.minimum(last + 1, len(ends))] > set_apart[first]
+    inside = (since_ns >= begins) & (last < len(ends))
+    touches = (wall_ns >= begins) & (first < len(ends))
+    return inside & ~some_apart, touches & some_apart
