@@ -59,7 +59,8 @@ class Planes:
     reserved: NDArray[np.float64]
     """[R, S]; bytes the allocator holds, used or not."""
     peak_allocated: NDArray[np.float64]
-    """[R, S]; the most bytes in use so far, within steps too."""
+    """[R, S]; the most bytes in use since the process began, within steps too: where it is higher than at the read
+    before, that was in the steps between the two; elsewhere a step's own peak is not known."""
     end_wall_ns: NDArray[np.float64]
     """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
