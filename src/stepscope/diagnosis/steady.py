@@ -29,13 +29,13 @@ def in_steady_steps(window: Window, rows: Iterable[int], wall_ns: Floats) -> Boo
 
     A rank that has ended, or has not begun yet, has no say.
     """
-    steady = np.zeros(len(wall_ns), np.bool_)
-    apart = np.zeros(len(wall_ns), np.bool_)
-    for row in rows:
-        of_steady, of_apart = _of_rank(window, row, wall_ns)
-        steady |= of_steady
-        apart |= of_apart
-    return steady & ~apart
+    at = np.fromiter(rows, np.intp)[:, None]
+    since_ns = wall_ns - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
+    inside = (since_ns >= window.begin_wall_ns[at]) & (wall_ns <= window.last_wall_ns[at])
+    apart = np.zeros_like(inside)
+    for begins_ns, ends_ns in window.apart_wall_ns:
+        apart |= (wall_ns >= begins_ns[at]) & (since_ns <= ends_ns[at])
+    return np.asarray((inside & ~apart).any(axis=0) & ~apart.any(axis=0), np.bool_)
 
 
 def spaced(wall_ns: Floats) -> Bools:
@@ -48,22 +48,3 @@ def spaced(wall_ns: Floats) -> Bools:
         numbers = np.floor((wall_ns - np.fmin.reduce(wall_ns)) / (thresholds.SAMPLES_APART_S * 1e9))
         out[np.unique(numbers, return_index=True)[1]] = True
     return out
-
-
-def _of_rank(window: Window, row: int, wall_ns: Floats) -> tuple[Bools, Bools]:
-    """By sample: whether all it tells of are steady steps of the rank, and whether any is a step that is set apart."""
-    ends = window.end_wall_ns[row]
-    there = ~np.isnan(ends)
-    if not there.any():
-        nowhere = np.zeros(len(wall_ns), np.bool_)
-        return nowhere, nowhere
-    ends = ends[there]
-    begins = float(ends[0] - window.wall_ns[row, there][0])
-    since_ns = wall_ns - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
-    # Numbers of the first and the last step it tells of; one that is not in the window counts as the next one.
-    first, last = np.searchsorted(ends, since_ns), np.searchsorted(ends, wall_ns)
-    set_apart = np.concatenate(([0], np.cumsum(~window.steady[there])))
-    some_apart = set_apart[np.minimum(last + 1, len(ends))] > set_apart[first]
-    inside = (since_ns >= begins) & (last < len(ends))
-    touches = (wall_ns >= begins) & (first < len(ends))
-    return inside & ~some_apart, touches & some_apart

@@ -163,13 +163,18 @@ def _gpu_rows(window: Window, samples: Lines) -> list[dict[str, Any]]:
     ordered = [groups[key] for key in sorted(groups, key=_order)]
     whose = [tuple(_name(lines[-1].get(key)) for key in ("node", "uuid", "index", "name")) for lines in ordered]
     used = gpus_in_use(window.identities, whose)
-    return [_gpu_row(window, lines, used.get(key)) for lines, key in zip(ordered, whose, strict=True)]
+    on_host: dict[Any, list[int]] = {}
+    for row, host in enumerate(window.hosts):
+        on_host.setdefault(host, []).append(row)
+    return [
+        _gpu_row(window, lines, used.get(key), on_host.get(key[0], []))
+        for lines, key in zip(ordered, whose, strict=True)
+    ]
 
 
-def _gpu_row(window: Window, lines: Lines, rows: Sequence[int] | None) -> dict[str, Any]:
+def _gpu_row(window: Window, lines: Lines, rows: Sequence[int] | None, on_host: Sequence[int]) -> dict[str, Any]:
     """``rows``: of the window, the ranks on it; None: no rank of the job is known to use it."""
     last = lines[-1]
-    on_host = [row for row, host in enumerate(window.hosts) if host == last.get("node")]
     steady = _of_steady_steps(window, rows or on_host, lines)
     reasons = [line.get("throttle_reasons") for line in steady]
     throttled = [reason for reason in reasons if isinstance(reason, list) and reason]
