@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -74,6 +75,45 @@ def test_samples(stage: Any) -> None:
     assert process["rss"] > 1 << 20
     assert process["threads"] >= 1
     assert process["cpu_percent"] >= 0
+
+
+FAKE_NVML = """
+import sys
+from types import SimpleNamespace
+unknown = lambda *_: (_ for _ in ()).throw(OSError())
+class Nvml:
+    NVMLError = OSError
+    NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
+    nvmlInit = lambda self: None
+    nvmlDeviceGetCount = lambda self: 1
+    nvmlDeviceGetHandleByIndex = lambda self, index: index
+    nvmlDeviceGetUtilizationRates = lambda self, handle: SimpleNamespace(gpu=97, memory=5)
+    __getattr__ = lambda self, name: unknown
+sys.modules["pynvml"] = Nvml()
+import stepscope.agent.loop
+stepscope.agent.loop.GPU_QUICK_FOR_S = {quick_s}
+"""
+
+
+@pytest.mark.parametrize("quick_s", [60.0, 0.0])
+def test_gpus_are_sampled_more_often_while_ranks_are_new(stage: Any, quick_s: float) -> None:
+    agent = stage.agent(prelude=FAKE_NVML.format(quick_s=quick_s))
+    rank = stage.rank(0)
+
+    def sampled(kind: str) -> list[int]:
+        lines = read_jsonl(stage.run_dir / "samples.jsonl")[0]
+        return [line["mono_ns"] for line in lines if line["kind"] == kind]
+
+    stage.until_event("rank_start")
+    stage.until(lambda: len(sampled("gpu")) >= 5)
+    rank.end()
+    agent.end()
+    (sample, *_) = [line for line in read_jsonl(stage.run_dir / "samples.jsonl")[0] if line["kind"] == "gpu"]
+    assert (sample["index"], sample["util_percent"], sample["mem_util_percent"]) == (0, 97, 5)
+    gaps_s = np.diff(sampled("gpu")) / 1e9
+    # A busy machine makes gaps longer, never shorter.
+    assert np.median(gaps_s) >= 0.9 if not quick_s else np.min(gaps_s) < 0.9
+    assert np.min(gaps_s) > 0.1
 
 
 @pytest.mark.faults

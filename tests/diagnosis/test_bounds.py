@@ -137,7 +137,7 @@ def test_waits_of_some_steps_are_told_as_a_mean() -> None:
 
 
 def host_sample(cpu_percent: Any, **more: Any) -> dict[str, Any]:
-    return {"kind": "host", "node": "node0", "cpu_percent": cpu_percent, "wall_ns": ANCHOR_WALL_NS + 10**9, **more}
+    return {"kind": "host", "node": "node0", "cpu_percent": cpu_percent, "wall_ns": ANCHOR_WALL_NS + 2 * 10**9, **more}
 
 
 def process_sample(cpu_percent: Any, pid: int = 1000) -> dict[str, Any]:

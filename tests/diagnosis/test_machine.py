@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.diagnosis.machine import find_machine
+from stepscope.diagnosis.memory import find_memory
 from stepscope.diagnosis.view import view_of
 from stepscope.diagnosis.window import build_window
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.testing.cluster import Cluster
-from stepscope.testing.samples import with_samples
+from stepscope.testing.samples import GPU, HOST, with_samples
 
 GIB = 1 << 30
 PHASES = {"input": 2.0, "forward": 30.0, "backward": 50.0, "optimizer": 15.0, "other": 3.0}
@@ -248,6 +249,68 @@ def test_idle_clocks_and_other_models_are_not_compared() -> None:
         sm_clock_mhz=lambda rank, at: 1410 if rank == 3 else 1980, name=lambda rank, at: "A" if rank == 3 else "B"
     )
     assert kinds(other) == []
+
+
+# -- start-up -----------------------------------------------------------------------------------------------------
+
+STARTING_S = 60.0
+"""A first step that compiles for a minute, in which the GPU idles; 12 seconds of steps follow."""
+
+
+def starts_slowly(
+    *, gpu: dict[str, Any] | None = None, host: dict[str, Any] | None = None, then: dict[str, Any] | None = None
+) -> RunData:
+    """``gpu`` and ``host``: what they do in the first minute; ``then``: afterwards, unless it is what is usual."""
+    compiling = Cluster(
+        ranks=2, steps=121, phases_ms=IN_INPUT, noise=0.0, warmup_ms=STARTING_S * 1000, device_timed=True
+    )
+    usual = {**HOST, **GPU, **(then or {})}
+
+    def at_first(values: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            key: lambda _, at, first=first, later=usual[key]: [first if s < STARTING_S else later for s in at]
+            for key, first in (values or {}).items()
+        }
+
+    return with_samples(compiling, gpu=at_first(gpu), host=at_first(host))
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        {"util_percent": 0},
+        {"util_percent": 97, "sm_clock_mhz": 345},
+        {"throttle_reasons": ["hw_thermal"]},
+        {"mem_used": 79 * GIB},
+    ],
+)
+def test_what_a_gpu_did_while_the_first_step_compiled_is_no_finding(gpu: dict[str, Any]) -> None:
+    run = starts_slowly(gpu=gpu)
+    assert len([line for line in run.samples if line["kind"] == "gpu"]) == 2 * 72
+    assert kinds(run) == []
+    assert find_memory(view_of(build_window(run))) == []
+
+
+@pytest.mark.parametrize(
+    "host", [{"cpu_percent": 100.0, "own_cpu_percent": 20.0, "procs_running": 90}, {"mem_available": GIB}]
+)
+def test_what_a_host_did_while_the_first_step_compiled_is_no_finding(host: dict[str, Any]) -> None:
+    assert kinds(starts_slowly(host=host)) == []
+
+
+def test_an_idle_gpu_is_told_by_its_steady_steps() -> None:
+    (idle,) = found(starts_slowly(gpu={"util_percent": 97}, then={"util_percent": 12}))
+    assert idle.title == "The GPUs are busy in only 12% of the time, while waiting for input takes 59% of the step."
+    assert (idle.evidence["util_percent"], idle.evidence["samples"]) == (12.0, 11)
+
+
+def test_quick_samples_count_as_one_a_second() -> None:
+    """Three quick ones in a row are half a second, and ten are two: moments, not a run."""
+    hot = {"throttle_reasons": lambda _, at: [["hw_thermal"] if 4.0 <= s < 4.6 else [] for s in at]}
+    quick = with_samples(Cluster(ranks=1, phases_ms=PHASES, device_timed=True), gpu=hot, every_s=0.2)
+    assert kinds(quick) == []
+    few = Cluster(ranks=1, steps=35, phases_ms=IN_INPUT, device_timed=True)
+    assert kinds(with_samples(few, gpu={"util_percent": 3}, every_s=0.2)) == []
 
 
 # -- false alarms -------------------------------------------------------------------------------------------------

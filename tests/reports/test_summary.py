@@ -49,9 +49,9 @@ def process_sample(rank: int, rss: int) -> dict[str, Any]:
     return {"wall_ns": 1, "node": "node0", "kind": "process", "pid": 1000 + rank, "rank": rank, "rss": rss}
 
 
-def gpu_sample(index: int, util: float, reasons: list[str]) -> dict[str, Any]:
+def gpu_sample(index: int, util: float, reasons: list[str], second: int = 2) -> dict[str, Any]:
     return {
-        "wall_ns": 1,
+        "wall_ns": ANCHOR_WALL_NS + second * 10**9,
         "node": "node0",
         "kind": "gpu",
         "index": index,
@@ -248,16 +248,19 @@ def test_memory_by_rank() -> None:
     steps = run.ranks[0].steps
     steps["allocated"][::10], steps["reserved"][::10], steps["peak_allocated"][::10] = 7, 8, np.arange(10)
     memory = summarise(run)["memory"]
-    assert memory["device_peak"] == {"bytes": 9, "rank": 0}
+    assert memory["device_peak"] == {"bytes": 9, "rank": 0, "steps": [81, 90]}
     assert memory["rss_peak"] == {"bytes": 9, "rank": 1}
     assert memory["own_peak"] is None
-    device = ("device_allocated", "device_reserved", "device_peak")
-    empty = dict.fromkeys((*device, "rss_first", "rss_last", "rss_peak", "own_peak"))
+    held = {"device_allocated": 7, "device_reserved": 8, "device_reserved_max": 8, "device_peak": 9}
+    room = ("device_peak_steps", "device_total", "device_free", "device_free_from")
+    empty = dict.fromkeys((*held, *room, "rss_first", "rss_last", "rss_peak", "own_peak"))
     assert memory["ranks"] == [
-        {"rank": 0, **empty, "device_allocated": 7, "device_reserved": 8, "device_peak": 9},
+        {"rank": 0, **empty, **held, "device_peak_steps": [81, 90]},
         {"rank": 1, **empty, "rss_first": 3, "rss_last": 5, "rss_peak": 9},
     ]
-    assert "memory    process peak 9 B (rank 1) · device peak 9 B (rank 0)\n" in render_text(summarise(run))
+    text = render_text(summarise(run))
+    assert "memory    process peak 9 B (rank 1)\n" in text
+    assert "GPU mem   allocated 9 B at peak (steps 81–90) · reserved 8 B (rank 0)\n" in text
 
 
 def test_memory_of_processes_is_told_as_the_page_draws_it() -> None:
@@ -273,18 +276,18 @@ def test_memory_of_processes_is_told_as_the_page_draws_it() -> None:
 
 
 def test_hosts_and_gpus() -> None:
-    hosts = tuple(host_sample(second, 10.0 * second) for second in range(3))
-    gpus = (gpu_sample(10, 50.0, []), gpu_sample(2, 80.0, ["hw_thermal"]), gpu_sample(2, 90.0, []))
+    hosts = tuple(host_sample(second, 10.0 * second) for second in range(4))
+    gpus = (gpu_sample(10, 50.0, []), gpu_sample(2, 80.0, ["hw_thermal"]), gpu_sample(2, 90.0, [], second=3))
     host = summarise(Cluster(samples=hosts + gpus).run())["host"]
     (node,) = host["nodes"]
-    assert node["cpu_percent"] == {"median": 10.0, "max": 20.0}
-    assert node["mem_available_min"] == 38 * GIB
+    assert (node["samples"], node["cpu_percent"]) == (2, {"median": 25.0, "max": 30.0})
+    assert node["mem_available_min"] == 37 * GIB
     assert node["disk_read_bps"] is None
     assert [gpu["index"] for gpu in host["gpus"]] == [2, 10]
     assert host["gpus"][0]["util_percent"] == {"median": 85.0, "max": 90.0}
     assert host["gpus"][0]["throttle_reasons"] == ["hw_thermal"]
     assert host["gpus"][0]["throttled_share"] == 0.5
-    assert host["samples"] == 6
+    assert host["samples"] == 7
 
 
 @pytest.mark.parametrize("junk", [None, "x", float("nan"), float("inf"), True, [], {}])

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stepscope.records.series import RankError
 from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text, span_texts
 from stepscope.reports import render_text, summarise
 from stepscope.reports.text_communication import communication_lines
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, gpu_uuid, slow_at
 from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
 GIB = 1 << 30
@@ -34,8 +35,11 @@ def ended(status: str, code: int) -> dict[str, Any]:
 
 
 def machine(gpus: int) -> tuple[dict[str, Any], ...]:
-    common = {"wall_ns": 1, "mono_ns": 1, "node": "node0"}
+    """One sample of start-up, in which nothing is done yet, and one of the steady steps."""
+    starting = {"wall_ns": ANCHOR_WALL_NS - 10**9, "mono_ns": 1, "node": "node0"}
+    steady = {**starting, "wall_ns": ANCHOR_WALL_NS + 2 * 10**9}
     host = {
+        "kind": "host",
         "cpu_percent": 46.0,
         "cpu_count": 64,
         "mem_total": 256 * GIB,
@@ -44,19 +48,21 @@ def machine(gpus: int) -> tuple[dict[str, Any], ...]:
         "disk_read_bps": 10.0,
     }
     gpu = {
+        "kind": "gpu",
         "name": "NVIDIA H200",
-        "mem_used": 12 * GIB,
+        "mem_used": 36 * GIB,
         "mem_total": 141 * GIB,
         "temperature_c": 61,
         "power_w": 512.0,
+        "throttle_reasons": [],
     }
+    whose = [{"index": index, "uuid": f"GPU-{gpu_uuid(index)}"} for index in range(gpus)]
     return (
-        {**common, "kind": "host", **host},
-        *({**common, "kind": "process", "pid": 1000 + rank, "rss": (500 + rank) << 20} for rank in range(4)),
-        *(
-            {**common, "kind": "gpu", "index": index, "util_percent": 80 + index, **gpu, "throttle_reasons": []}
-            for index in range(gpus)
-        ),
+        {**starting, **host, "cpu_percent": 3.0},
+        {**steady, **host},
+        *({**steady, "kind": "process", "pid": 1000 + rank, "rss": (500 + rank) << 20} for rank in range(4)),
+        *({**starting, **gpu, **one, "util_percent": 0, "mem_used": GIB, "power_w": 90.0} for one in whose),
+        *({**steady, **gpu, **one, "util_percent": 96 + one["index"]} for one in whose),
     )
 
 
@@ -136,6 +142,10 @@ PAGES = {
         comm_measured=False,
         faults=(slow_at(37, "input", 9.0),),
         samples=machine(2),
+        allocated_mb=20_000.0,
+        peak_mb=lambda rank, steps: np.where(steps < 40, 30_000.0, 31_950.0) + rank % 2,
+        reserved_mb=35_840.0,
+        memory_every=4,
         name="a-very-long-run-name-that-somebody-chose-to-give-it-2026",
         meta={**ended("finished", 0), "command": ["/usr/bin/torchrun", "train.py", "--config", "c" * 200]},
     ),

@@ -16,8 +16,12 @@ from stepscope.terminal.documents import (
     Event,
     Finding,
     Findings,
+    GpuFigures,
+    HostFigures,
     Identity,
     Info,
+    Levels,
+    Machines,
     Rank,
     RankNow,
     Ranks,
@@ -103,6 +107,24 @@ samples = st.builds(
         )
     ),
 )
+level = st.none() | st.builds(Levels, median=st.none() | numbers, max=st.none() | numbers)
+machines = st.builds(
+    Machines,
+    gpus=tuples(
+        st.builds(
+            GpuFigures,
+            in_use=st.booleans(),
+            util_percent=level,
+            power_w=level,
+            temperature_c=level,
+            mem_used_max=st.none() | numbers,
+            mem_total=st.none() | numbers,
+        )
+    ),
+    nodes=tuples(
+        st.builds(HostFigures, cpu_percent=level, mem_total=st.none() | numbers, mem_available_min=st.none() | numbers)
+    ),
+)
 events = st.builds(
     Event,
     number=whole,
@@ -166,6 +188,7 @@ snapshots = st.builds(
         ),
     ),
     gpus=st.none() | samples,
+    machines=st.none() | machines,
     processes=st.none() | samples,
     stepped_wall_ns=whole,
     hosts=st.none() | samples,
@@ -370,6 +393,27 @@ def test_the_fullest_rank() -> None:
     known = going(processes=Samples(series=series))
     assert draw_machine(known, 80).plain == "machine rank 1 holds 250 B"
     assert draw_machine(replace(known, status=Status(over=True)), 80).plain == "machine rank 0 held 250 B"
+
+
+def test_a_finished_run_has_the_figures_of_its_summary() -> None:
+    """Curves begin with imports and start-up; the summary's figures are of the steady steps."""
+    starting = Sample(values={"util_percent": [0.0, 0.0, 97.0], "power_w": [90.0, 90.0, 600.0], "cpu_percent": [1.0]})
+    curves = {"gpus": Samples(series=(starting,)), "hosts": Samples(series=(starting,))}
+    gpus = [
+        GpuFigures(
+            util_percent=Levels(median=percent, max=100.0), power_w=Levels(median=600.0, max=700.0),
+            temperature_c=Levels(median=60.0, max=64.0), mem_used_max=used, mem_total=140.0,
+        )
+        for percent, used in ((97.0, 35.0), (91.0, 70.0))
+    ]  # fmt: skip
+    host = HostFigures(cpu_percent=Levels(median=40.0, max=90.0), mem_total=64.0, mem_available_min=40.0)
+    machines = Machines(gpus=(*gpus, GpuFigures(in_use=False, util_percent=Levels(median=0.0))), nodes=(host,))
+    known = replace(going(**curves), status=Status(over=True), machines=machines)
+    assert draw_machine(known, 120).plain == (
+        "machine 2 GPUs 94% (least 91%) · GPU memory 50% · 600 W · 64 °C · host CPU 40% · host memory 38%"
+    )
+    assert draw_machine(replace(known, machines=None), 80).plain == "machine no figures"
+    assert draw_machine(going(**curves), 80).plain == "machine 1 GPU 97% · 600 W · host CPU 1%"
 
 
 def test_the_way_out_is_always_in_sight() -> None:

@@ -86,36 +86,44 @@ def _visible(index: int, uuid: str) -> bool:
 
 
 def _identity(nvml: Any, handle: Any) -> dict[str, Any]:
-    return _readings(nvml, {
-        "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
-        "name": lambda: _text(nvml.nvmlDeviceGetName(handle)),
-    })  # fmt: skip
+    return _answers(
+        nvml,
+        lambda: {"uuid": _text(nvml.nvmlDeviceGetUUID(handle))},
+        lambda: {"name": _text(nvml.nvmlDeviceGetName(handle))},
+    )
 
 
 def _measure(nvml: Any, handle: Any) -> dict[str, Any]:
-    return _readings(nvml, {
-        "util_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "mem_util_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory,
-        "mem_used": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-        "mem_total": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        "mem_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        "throttle_reasons": lambda: _reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-    })  # fmt: skip
+    return _answers(
+        nvml,
+        lambda: _utilization(nvml.nvmlDeviceGetUtilizationRates(handle)),
+        lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle)),
+        lambda: {"temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)},
+        lambda: {"power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
+        lambda: {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000},
+        lambda: {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)},
+        lambda: {"mem_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)},
+        lambda: {"throttle_reasons": _reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))},
+    )
 
 
-def _readings(nvml: Any, questions: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The answers that this GPU and driver give; the others are left out."""
-    answers = {}
-    for name, ask in questions.items():
+def _answers(nvml: Any, *questions: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What this GPU and driver answer; the rest is left out."""
+    answers: dict[str, Any] = {}
+    for ask in questions:
         try:
-            answers[name] = ask()
+            answers |= ask()
         except nvml.NVMLError:
             continue
     return answers
+
+
+def _utilization(rates: Any) -> dict[str, Any]:
+    return {"util_percent": rates.gpu, "mem_util_percent": rates.memory}
+
+
+def _memory(info: Any) -> dict[str, Any]:
+    return {"mem_used": info.used, "mem_total": info.total}
 
 
 def _reasons(mask: int) -> list[str]:

@@ -50,6 +50,10 @@ Ending = Literal["ended", "orphaned", "terminated"]
 """The launcher said so; the launcher died and all ranks are gone; somebody wants us to stop."""
 
 SAMPLE_S = 1.0
+GPU_QUICK_S = 0.2
+"""From one sample of the GPUs to the next while ranks are new: a run of a few seconds gets several …"""
+GPU_QUICK_FOR_S = 30.0
+"""… for so long after the last rank began."""
 CROWDED_S = 0.02
 """Next look when a ring is filling up."""
 NICE = 5
@@ -114,7 +118,8 @@ class Agent:
         self._seen_ranks = False
         self._closed_s: float | None = None
         self._terminated = False
-        self._sample_s = time.monotonic()
+        self._sample_s = self._gpu_s = time.monotonic()
+        self._rank_s = float("-inf")
 
     def run(self) -> Ending:
         """Until the run is over."""
@@ -157,8 +162,12 @@ class Agent:
                 if drain.due(watched=watched):
                     self._try(drain.drain, drain)
         self._watchdog.look(self._rings.known.values())
-        if time.monotonic() - self._sample_s >= SAMPLE_S:
-            self._sample_s = time.monotonic()
+        now_s = time.monotonic()
+        if now_s - self._gpu_s >= (GPU_QUICK_S if now_s - self._rank_s < GPU_QUICK_FOR_S else SAMPLE_S):
+            self._gpu_s = now_s
+            self._sample_gpus()
+        if now_s - self._sample_s >= SAMPLE_S:
+            self._sample_s = now_s
             self._sample()
         git = self._git.poll() if self._git else None
         if git:
@@ -204,6 +213,7 @@ class Agent:
         for drain in found:
             header = drain.header
             self._seen_ranks = True
+            self._rank_s = time.monotonic()
             self._host.watch(header.pid)
             self._oom.watch(header.pid)
             self._parents.watch(header.pid)
@@ -271,9 +281,6 @@ class Agent:
     def _sample(self) -> None:
         whose = [drain.header for drain in self._rings.known.values()]
         self._journal.samples(self._host.sample((one.pid, one.identity.rank, self._log_of(one)) for one in whose))
-        gpus = self._gpu.collect()
-        self._journal.samples(gpus)
-        self._subjects.saw_gpus(gpus)
         if self._probes is not None:
             self._journal.samples(self._probes.samples())
             if self._shipper is not None and self._shipper.peers is not self._peers:
@@ -282,6 +289,12 @@ class Agent:
             if (said := self._probes.notice()) is not None:
                 self._journal.event("probes", message=said)
         self._oom.sample()
+
+    def _sample_gpus(self) -> None:
+        """Take what was asked for the last time, and ask again."""
+        gpus = self._gpu.collect()
+        self._journal.samples(gpus)
+        self._subjects.saw_gpus(gpus)
         self._gpu.request()
         if self._gpu.silent() and not self._gpu_said:
             self._gpu_said = True

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_input
+from stepscope.diagnosis.placed import host_readings, process_readings
 from stepscope.diagnosis.samples import number, numbers, of_kind
 from stepscope.diagnosis.shares import epoch_starts, is_even
+from stepscope.diagnosis.steady import in_steady_steps
 from stepscope.diagnosis.view import View
 
 __all__ = ["for_comm", "for_compute", "for_h2d", "for_input_of", "for_optimizer"]
@@ -25,7 +27,7 @@ Floats = NDArray[np.float64]
 BUSY_PROCESS_PERCENT = 80.0
 """Of one core: a training process that takes more hardly ever waits for workers."""
 BUSY_CPU_PERCENT = 90.0
-"""Median over the run at which a host's CPUs are called saturated."""
+"""Median over the steady steps at which a host's CPUs are called saturated."""
 FEW_BUCKETS = 2
 """With fewer buckets nothing can be sent while the rest of backward runs."""
 SMALL_BUCKET_MB = 4.0
@@ -36,13 +38,13 @@ def for_input_of(view: View, shared_ns: Floats) -> tuple[str, ...]:
     waits = shared_ns[~np.isnan(shared_ns)]
     starts = epoch_starts(view)[~np.isnan(shared_ns)]
     at_starts = float(waits[starts].sum() / waits.sum()) if waits.sum() else 0.0
-    hosts = list(of_kind(view.window.samples, "host"))
+    _, hosts = host_readings(view)
     return for_input(
         every_step=is_even(waits),
         epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
         main_busy=_main_busy(view),
-        cpu_saturated=_saturated(numbers(hosts, "cpu_percent"), numbers(hosts, "own_cpu_percent")),
-        cores=_cores_each(view, numbers(hosts, "cpu_count")),
+        cpu_saturated=_saturated(_known(hosts.of("cpu_percent")), _known(hosts.of("own_cpu_percent"))),
+        cores=_cores_each(view, numbers(of_kind(view.window.samples, "host"), "cpu_count")),
         on_device=view.clock == "device",
         loader=_facts(view, "loader"),
     )
@@ -124,19 +126,24 @@ def _facts(view: View, name: str) -> Mapping[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _saturated(percent: list[float], own_percent: list[float]) -> bool:
+def _saturated(percent: Floats, own_percent: Floats) -> bool:
     """Whether the job has used up the CPUs itself; unknown whose the load is, it is taken for the job's."""
-    if not percent or np.median(percent) < BUSY_CPU_PERCENT:
+    if not len(percent) or np.median(percent) < BUSY_CPU_PERCENT:
         return False
-    return not own_percent or bool(np.median(own_percent) >= thresholds.CPU_OTHERS_SHARE * np.median(percent))
+    return not len(own_percent) or bool(np.median(own_percent) >= thresholds.CPU_OTHERS_SHARE * np.median(percent))
 
 
 def _main_busy(view: View) -> bool | None:
     """Whether the training processes themselves were busy all the time; None without samples of them."""
-    pids = {(one.host, one.pid) for one in view.window.identities}
-    lines = of_kind(view.window.samples, "process")
-    used = numbers((line for line in lines if (line.get("node"), line.get("pid")) in pids), "cpu_percent")
-    return float(np.median(used)) >= BUSY_PROCESS_PERCENT if used else None
+    readings = process_readings(view)
+    used, wall_ns = readings.of("cpu_percent"), readings.of("wall_ns")
+    steady = [in_steady_steps(view.window, (int(row),), wall_ns[at]) for at, row in enumerate(view.rows)]
+    known = _known(used[np.array(steady, np.bool_).reshape(used.shape)])
+    return float(np.median(known)) >= BUSY_PROCESS_PERCENT if len(known) else None
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
 
 
 def _cores_each(view: View, counts: list[float]) -> int | None:

@@ -39,9 +39,9 @@ class Devices:
     total: Floats
     """[G]."""
     used: Floats
-    """[G]; by all processes, at the end."""
+    """[G]; by all processes, at the last sample of a steady step."""
     used_most: Floats
-    """[G]; nan with too few samples."""
+    """[G]; in the steady steps; nan with too few samples."""
 
     @cached_property
     def gpu_of_row(self) -> NDArray[np.intp]:
@@ -66,15 +66,15 @@ class Devices:
 def devices_of(view: View) -> Devices:
     window = view.window
     gpus, readings = gpu_readings(view)
-    used, total = readings.of("mem_used"), readings.of("mem_total")
-    used[~(used > 0)] = total[~(total > 0)] = np.nan
+    used = readings.of("mem_used")
+    used[~(used > 0)] = np.nan
     few = (~np.isnan(used)).sum(axis=1) < thresholds.MACHINE_SAMPLES
     half = len(window.steps) // 2
     return Devices(
         peak=np.fmax.reduce(window.peak_allocated[view.rows], axis=1, initial=np.nan),
         reserved=row_medians(window.reserved[view.rows, half:]),
         gpus=gpus,
-        total=np.fmax.reduce(total, axis=1, initial=np.nan),
+        total=np.array([gpu.total_bytes for gpu in gpus], np.float64),
         used=last_of_rows(used),
         used_most=np.where(few, np.nan, np.fmax.reduce(used, axis=1, initial=np.nan)),
     )

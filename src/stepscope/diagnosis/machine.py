@@ -1,7 +1,7 @@
-"""What the machines went through while the steps ran: GPUs idle or held back, CPUs and memory short.
+"""What the machines went through in the steady steps: GPUs idle or held back, CPUs and memory short.
 
-These say why a rank may be slow; what it costs is told by the rules of time, so nothing is priced here.  Samples come
-once a second: a short run has a handful.
+These say why a rank may be slow; what it costs is told by the rules of time, so nothing is priced here.  The samples
+used are about a second apart: a short run has a handful.
 """
 
 from __future__ import annotations

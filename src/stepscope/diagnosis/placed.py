@@ -3,6 +3,9 @@
 A host goes by its name, a process by host and pid, a GPU by its uuid: torch's numbers are those that
 CUDA_VISIBLE_DEVICES leaves, NVML's are the machine's.  Where a GPU cannot be told to be the job's own it is left out,
 unless the ranks of its host must use all that there are.
+
+Of hosts and GPUs only samples of steady steps are here (``steady.py``); processes have all of the window's, because
+growth of memory is told by step.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.round_trips import Heard
 from stepscope.diagnosis.samples import LARGEST, number
+from stepscope.diagnosis.steady import in_steady_steps, spaced
 from stepscope.diagnosis.view import View
 from stepscope.records.identity import RankIdentity
 
@@ -26,6 +30,7 @@ __all__ = [
     "Readings",
     "at_steps",
     "gpu_readings",
+    "gpus_in_use",
     "heard_probes",
     "host_readings",
     "last_of_rows",
@@ -43,7 +48,7 @@ KEYS = {
         "wall_ns", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1", "cpu_pressure",
         "mem_total", "mem_available", "swap_used", "memory_pressure",
     ),
-    "process": ("wall_ns", "node", "pid", "rss", "rss_file"),
+    "process": ("wall_ns", "node", "pid", "cpu_percent", "rss", "rss_file"),
     "gpu": (
         "wall_ns", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
         "throttle_reasons",
@@ -65,6 +70,8 @@ class Gpu:
     name: str
     rows: tuple[int, ...]
     """Of the view: the ranks on it; empty when it is only known that some rank of its host uses it."""
+    total_bytes: float
+    """Its memory; nan where not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +110,9 @@ def host_readings(view: View) -> tuple[list[str], Readings]:
     hosts = list(dict.fromkeys(view.hosts))
     columns = _columns(view.window.lines.get("host", ()), KEYS["host"])
     keys, which = _distinct(columns, "node")
-    return hosts, _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
+    readings = _readings(columns, which, keys, {(host,): index for index, host in enumerate(hosts)})
+    on_host = [[row for row, name in enumerate(view.hosts) if name == host] for host in hosts]
+    return hosts, _steady(view, readings, on_host)
 
 
 def network_readings(view: View) -> Readings:
@@ -141,23 +150,29 @@ def process_readings(view: View) -> Readings:
 
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
-    """The GPUs that the job's ranks use."""
+    """The GPUs that the job's ranks use; of their samples, some about a second apart."""
     columns = _columns(view.window.lines.get("gpu", ()), KEYS["gpu"])
     keys, which = _distinct(columns, "node", "uuid", "index", "name")
-    used = _used(_identities(view), keys)
+    identities = _identities(view)
+    used = gpus_in_use(identities, keys)
+    readings = _readings(columns, which, keys, {key: index for index, key in enumerate(used)})
+    totals = np.fmax.reduce(readings.of("mem_total"), axis=1, initial=np.nan)
     gpus = [
         Gpu(
             node=str(node),
             index=index if isinstance(index, int) else None,
             name=name if isinstance(name, str) else "",
             rows=tuple(rows),
+            total_bytes=float(total) if total > 0 else np.nan,
         )
-        for (node, _, index, name), rows in used.items()
+        for ((node, _, index, name), rows), total in zip(used.items(), totals, strict=True)
     ]
-    return gpus, _readings(columns, which, keys, {key: index for index, key in enumerate(used)})
+    of_host = {host: [row for row, one in enumerate(identities) if one.host == host] for host in set(view.hosts)}
+    on_gpu = [gpu.rows or of_host[gpu.node] for gpu in gpus]
+    return gpus, _steady(view, readings, on_gpu, far_apart=True)
 
 
-def _used(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict[Key, list[int]]:
+def gpus_in_use(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict[Key, list[int]]:
     """Which of the GPUs (node, uuid, index, name) ranks use, and the rows of those ranks where that is known."""
     users: dict[str, list[int]] = {}
     by_uuid: dict[tuple[object, str], list[int]] = {}
@@ -242,6 +257,20 @@ def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp
         which = np.unique(which * max(len(known), 1) + own, return_inverse=True)[1]
     first = np.unique(which, return_index=True)[1]
     return [tuple(_name(columns[name][at]) for name in names) for at in first], which
+
+
+def _steady(view: View, readings: Readings, rows: Sequence[Sequence[int]], *, far_apart: bool = False) -> Readings:
+    """Without what was sampled outside the steady steps of the ranks (``rows`` of the view, by owner)."""
+    wall_ns = _numbers(readings.columns["wall_ns"])[readings.order]
+    keep = np.zeros(len(wall_ns), np.bool_)
+    by_owner = np.argsort(readings.owner, kind="stable")
+    ends = np.cumsum(np.bincount(readings.owner, minlength=readings.count))
+    for lines, own in zip(np.split(by_owner, ends[:-1]), rows, strict=False):
+        taken = lines[in_steady_steps(view.window, view.rows[list(own)].tolist(), wall_ns[lines])]
+        keep[taken[spaced(wall_ns[taken])] if far_apart else taken] = True
+    return Readings(
+        count=readings.count, owner=readings.owner[keep], order=readings.order[keep], columns=readings.columns
+    )
 
 
 def _name(value: object) -> str | int | None:

@@ -341,8 +341,13 @@ DEVICE_FULL_SHARE = 0.70
 
 # -- machine ------------------------------------------------------------------------------------------------------
 
+SAMPLE_LOOKS_BACK_S = 1.0
+"""What a sample tells of: NVML's utilization and power are means over a sixth of a second to a second."""
+SAMPLES_APART_S = 0.9
+"""The agent samples once a second, GPUs more often at first: the rules use samples that are this far apart, a little
+less than a second, so that none is lost to an early tick."""
 MACHINE_SAMPLES = 3
-"""Samples come once a second: fewer are a moment, not a run."""
+"""Samples about a second apart: fewer are a moment, not a run."""
 UTILISATION_SAMPLES = 5
 """NVML's utilisation looks back a sixth of a second to a second: a handful, to have seen more than one step."""
 UTILISATION_LOW_PERCENT = 50.0

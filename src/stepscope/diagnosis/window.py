@@ -59,7 +59,8 @@ class Planes:
     reserved: NDArray[np.float64]
     """[R, S]; bytes the allocator holds, used or not."""
     peak_allocated: NDArray[np.float64]
-    """[R, S]; the most bytes in use so far, within steps too."""
+    """[R, S]; the most bytes in use since the process began, within steps too: where it is higher than at the read
+    before, that was in the steps between the two; elsewhere a step's own peak is not known."""
     end_wall_ns: NDArray[np.float64]
     """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
@@ -104,10 +105,31 @@ class Window(Planes):
             found.setdefault(line["kind"] if isinstance(line.get("kind"), str) else None, []).append(line)
         return found
 
-    @property
+    @cached_property
     def steady(self) -> NDArray[np.bool_]:
         """[S]; all but the steps set apart."""
         return _steady(self.steps, self.warmup)
+
+    @cached_property
+    def begin_wall_ns(self) -> NDArray[np.float64]:
+        """[R]; when a rank's first step began; nan without any."""
+        return np.asarray(np.fmin.reduce(self.end_wall_ns - self.wall_ns, axis=1, initial=np.nan), np.float64)
+
+    @cached_property
+    def last_wall_ns(self) -> NDArray[np.float64]:
+        """[R]; when a rank's last step ended."""
+        return np.asarray(np.fmax.reduce(self.end_wall_ns, axis=1, initial=np.nan), np.float64)
+
+    @cached_property
+    def apart_wall_ns(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]:
+        """From when to when [R] each stretch of steps that are set apart lasted; nan for ranks that were not there."""
+        at = np.flatnonzero(~self.steady)
+        found = []
+        for stretch in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else ():
+            ends = self.end_wall_ns[:, stretch]
+            begins = ends - self.wall_ns[:, stretch]
+            found.append((np.fmin.reduce(begins, axis=1), np.fmax.reduce(ends, axis=1)))
+        return tuple(found)
 
 
 def last_attempt(ranks: Sequence[RankSeries]) -> list[RankSeries]:

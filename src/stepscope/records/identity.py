@@ -29,6 +29,8 @@ class RankIdentity:
     device_name: str = ""
     device_index: int = -1
     device_uuid: str = ""
+    device_bytes: int = 0
+    """Memory of the device, as torch says it; 0: not known."""
     device_timed: bool = False
     """Whether device times are recorded; elsewhere only host times are, and reports say so."""
     torch: str = ""

@@ -9,7 +9,8 @@
 
     STEP    step, start_ns, wall_ns                          3 x u64
             phase_ns[16]                                    16 x u64   host time, exclusive; sums to wall_ns
-            allocated, reserved, peak_allocated              3 x u64   bytes on the device; 0 when not sampled
+            allocated, reserved, peak_allocated              3 x u64   bytes on the device; 0 when not read; the
+                                                                       peak is since the process began
             micro_batches, forwards                          2 x u32
             ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP last said of itself, 0 = nothing
             batches, zero                                    2 x u32   waits for input: batches, and new iterators

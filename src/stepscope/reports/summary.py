@@ -47,6 +47,7 @@ def summarise(
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
     status = status or status_of(run, alive=alive)
+    host = host_table(window, run.samples)
     return {
         "schema": SCHEMA,
         "run": _run_table(run, window, current),
@@ -58,8 +59,8 @@ def summarise(
         "step_time": step_time_table(window),
         "phases": phases_table(window),
         "communication": communication_table(window),
-        "memory": memory_table(current, run.samples),
-        "host": host_table(run.samples),
+        "memory": memory_table(current, run.samples, host["gpus"]),
+        "host": host,
         "facts": facts_of_run(current),
         "facts_differ": differing_facts(current),
         "verdict": _verdict(findings[0], over=status != "running"),

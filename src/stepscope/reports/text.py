@@ -6,6 +6,7 @@ without colour, so that the same text can stand in ``summary.txt``.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -262,22 +263,23 @@ def _worst(row: Mapping[str, Any]) -> str:
 
 def _machine(page: Page, summary: Summary) -> None:
     memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
-    parts = []
     several = len(summary["ranks"]) > 1
     own = memory.get("own_peak")  # as the page draws it; not in summaries of earlier versions
-    process = ("process peak without mapped files", own) if own else ("process peak", memory["rss_peak"])
-    for words, peak in (process, ("device peak", memory["device_peak"])):
-        if peak:
-            whose = f" (rank {peak['rank']})" if several else ""
-            parts.append(f"{words} {bytes_text(peak['bytes'])}{whose}")
-    page.items("memory", parts)
+    words, peak = ("process peak without mapped files", own) if own else ("process peak", memory["rss_peak"])
+    if peak:
+        page.items("memory", [f"{words} {bytes_text(peak['bytes'])}{_whose(peak['rank'], several=several)}"])
     for node in nodes[:MANY_HOSTS]:
         page.items(cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
     if len(nodes) > MANY_HOSTS:
         page.labelled("", [f"… and {count_text(len(nodes) - MANY_HOSTS, 'more host')}"])
     if gpus:
         page.items("GPU", _gpu_parts(gpus))
+    page.items("GPU mem", _gpu_memory_parts(memory["ranks"], gpus, several=several))
     page.blank()
+
+
+def _whose(rank: int, *, several: bool) -> str:
+    return f" (rank {rank})" if several else ""
 
 
 def _node_parts(node: Mapping[str, Any]) -> list[str]:
@@ -301,23 +303,62 @@ def _node_parts(node: Mapping[str, Any]) -> list[str]:
 
 
 def _gpu_parts(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = sorted({str(gpu["name"]) for gpu in gpus if gpu["name"]})
-    parts = [f"{len(gpus)}× {cut(names[0], 30)}" if names else count_text(len(gpus), "GPU")]
-    busy = [gpu["util_percent"]["median"] for gpu in gpus if gpu["util_percent"]]
+    """Of those that the job uses, where that is known; over the steady steps."""
+    shown = _in_use(gpus)
+    names = sorted({str(gpu["name"]) for gpu in shown if gpu["name"]})
+    count = f"{len(shown)} of {len(gpus)}" if len(shown) < len(gpus) else str(len(gpus))
+    parts = [f"{count}× {cut(names[0], 30)}" if names else f"{count} {'GPU' if len(gpus) == 1 else 'GPUs'}"]
+    if not any(gpu.get("samples", 1) for gpu in shown):
+        parts.append("no sample in the steady steps")
+    busy = [gpu["util_percent"]["median"] for gpu in shown if gpu["util_percent"]]
     if busy:
         parts.append(f"busy {min(busy):.0f}–{max(busy):.0f}%" if max(busy) - min(busy) >= 1 else f"busy {busy[0]:.0f}%")
-    used = [(gpu["mem_used_max"], gpu["mem_total"]) for gpu in gpus if gpu["mem_used_max"] and gpu["mem_total"]]
-    if used:
-        most, total = max(used)
-        parts.append(f"memory {bytes_text(most)} of {bytes_text(total)}")
     for key, form in (("temperature_c", "up to {:.0f} °C"), ("power_w", "up to {:.0f} W")):
-        highest = [gpu[key]["max"] for gpu in gpus if gpu[key]]
+        highest = [gpu[key]["max"] for gpu in shown if gpu[key]]
         if highest:
             parts.append(form.format(max(highest)))
-    reasons = sorted({reason for gpu in gpus for reason in gpu["throttle_reasons"]})
+    reasons = sorted({reason for gpu in shown for reason in gpu["throttle_reasons"]})
     if reasons:
         parts.append(f"clocks held back: {', '.join(reasons)}")
     return parts
+
+
+def _in_use(gpus: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [gpu for gpu in gpus if gpu.get("in_use")] or gpus
+
+
+def _gpu_memory_parts(
+    ranks: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]], *, several: bool
+) -> list[str]:
+    """Of the rank with the least room on its device; where no rank's is known, of the fullest device."""
+    known = [row for row in ranks if row["device_peak"] is not None or row.get("device_free") is not None]
+    if not known:
+        used = [(gpu["mem_used_max"], gpu["mem_total"]) for gpu in _in_use(gpus)]
+        full = [(total - most, total) for most, total in used if most is not None and total]
+        return [f"{bytes_text(min(full)[0])} of {bytes_text(min(full)[1])} free"] if full else []
+    row = min(known, key=lambda row: (_or(row.get("device_free"), math.inf), -_or(row["device_peak"], 0), row["rank"]))
+    parts = []
+    if row["device_peak"] is not None:
+        parts.append(f"allocated {bytes_text(row['device_peak'])} at peak{_at_steps(row.get('device_peak_steps'))}")
+        parts.append(f"reserved {bytes_text(row.get('device_reserved_max', row['device_reserved']))}")
+    if row.get("device_free") is not None:
+        left = "free" if row["device_free_from"] == "nvml" else "not reserved"
+        parts.append(f"{bytes_text(row['device_free'])} of {bytes_text(row['device_total'])} {left}")
+    return [*parts[:-1], parts[-1] + _whose(row["rank"], several=several)]
+
+
+def _at_steps(steps: Sequence[int | None] | None) -> str:
+    """Between which two looks at the allocator the peak was reached; a first look has none before it."""
+    if steps is None:
+        return ""
+    first, last = steps
+    if first is None:
+        return f" (by step {last:,})"
+    return f" (step {last:,})" if first == last else f" (steps {first:,}–{last:,})"
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def _others(page: Page, summary: Summary) -> None:

@@ -18,8 +18,12 @@ __all__ = [
     "Events",
     "Finding",
     "Findings",
+    "GpuFigures",
+    "HostFigures",
     "Identity",
     "Info",
+    "Levels",
+    "Machines",
     "Rank",
     "RankNow",
     "RankSteps",
@@ -32,6 +36,8 @@ __all__ = [
     "Samples",
     "Status",
     "Steps",
+    "Summary",
+    "SummaryAnswer",
     "Verdict",
     "Window",
     "read",
@@ -224,6 +230,44 @@ class Sample(Struct, frozen=True, kw_only=True):
 class Samples(Struct, frozen=True, kw_only=True):
     series: tuple[Sample, ...] = ()
     left_out: int = 0
+
+
+class Levels(Struct, frozen=True, kw_only=True):
+    median: Number | None = None
+    max: Number | None = None
+
+
+class GpuFigures(Struct, frozen=True, kw_only=True):
+    """Over the steady steps."""
+
+    in_use: bool = True
+    util_percent: Levels | None = None
+    power_w: Levels | None = None
+    temperature_c: Levels | None = None
+    mem_used_max: Number | None = None
+    mem_total: Number | None = None
+
+
+class HostFigures(Struct, frozen=True, kw_only=True):
+    cpu_percent: Levels | None = None
+    """Over the steady steps."""
+    mem_total: Number | None = None
+    mem_available_min: Number | None = None
+
+
+class Machines(Struct, frozen=True, kw_only=True):
+    gpus: tuple[GpuFigures, ...] = ()
+    nodes: tuple[HostFigures, ...] = ()
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """As much of it as is asked for."""
+
+    host: Machines = Machines()
+
+
+class SummaryAnswer(Struct, frozen=True, kw_only=True):
+    summary: Summary = Summary()
 
 
 class Reset(Struct, frozen=True, kw_only=True):

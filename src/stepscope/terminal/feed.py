@@ -15,7 +15,7 @@ from typing import Any
 
 from stepscope.errors import HubError, HubMissing, HubRefused, UsageError
 from stepscope.terminal.client import HubReader
-from stepscope.terminal.documents import Rank, Ranks, Run, Samples, Steps
+from stepscope.terminal.documents import Machines, Rank, Ranks, Run, Samples, Steps, SummaryAnswer
 from stepscope.terminal.messages import Message, Messages
 from stepscope.terminal.pace import window_steps
 from stepscope.terminal.place import Place
@@ -220,6 +220,7 @@ class _Asker:
         self._beat = -1
         self._wanted: Wanted | None = None
         self._sampled_s = float("-inf")
+        self._over = False
         self._output = ""
 
     def forget(self) -> None:
@@ -236,11 +237,14 @@ class _Asker:
                 found["run"] = self.reader.get("", {}, Run)
             self._beat, self._wanted = now.beat, wanted
         now_s = time.monotonic()
-        if now_s - self._sampled_s >= SAMPLES_S and (not now.over or now.hosts is None):
-            found["gpus"] = self._samples("gpu", GPU_FIELDS)
+        due = now_s - self._sampled_s >= SAMPLES_S or now.over != self._over
+        if due and (not now.over or now.machines is None):
             found["processes"] = self._samples("process", PROCESS_FIELDS)
-            found["hosts"] = self._samples("host", HOST_FIELDS)
-            self._sampled_s = now_s
+            found["machines"] = self._machines() if now.over else None
+            if not now.over:
+                found["gpus"] = self._samples("gpu", GPU_FIELDS)
+                found["hosts"] = self._samples("host", HOST_FIELDS)
+            self._sampled_s, self._over = now_s, now.over
         if wanted.output and (poked or not now.over or now.output is None):
             rank = found.get("rank", now.rank)
             found["output"] = self._log(rank.log if wanted.rank is not None and rank is not None else None)
@@ -266,6 +270,13 @@ class _Asker:
             return self.reader.get("samples", asked, Samples)
         except HubError:
             return Samples()  # of a very large job there are too many at once
+
+    def _machines(self) -> Machines | None:
+        """As the summary has them: of the steady steps, where samples would be of start-up as well."""
+        try:
+            return self.reader.get("summary", {"keys": "host"}, SummaryAnswer).summary.host
+        except HubError:
+            return None  # it may not be written yet
 
     def _log(self, wanted: str | None) -> Output | None:
         """The one that is wanted; else what the whole job printed, by the best name there is."""

@@ -15,6 +15,7 @@ from stepscope.terminal.documents import (
     Event,
     Events,
     Findings,
+    Machines,
     Rank,
     Ranks,
     Reset,
@@ -74,6 +75,8 @@ class Snapshot:
     gpus: Samples | None = None
     hosts: Samples | None = None
     processes: Samples | None = None
+    machines: Machines | None = None
+    """Of a run that is over: what the summary says of hosts and GPUs."""
     output: Output | None = None
     seen_wall_ns: int = 0
     """When something last came."""

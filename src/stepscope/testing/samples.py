@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stepscope.records.series import RunData
 from stepscope.testing.cluster import ANCHOR_WALL_NS, MIB, Cluster, gpu_uuid
 
-__all__ = ["with_samples"]
+__all__ = ["GPU", "HOST", "with_samples"]
 
 Value = Any | Callable[[int, NDArray[np.float64]], Any]
 

@@ -248,7 +248,7 @@ class Registry:
 
 def _kind(identity: RankIdentity) -> dict[str, Any]:
     """What of an identity many ranks have in common."""
-    shared = ("backend", "device", "device_name", "device_timed", "torch", "python", "script")
+    shared = ("backend", "device", "device_name", "device_bytes", "device_timed", "torch", "python", "script")
     return {name: getattr(identity, name) for name in shared}
 
 
