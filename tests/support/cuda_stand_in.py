@@ -76,7 +76,9 @@ class Device:
                 setattr(owner, name, fake)
         torch.cuda.is_initialized = lambda: os.getpid() == pid  # as the real one: not in a forked child
         torch.cuda.current_device = lambda: 0
-        torch.cuda.get_device_properties = lambda index: SimpleNamespace(name="Stand-in", uuid="none")
+        torch.cuda.get_device_properties = lambda index: SimpleNamespace(
+            name="Stand-in", uuid="none", total_memory=1 << 30
+        )
 
     def _statistics(self, index: int) -> dict[str, Any]:
         self.statistics_read += 1

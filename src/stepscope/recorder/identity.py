@@ -93,6 +93,7 @@ def _device(torch: Any) -> dict[str, Any]:
             "device_index": index,
             "device_name": properties.name,
             "device_uuid": str(getattr(properties, "uuid", "")),
+            "device_bytes": int(properties.total_memory),
             "device_timed": True,
         }
     xpu = getattr(torch, "xpu", None)
