@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepscope.recorder.dynamo import break_at
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import BACKWARD
@@ -15,4 +16,6 @@ __all__ = ["install"]
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
-    patches.set(torch.autograd, "backward", recorder.ledger.timed(torch.autograd.backward, BACKWARD))
+    backward = recorder.ledger.timed(torch.autograd.backward, BACKWARD)
+    break_at(backward)
+    patches.set(torch.autograd, "backward", backward)

@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 from stepscope.recorder import autocast
+from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
@@ -68,6 +69,9 @@ class ForwardProbe:
         self._looks = 0
         self._idle_calls = 0
         self._looker = self._make_looker()
+        for ours in (self._looker, self._look_at, self._untouched):
+            leave_alone(torch, ours, with_calls=False)
+        leave_alone(torch, self._arm, with_calls=True)
         self._look(LOOK_STEPS)
 
     # -- looking --------------------------------------------------------------------------------------------------
@@ -169,7 +173,9 @@ class ForwardProbe:
         cls = type(module)
         if not any((base, method) in self._classes for base in cls.__mro__):
             self._classes.add((cls, method))
-            self._patches.set(cls, method, self._make_timer(self._unpatched(cls, method)))
+            timer = self._make_timer(self._unpatched(cls, method))
+            leave_alone(self._torch, timer, with_calls=False)
+            self._patches.set(cls, method, timer)
             if method == "forward":
                 self._keep_scriptable()
         return True

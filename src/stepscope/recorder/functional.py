@@ -52,10 +52,9 @@ class FunctionalCalls:
 
     def install(self, module: Any, patches: Patches) -> None:
         handle = module.AsyncCollectiveTensor
-        calls, ledger = self._calls, self._calls.ledger
-        # The first stands for all that are failsafe.
-        for ours in (self._group, calls.enter_wait, calls.turn, calls.is_autograd, ledger.leave):
-            leave_alone(self._torch, getattr(ours, "__func__", ours), with_calls=True)
+        calls = self._calls
+        for ours in (calls.enter_wait, calls.turn, calls.is_autograd):
+            leave_alone(self._torch, ours, with_calls=True)
         self._put(patches, module, "wait_tensor", self._waiting(module.wait_tensor))
         for name, earlier, op, part in FUNCTIONS:
             chosen = name if hasattr(module, name) else earlier

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.recorder import backward, checkpoint, collectives, dataloader, graphs, joining, transfer, waiting
+from stepscope.recorder.dynamo import leave_shared_code_alone
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.optimizer import OptimizerHooks
@@ -32,9 +33,10 @@ class Instrumentation:
 
     def _install(self, recorder: Recorder, torch: Any, watch: ImportWatch) -> None:
         patches = self._patches
+        leave_shared_code_alone(torch, recorder)
         forward = ForwardProbe(recorder, torch, patches)
         self._undo.append(forward.disarm)
-        optimizer = OptimizerHooks(recorder, torch, patches)
+        optimizer = OptimizerHooks(recorder, torch, patches, watch)
         self._undo.append(optimizer.remove)
         dataloader.install(recorder, torch, patches, watch)
         transfer.install(recorder, torch, patches)

@@ -3,15 +3,24 @@
 Torch's global optimizer hooks see every ``Optimizer.step``.  An optimizer that steps another one inside its own step
 (Lookahead, ZeRO wrappers) is one step: only the outermost return counts.  ``GradScaler.step`` is patched besides,
 because it may decide not to step at all: the iteration then still ends, and says so.
+
+In a function that ``torch.compile`` made: torch's usual optimizers break the graph by themselves, so what torch puts
+around their ``step`` can be kept out of it, and the hooks with it.  A step that dynamo traces whole (Muon, a class of
+the script's own) becomes part of a graph, in which nothing of ours runs: that step ends where the compiled function
+returns, and the optimizer's time is not known.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import CodeType, FunctionType
 from typing import Any
 
+from stepscope.recorder.dynamo import around_regions, leave_alone
+from stepscope.recorder.guard import failsafe
+from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
@@ -23,35 +32,55 @@ __all__ = ["OptimizerHooks"]
 Hook = Callable[[object, object, object], None]
 
 
+class TracedStep:
+    """The optimizer whose step ran as a part of a compiled graph, set by the graph itself."""
+
+    optimizer: object = None
+
+
 class OptimizerHooks:
-    def __init__(self, recorder: Recorder, torch: Any, patches: Patches) -> None:
+    def __init__(self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch) -> None:
         self._recorder = recorder
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        self._traced = TracedStep()
         self._open: list[tuple[int, int]] = []
         """Steps under way: (id of the optimizer, the phase outside it)."""
         self._returned = 0
+        self._own_code: dict[FunctionType, CodeType] = {}
+        """Functions that got a copy of their code, and the code."""
         module: Any = import_module("torch.optim.optimizer")  # torch.optim itself hides the name
         before, after = self._make_hooks()
-        # Dynamo leaves a function with this mark alone: a compiled optimizer step calls the hooks as they are.
-        before._torchdynamo_disable = after._torchdynamo_disable = True  # type: ignore[attr-defined]
+        for hook in (before, after):
+            leave_alone(torch, hook, with_calls=True)
         self._handles = [
             module.register_optimizer_step_pre_hook(before),
             module.register_optimizer_step_post_hook(after),
         ]
-        self._patch_scaler(torch.amp.GradScaler, patches)
+        self._patch_scaler(torch, patches)
+        self._keep_out_of_graphs(torch, module.Optimizer, patches)
+        around_regions(watch, patches, lambda: functools.partial(self._end_traced_step, self._returned))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for step, code in self._own_code.items():
+            step.__code__ = code
 
     def _make_hooks(self) -> tuple[Hook, Hook]:
         recorder, ledger, under_way = self._recorder, self._recorder.ledger, self._open
+        is_compiling, traced = self._is_compiling, self._traced
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
+            if is_compiling():
+                return
             if under_way:
                 self._drop_unreturned(id(optimizer))
             under_way.append((id(optimizer), ledger.enter(OPTIMIZER)))
 
         def after(optimizer: object, _args: object, _kwargs: object) -> None:
+            if is_compiling():
+                traced.optimizer = optimizer
+                return
             if not under_way:
                 return
             outer = under_way.pop()[1]
@@ -63,6 +92,43 @@ class OptimizerHooks:
 
         return before, after
 
+    def _keep_out_of_graphs(self, torch: Any, base: Any, patches: Patches) -> None:
+        """Let dynamo leave alone what torch puts around the ``step`` of optimizers that break the graph anyway.
+
+        It has the same code for all classes; those that are meant get a copy of it, which can be marked.
+        """
+        original = base._patch_step_function
+
+        @failsafe
+        def mark(cls: type) -> None:
+            step = getattr(cls, "step", None)
+            inner = getattr(getattr(step, "__wrapped__", None), "__code__", None)
+            breaks = isinstance(inner, CodeType) and "graph_break" in inner.co_names
+            if isinstance(step, FunctionType) and hasattr(step, "hooked") and breaks and step not in self._own_code:
+                self._own_code[step] = step.__code__
+                step.__code__ = step.__code__.replace()
+                leave_alone(torch, step, with_calls=False)
+
+        @functools.wraps(original)
+        def _patch_step_function(optimizer: Any) -> None:
+            known = hasattr(type(optimizer).step, "hooked")
+            original(optimizer)
+            if not known:
+                mark(type(optimizer))
+
+        for cls in _subclasses(base):  # those of which there are optimizers already
+            mark(cls)
+        patches.set(base, "_patch_step_function", _patch_step_function)
+
+    def _end_traced_step(self, returned: int) -> None:
+        """A compiled function has returned; before it was called, so many steps had."""
+        optimizer = self._traced.optimizer
+        if optimizer is not None:
+            self._traced.optimizer = None
+            if returned == self._returned and not self._open:
+                self._returned += 1
+                self._recorder.end_step(0, NOT_NOW, optimizer)
+
     def _drop_unreturned(self, key: int) -> None:
         """An optimizer that steps while it is stepping: its last step never returned, an exception went through it."""
         for at, (open_key, outer) in enumerate(self._open):
@@ -72,15 +138,26 @@ class OptimizerHooks:
                 del self._open[at:]
                 return
 
-    def _patch_scaler(self, scaler: Any, patches: Patches) -> None:
-        original = self._recorder.ledger.timed(scaler.step, OPTIMIZER)
+    def _patch_scaler(self, torch: Any, patches: Patches) -> None:
+        scaler, is_compiling = torch.amp.GradScaler, self._is_compiling
+        original = scaler.step
+        timed = self._recorder.ledger.timed(original, OPTIMIZER)
 
-        @functools.wraps(scaler.step)
+        @functools.wraps(original)
         def step(grad_scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(grad_scaler, optimizer, *args, **kwargs)
             returned = self._returned
-            result = original(grad_scaler, optimizer, *args, **kwargs)
+            result = timed(grad_scaler, optimizer, *args, **kwargs)
             if returned == self._returned:
                 self._recorder.end_step(FLAG_SKIPPED, NOT_NOW, optimizer)
             return result
 
+        leave_alone(torch, step, with_calls=False)
         patches.set(scaler, "step", step)
+
+
+def _subclasses(cls: Any) -> Iterator[type]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import FIRST_USER_SLOT, H2D, OTHER
@@ -38,19 +39,22 @@ def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _timed(
     recorder: Recorder, torch: Any, original: Any, wanted: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 ) -> Any:
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, is_tracing = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
     copy = recorder.ledger.timed(original, H2D)
 
     @functools.wraps(original)
     def maybe_timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
         phase = recorder.ledger.phase
         if (
             (phase != OTHER and phase < FIRST_USER_SLOT)
-            or is_compiling()
+            or is_tracing()
             or self.device.type != "cpu"
             or not wanted(torch, args, kwargs)
         ):
             return original(self, *args, **kwargs)
         return copy(self, *args, **kwargs)
 
+    leave_alone(torch, maybe_timed, with_calls=False)
     return maybe_timed
