@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import FIRST_USER_SLOT, H2D, OTHER
+from stepscope.ring.words import ENTER, TIME_SHIFT
 
 __all__ = ["goes_to_device", "install"]
 
@@ -26,7 +28,11 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
 
 def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the arguments of ``Tensor.to`` name a device other than the host."""
-    target = kwargs.get("device", args[0] if args else kwargs.get("other"))
+    target = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    if type(target) is torch.device:  # as nearly always
+        return bool(target.type != "cpu")
+    if "device" in kwargs:  # of ``to(dtype, device=…)``
+        target = kwargs["device"]
     if isinstance(target, str):
         return not target.startswith("cpu")
     if isinstance(target, torch.device):
@@ -40,21 +46,32 @@ def _timed(
     recorder: Recorder, torch: Any, original: Any, wanted: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 ) -> Any:
     is_compiling, is_tracing = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
-    copy = recorder.ledger.timed(original, H2D)
+    ledger, now, code = recorder.ledger, recorder.ledger.now, H2D + ENTER
 
     @functools.wraps(original)
     def maybe_timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        phase = recorder.ledger.phase
+        outer = ledger.phase
         if (
-            (phase != OTHER and phase < FIRST_USER_SLOT)
+            (outer != OTHER and outer < FIRST_USER_SLOT)
+            or get_ident() != ledger.thread
+            or not self.is_cpu
             or is_tracing()
-            or self.device.type != "cpu"
             or not wanted(torch, args, kwargs)
         ):
             return original(self, *args, **kwargs)
-        return copy(self, *args, **kwargs)
+        # Written out like ``Ledger.timed``, for the same reason.
+        at = ledger.at
+        ledger.body[at] = (now() << TIME_SHIFT) + code
+        ledger.at = at + 1
+        ledger.phase = H2D
+        if ledger.device is not None:
+            ledger.device.mark(outer, H2D)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            ledger.leave(outer)
 
     leave_alone(torch, maybe_timed, with_calls=False)
     return maybe_timed
