@@ -39,7 +39,7 @@ __all__ = [
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
-POLL_S = 0.25
+POLL_S = 0.1
 SETTLE_S = 60.0
 """How long what a tool started may go on after its command has returned."""
 
@@ -60,6 +60,7 @@ ALONE = (
     "beside_procs",
     "beside_mb",
     "beside_end_mb",
+    "beside_peaks_mb",
     "beside_cpu_s",
     "disk_running_b",
     "disk_sealed_b",
@@ -221,13 +222,15 @@ def print_size(title: str, tools: Sequence[Tool], rows: dict[str, list[Row]]) ->
     print(f"\n{title}   load {os.getloadavg()[0]:.1f}")
     columns = [tool for tool in tools if rows[tool.name]]
     added = {tool.name: added_by(tool, rows) for tool in columns if tool.name != tool.baseline}
-    print("  " + " " * 16 + "".join(f"{name:>14}" for tool in columns for name in _headings(tool)))
+    print("  " + " " * 16 + "".join(f"{name:>{width}}" for tool in columns for name, width in _headings(tool)))
     for name in (*PAIRED, *ALONE):
         cells = []
         for tool in columns:
             cells.append(f"{statistics.median(row[name] for row in rows[tool.name]):>14,.1f}")
             if tool.name in added:
-                cells.append(f"{added[tool.name][name]:>+14,.1f}" if name in PAIRED else " " * 14)
+                cells.append(
+                    f"{added[tool.name][name]:>+14,.1f}{_spread(tool, rows, name):>20}" if name in PAIRED else " " * 34
+                )
         print("  " + f"{name:16}" + "".join(cells).rstrip())
     losses = {row["loss"] for tool in tools for row in rows[tool.name]}
     print("  losses: " + ("bit-identical" if len(losses) == 1 else f"DIFFER: {sorted(losses)}"))
@@ -236,13 +239,25 @@ def print_size(title: str, tools: Sequence[Tool], rows: dict[str, list[Row]]) ->
         print(f"  main-thread CPU added: traceml / stepscope = {ratio:.1f}")
 
 
-def _headings(tool: Tool) -> list[str]:
-    return [tool.name] if tool.name == tool.baseline else [tool.name, "adds"]
+def _headings(tool: Tool) -> list[tuple[str, int]]:
+    """Of the columns, with their widths."""
+    alone = tool.name == tool.baseline
+    return [(tool.name, 14)] if alone else [(tool.name, 14), ("adds", 14), ("(least to most)", 20)]
 
 
 def added_by(tool: Tool, rows: dict[str, list[Row]]) -> dict[str, float]:
-    pairs = list(zip(rows[tool.name], rows[tool.baseline], strict=True))
-    return {name: statistics.median(with_it[name] - bare[name] for with_it, bare in pairs) for name in PAIRED}
+    return {name: statistics.median(_differences(tool, rows, name)) for name in PAIRED}
+
+
+def _spread(tool: Tool, rows: dict[str, list[Row]], name: str) -> str:
+    differences = _differences(tool, rows, name)
+    return f"({min(differences):+,.0f} to {max(differences):+,.0f})"
+
+
+def _differences(tool: Tool, rows: dict[str, list[Row]], name: str) -> list[float]:
+    """What the tool added in each repeat."""
+    pairs = zip(rows[tool.name], rows[tool.baseline], strict=True)
+    return [with_it[name] - bare[name] for with_it, bare in pairs]
 
 
 def save(path: Path, tools: Sequence[Tool], results: dict[str, dict[str, list[Row]]], args: argparse.Namespace) -> None:

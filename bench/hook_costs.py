@@ -87,7 +87,7 @@ class Training:
         self.device_name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         self._model, batch = loop.build(args.workload)
         self._model.to(self._device)
-        kind = torch.optim.AdamW if args.workload == "transformer" else torch.optim.SGD
+        kind = torch.optim.SGD if args.workload in loop.MLPS else torch.optim.AdamW
         self._optimizer = kind(self._model.parameters(), lr=1e-3)
         self._loss = torch.nn.CrossEntropyLoss()
         self._batches = iter(torch.utils.data.DataLoader(loop.OneBatch(10**9, batch), batch_size=None))

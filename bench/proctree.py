@@ -53,17 +53,23 @@ class TreeWatch:
     """Peak memory and CPU of every process below this one; call ``look`` now and then."""
 
     seen: dict[int, Seen] = field(default_factory=dict)
+    afterwards: list[dict[int, float]] = field(default_factory=list)
+    """At each look after the training: what every process has in memory at that moment, MB."""
 
     def look(self, *, training: bool) -> set[int]:
         alive = descendants()
+        now: dict[int, float] = {}
         for pid in alive:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 record = self.seen.setdefault(pid, Seen())
                 # Not the maximum of what was seen: between fork and exec a child still has its parent's memory.
-                record.peak_mb = _peak_mb(pid)
+                record.peak_mb = _status_mb(pid, "VmHWM")
+                now[pid] = _status_mb(pid, "VmRSS")
                 record.cpu_s = _cpu_s(pid)
                 if training:
                     record.peak_mb_in_training = record.peak_mb
+        if not training:
+            self.afterwards.append(now)
         return alive
 
     def reap(self) -> None:
@@ -78,14 +84,17 @@ class TreeWatch:
         return {
             "beside_procs": len(others),
             "beside_mb": sum(record.peak_mb_in_training for record in others),
-            "beside_end_mb": sum(record.peak_mb for record in others),
+            "beside_end_mb": max(
+                (sum(mb for pid, mb in now.items() if pid != training_pid) for now in self.afterwards), default=0.0
+            ),
+            "beside_peaks_mb": sum(record.peak_mb for record in others),
             "beside_cpu_s": sum(record.cpu_s for record in others),
         }
 
 
-def _peak_mb(pid: int) -> float:
+def _status_mb(pid: int, key: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) / 1024
     return 0.0
 

@@ -204,7 +204,7 @@ def _endings() -> list[Case]:
             stderr_has="ValueError",
             subset=False,
         ),
-        replace(ending, name="endings/ctrl_c", args=("--ending", "wait"), interrupt=True, exit_codes=(130,)),
+        replace(ending, name="endings/ctrl_c", args=("--ending", "wait"), interrupt=True, exit_codes=(1, 130)),
         replace(
             ending,
             name="endings/ctrl_c_ranks",

@@ -17,6 +17,8 @@ Losses = dict[int, list[tuple[str, str]]]
 _REPORTED = re.compile(r"^(loss|eval) (\d+) (\d+) (\S+)$", re.MULTILINE)
 _COUNTED = re.compile(r"^steps (\d+) (\d+)$", re.MULTILINE)
 _NORMAL = (
+    # Who else uses the GPU: other cases, at the same time.
+    (re.compile(r"(?:Process \d+ has [\d.]+ [KMG]?i?B memory in use\. ?)+"), ""),
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(r"\S*/(?=[^/\s]*$|[^/\s]*\s)"), "PATH/"),
     (re.compile(r"0x[0-9a-fA-F]+"), "#"),

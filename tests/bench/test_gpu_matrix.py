@@ -175,3 +175,10 @@ def test_a_job_with_forked_workers_behaves_the_same(tmp_path: Path, capsys: pyte
     assert document["counts"] == {"passed": 2, "failed": 0, "skipped": 0, "unclear": 0}
     assert (rows["plain/eval"]["losses"], rows["plain/eval"]["our_steps"]) == (51, "48")
     assert (rows["endings/ctrl_c"]["bare_code"], rows["endings/ctrl_c"]["our_code"]) == (130, 130)
+
+
+def test_who_else_uses_the_gpu_is_no_difference() -> None:
+    message = "torch.OutOfMemoryError: CUDA out of memory. {}Of the allocated memory 1.0 MiB is allocated by PyTorch."
+    others = "Process 7 has 1.08 GiB memory in use. Process 8 has 796.00 MiB memory in use. "
+    assert added_lines(message.format(others), message.format("Process 9 has 2.00 GiB memory in use. ")) == []
+    assert added_lines(message.format(others), message.format(others).replace("CUDA", "HIP")) != []

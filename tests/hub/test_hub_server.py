@@ -21,7 +21,7 @@ from stepscope.errors import UsageError
 from stepscope.hub.gate.entrance import Entrance, ServerLimits, plain_address
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.server import Server
-from stepscope.hub.gate.tls import TlsFiles, make_certificate, remove_certificate, user_certificate
+from stepscope.hub.gate.tls import TlsFiles, make_certificate, user_certificate
 from tests.hub.gate_parts import Agent, HubProcess, everything
 
 
@@ -89,11 +89,11 @@ def test_a_certificate_for_the_run(made: TlsFiles) -> None:
 
 def test_only_what_was_made_for_a_run_is_removed(tmp_path: Path, made: TlsFiles) -> None:
     own = make_certificate(folder=tmp_path)
-    remove_certificate(own)
+    own.remove()
     assert list(tmp_path.iterdir()) == []
     copy = TlsFiles(certificate=tmp_path / "a.crt", key=tmp_path / "a.key", fingerprint=b"")
     copy.certificate.write_bytes(made.certificate.read_bytes())
-    remove_certificate(copy)
+    copy.remove()
     assert copy.certificate.exists()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import HubError, HubMissing, HubRefused
-from stepscope.hub.gate.tls import TlsFiles, make_certificate, remove_certificate
+from stepscope.hub.gate.tls import TlsFiles, make_certificate
 from stepscope.terminal.client import HubReader
 from stepscope.terminal.documents import Run, Runs, Status
 from stepscope.terminal.feed import Feed
@@ -145,7 +145,7 @@ def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tls
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     files = make_certificate(["127.0.0.1"])
     yield files
-    remove_certificate(files)
+    files.remove()
 
 
 def test_a_certificate_that_nobody_signed_is_known_by_its_fingerprint(certificate: TlsFiles) -> None:

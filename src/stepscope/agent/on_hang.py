@@ -12,10 +12,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepscope.agent.journal import Journal
-from stepscope.records.hang import HangRecord
 from stepscope.records.places import ENV_HANG_AFTER, ENV_RUN_DIR
+
+if TYPE_CHECKING:  # the launcher has no use for them, and a job waits for its imports
+    from stepscope.agent.journal import Journal
+    from stepscope.records.hang import HangRecord
 
 __all__ = ["ABORT", "REPORT", "HangPolicy", "OnHang", "seconds_from"]
 

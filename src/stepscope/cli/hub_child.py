@@ -16,14 +16,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.ends import JobEnd
 from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals, say
 from stepscope.errors import HubError, RunError, UsageError
-from stepscope.hub.gate.tls import TlsFiles, make_certificate, remove_certificate, user_certificate
 from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
 from stepscope.store.meta import end_run
+
+if TYPE_CHECKING:  # the job of one node waits for no TLS
+    from stepscope.hub.gate.tls import TlsFiles
 
 __all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "open_hub", "url_of"]
 
@@ -117,7 +119,7 @@ class HubChild:
             self._fd = -1
             remove_hub_file(self._run_dir)
             if self._tls is not None:
-                remove_certificate(self._tls)
+                self._tls.remove()
 
     def _await_end(self, *, quiet: bool) -> None:
         until_s = time.monotonic() + (HUB_END_S if self._several else ALONE_END_S)
@@ -174,7 +176,7 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
         return HubChild(run_dir, listening, name=name, nnodes=nnodes, tls=tls, shown=shown)
     except OSError as error:
         if tls is not None:
-            remove_certificate(tls)
+            tls.remove()
         raise HubError(f"cannot write where the hub is: {error.strerror}") from error
     finally:
         listening.close()
@@ -207,6 +209,8 @@ def url_of(host: str, port: int, *, tls: bool) -> str:
 
 def certificate_of(options: HubOptions, names: list[str]) -> TlsFiles:
     """The user's own, or one made for these names."""
+    from stepscope.hub.gate.tls import make_certificate, user_certificate
+
     if options.certificate is not None and options.key is not None:
         return user_certificate(options.certificate, options.key)
     return make_certificate(names)

@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.cli.hub_child import HubOptions, certificate_of, listen, url_of
     from stepscope.hub.gate.entrance import is_local
     from stepscope.hub.gate.server import run_loop
-    from stepscope.hub.gate.tls import remove_certificate
     from stepscope.wire.keys import kept_secret, key_path
 
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
@@ -94,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 run_loop(_serve(args.dir, listening, token, tls, accept=args.accept, until_eof=args.until_eof))
         finally:
             if tls is not None:
-                remove_certificate(tls)
+                tls.remove()
     return 0
 
 

@@ -29,7 +29,7 @@ from stepscope.hub.app import make_app
 from stepscope.hub.gate.entrance import ServerLimits
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.server import Server, run_loop
-from stepscope.hub.gate.tls import TlsFiles, remove_certificate
+from stepscope.hub.gate.tls import TlsFiles
 from stepscope.hub.gathering import Gathering
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.looks import Looks, keep_up
@@ -258,7 +258,7 @@ def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
     """In place of the launcher, which is dead: what it would have removed, and the summary."""
     remove_hub_file(settings.run_dir)
     if tls is not None:
-        remove_certificate(tls)
+        tls.remove()
     if settings.nnodes > 1:
         words = [sys.executable, "-m", "stepscope", "report", "--quiet", str(settings.run_dir)]
         os.execv(sys.executable, words)

@@ -28,7 +28,7 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
 
 def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the arguments of ``Tensor.to`` name a device other than the host."""
-    target = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    target: Any = args[0] if args else kwargs.get("device", kwargs.get("other"))
     if type(target) is torch.device:  # as nearly always
         return bool(target.type != "cpu")
     if "device" in kwargs:  # of ``to(dtype, device=…)``

@@ -24,7 +24,7 @@ from stepscope.errors import HubError, UsageError
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate, GeneralName
 
-__all__ = ["TlsFiles", "make_certificate", "remove_certificate", "server_context", "user_certificate"]
+__all__ = ["TlsFiles", "make_certificate", "server_context", "user_certificate"]
 
 _PREFIX = "stepscope-tls-"
 _BEFORE = datetime.timedelta(days=2)
@@ -39,6 +39,11 @@ class TlsFiles:
     key: Path
     fingerprint: bytes
     """SHA-256 of the certificate's DER, 32 bytes; what joins are signed over."""
+
+    def remove(self) -> None:
+        """Of a certificate that was made for a run; the user's own is left where it is."""
+        if self.certificate.parent.name.startswith(_PREFIX):
+            shutil.rmtree(self.certificate.parent, ignore_errors=True)
 
 
 def make_certificate(hosts: Sequence[str] = (), *, folder: Path | None = None) -> TlsFiles:
@@ -77,12 +82,6 @@ def make_certificate(hosts: Sequence[str] = (), *, folder: Path | None = None) -
     except OSError as error:
         raise HubError(f"cannot keep the hub's certificate: {error.strerror}") from error
     return TlsFiles(certificate=place / "hub.crt", key=place / "hub.key", fingerprint=_fingerprint(certificate))
-
-
-def remove_certificate(tls: TlsFiles) -> None:
-    """Of one that was made for a run; the user's own is left where it is."""
-    if tls.certificate.parent.name.startswith(_PREFIX):
-        shutil.rmtree(tls.certificate.parent, ignore_errors=True)
 
 
 def user_certificate(certificate: Path, key: Path) -> TlsFiles:
