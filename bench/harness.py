@@ -173,6 +173,8 @@ def _run_once(tool: Tool, workload: str, args: argparse.Namespace, device: str) 
     script += ["--warm", str(args.warm), "--out", str(out), *tool.loop_flags]
     inherited = [str(SOURCE), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, inherited))}
+    # An installed package is compiled; the first run compiles a checkout, where that is not forbidden.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         with (work / "log").open("wb") as log:
             launched_ns = time.monotonic_ns()

@@ -33,8 +33,9 @@ def test_what_a_tool_adds_is_the_median_of_differences_within_repeats() -> None:
 def test_table_has_a_column_per_tool_and_one_for_what_it_adds(capsys: pytest.CaptureFixture[str]) -> None:
     harness.print_size("size 1", [BARE, STEPSCOPE], {"bare": rows_of(100), "stepscope": rows_of(125)})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ["bare", "stepscope", "adds"]
-    assert next(line for line in lines if "cpu_us" in line).split() == ["cpu_us", "100.0", "125.0", "+25.0"]
+    assert lines[2].split() == ["bare", "stepscope", "adds", "(least", "to", "most)"]
+    row = next(line for line in lines if "cpu_us" in line)
+    assert row.split() == ["cpu_us", "100.0", "125.0", "+25.0", "(+25", "to", "+25)"]
     assert lines[-1] == "  losses: bit-identical"
 
 

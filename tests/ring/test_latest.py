@@ -141,8 +141,8 @@ def test_over_many_rounds_nothing_old_is_taken_for_new(stream: RingStream, read:
 def test_right_after_a_round_was_over(stream: RingStream, read: RingReader) -> None:
     write_steps(stream, 520)  # more than two rounds: the rest of the body is full of other times
     at = call(stream, size=7)
-    rounds = stream.ledger._rounds
-    while stream.ledger._rounds == rounds:
+    rounds = stream.ledger.rounds
+    while stream.ledger.rounds == rounds:
         stream.clock.advance(1)
         stream.ledger.put(stream.clock() << w.TIME_SHIFT | OTHER)
     assert read.last_collective() == LastCollective(ALL_REDUCE, 0, 7, at, False, None)

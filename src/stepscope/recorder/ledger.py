@@ -49,15 +49,15 @@ class Ledger:
 
     __slots__ = (
         "_capacity",
-        "_header",
         "_on_refusal",
-        "_rounds",
         "at",
         "body",
         "device",
+        "header",
         "limit",
         "now",
         "phase",
+        "rounds",
         "thread",
     )
 
@@ -68,12 +68,12 @@ class Ledger:
         self.phase = OTHER
         self.thread = NOBODY
         self.device: DeviceMarks | None = None
-        self.at = self.limit = self._rounds = self._capacity = 0
-        self.body = self._header = memoryview(b"")
+        self.at = self.limit = self.rounds = self._capacity = 0
+        self.body = self.header = memoryview(b"")
 
     def open(self, ring: RingWriter) -> None:
         """Begin to record, on behalf of the calling thread."""
-        self.body, self._header, self._capacity = ring.body, ring.header, ring.capacity
+        self.body, self.header, self._capacity = ring.body, ring.header, ring.capacity
         self.limit = TURN_WORDS
         self.thread = get_ident()
         self.put(data_word(START, 0), self.now() << TIME_SHIFT)
@@ -153,7 +153,7 @@ class Ledger:
                 body[at] = word
                 at += 1
         self.at = at
-        self._header[HEAD_WORD] = self._rounds + at
+        self.header[HEAD_WORD] = self.rounds + at
         if at > self.limit:
             self.turn()
 
@@ -168,10 +168,10 @@ class Ledger:
         """Announce what was written; near the end of the body, go on at its beginning."""
         if self.at > self._capacity - RESERVE_WORDS:
             self.body[self.at] = data_word(WRAP, 0)
-            self._rounds += self._capacity
+            self.rounds += self._capacity
             self.at = 0
         self.limit = self.at + TURN_WORDS
-        self._header[HEAD_WORD] = self._rounds + self.at
+        self.header[HEAD_WORD] = self.rounds + self.at
 
     def _refused(self, phase: int) -> bool:
         """Not the owner's thread: if there is no owner yet, this may be the beginning."""

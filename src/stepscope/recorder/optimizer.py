@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from threading import get_ident
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -26,6 +27,7 @@ from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import OPTIMIZER
 from stepscope.records.slot import FLAG_SKIPPED
+from stepscope.ring.words import ENTER, TIME_SHIFT
 
 __all__ = ["OptimizerHooks"]
 
@@ -68,14 +70,24 @@ class OptimizerHooks:
 
     def _make_hooks(self) -> tuple[Hook, Hook]:
         recorder, ledger, under_way = self._recorder, self._recorder.ledger, self._open
-        is_compiling, traced = self._is_compiling, self._traced
+        is_compiling, traced, now, code = self._is_compiling, self._traced, ledger.now, OPTIMIZER + ENTER
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
             if is_compiling():
                 return
-            if under_way:
+            outer = ledger.phase
+            if under_way or outer == OPTIMIZER or get_ident() != ledger.thread:
                 self._drop_unreturned(id(optimizer))
-            under_way.append((id(optimizer), ledger.enter(OPTIMIZER)))
+                under_way.append((id(optimizer), ledger.enter(OPTIMIZER)))
+                return
+            # Written out like ``Ledger.timed``, for the same reason.
+            at = ledger.at
+            ledger.body[at] = (now() << TIME_SHIFT) + code
+            ledger.at = at + 1
+            ledger.phase = OPTIMIZER
+            if ledger.device is not None:
+                ledger.device.mark(outer, OPTIMIZER)
+            under_way.append((id(optimizer), outer))
 
         def after(optimizer: object, _args: object, _kwargs: object) -> None:
             if is_compiling():
