@@ -219,7 +219,14 @@ class ForwardProbe:
                     return self._untouched(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
             finally:
-                ledger.leave(outer)
+                at = ledger.at
+                ledger.body[at] = (now() << TIME_SHIFT) + outer
+                ledger.at = at + 1
+                if ledger.device is not None:
+                    ledger.device.mark(ledger.phase, outer)
+                ledger.phase = outer
+                if at > ledger.limit:
+                    ledger.turn()
 
         return timed
 

@@ -29,8 +29,6 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
 def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the arguments of ``Tensor.to`` name a device other than the host."""
     target: Any = args[0] if args else kwargs.get("device", kwargs.get("other"))
-    if type(target) is torch.device:  # as nearly always
-        return bool(target.type != "cpu")
     if "device" in kwargs:  # of ``to(dtype, device=…)``
         target = kwargs["device"]
     if isinstance(target, str):
@@ -45,7 +43,7 @@ def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _timed(
     recorder: Recorder, torch: Any, original: Any, wanted: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 ) -> Any:
-    is_compiling, is_tracing = torch.compiler.is_dynamo_compiling, torch.compiler.is_compiling
+    is_compiling, compiler, device = torch.compiler.is_dynamo_compiling, torch.compiler, torch.device
     ledger, now, code = recorder.ledger, recorder.ledger.now, H2D + ENTER
 
     @functools.wraps(original)
@@ -57,8 +55,8 @@ def _timed(
             (outer != OTHER and outer < FIRST_USER_SLOT)
             or get_ident() != ledger.thread
             or not self.is_cpu
-            or is_tracing()
-            or not wanted(torch, args, kwargs)
+            or compiler._is_compiling_flag  # of ``torch.compiler.is_compiling``, which costs two calls
+            or not (args[0].type != "cpu" if args and type(args[0]) is device else wanted(torch, args, kwargs))
         ):
             return original(self, *args, **kwargs)
         # Written out like ``Ledger.timed``, for the same reason.
