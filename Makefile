@@ -10,6 +10,8 @@ HANGS_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_ARGS ?=
 FUZZ_ROUNDS ?= 3
+# The newest release of torch and the oldest that the README claims; what lies between them is in requirements/test.txt.
+TORCH_VERSIONS ?= 2.15.0 2.10.0
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
 
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
@@ -17,6 +19,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 BROWSER_READY := $(VENV)/.browser-ready
+VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch nodes notebook recorder)
 PAGE := src/stepscope/page/static/index.html
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
 
@@ -32,7 +35,7 @@ else echo "npm is not to be had: the page's unit tests are skipped"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test soak fuzz ray lint format types contracts bench screenshots league hangs gpu clean
+.PHONY: help setup page demo test versions soak fuzz ray lint format types contracts bench screenshots league hangs gpu clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +50,14 @@ demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks here, one of them slow, and let S
 test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, those of the page in a real browser among them
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
+
+versions: $(PAGE) ## Run the tests that start torch on other versions of it (TORCH_VERSIONS="2.15.0 2.10.0")
+	@table=; for version in $(TORCH_VERSIONS); do \
+		echo "== torch $$version"; verdict=passed; \
+		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && .venv-torch-$$version/bin/python -m pytest \
+			-n 2 --dist worksteal $(VERSION_TESTS) $(TEST_ARGS); } || verdict=failed; \
+		table="$$table  torch $$version: $$verdict\n"; \
+	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
 soak: $(RUN_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a near relation there)
 	$(BIN)/python -m pytest -m soak $(TEST_ARGS)
@@ -93,7 +104,7 @@ gpu: ## Run ordinary jobs on a GPU, bare and recorded, and compare (GPU_ARGS="--
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m gpu $(GPU_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
-	rm -rf $(VENV) web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -105,6 +116,16 @@ $(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
 	@$(PIP) $(TORCH)
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# Each torch wants a sympy of its own.  torch is named again, or pip would take another that suits the rest better.
+.venv-torch-%/.ready: requirements/test.txt pyproject.toml
+	@echo "Setting up $(@D) (once; torch is large) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check torch==$*
+	@sed '/^torch==/d; /^sympy==/d' requirements/test.txt > $(@D)/test.txt
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check torch==$* -r $(@D)/test.txt
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # Without Node.js there is no page, and all else works: the hub then says so where the page would be.

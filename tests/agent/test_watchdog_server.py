@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.agent import worker_server
-from stepscope.agent.worker_server import FLIGHT, Questions, ask_servers
+from stepscope.agent.worker_server import FLIGHT, Questions, ask_flights, ask_servers
 
 Behave = Callable[[socket.socket, bytes], None]
 Serve = Callable[[Behave], Any]
@@ -36,6 +36,33 @@ def test_all_are_asked_and_answer(serve: Serve, tmp_path: Path) -> None:
     request = servers[3].requests[0]
     assert request.startswith(b"POST /handler/fr_trace_json HTTP/1.1\r\n")
     assert request.endswith(b"\r\n\r\n")
+
+
+def test_nccl_has_a_flight_recorder_of_its_own(serve: Serve) -> None:
+    """On a build with NCCL both handlers are there; on others the second is not found."""
+
+    def both(gloo: bytes, nccl: bytes | None) -> Behave:
+        def behave(connection: socket.socket, request: bytes) -> None:
+            if b"/handler/fr_trace_json " in request:
+                answer(gloo)(connection, request)
+            elif nccl is None:
+                answer(b"no", status="404 Not Found")(connection, request)
+            else:
+                answer(nccl)(connection, request)
+
+        return behave
+
+    none, some, other = b'{"version":"2.10"}', b'{"entries":[1]}', b'{"entries":[2]}'
+    servers = {
+        "nccl": serve(both(none, other)),
+        "gloo": serve(both(some, none)),
+        "mixed": serve(both(some, other)),
+        "cpu build": serve(both(none, None)),
+        "unused": serve(both(none, none)),
+    }
+    answers = ask_flights({key: server.path for key, server in servers.items()}, patience_s=30)
+    assert answers == {"nccl": other, "gloo": some, "mixed": some, "cpu build": none, "unused": none}
+    assert len(servers["gloo"].requests) == 1
 
 
 def test_an_answer_may_come_in_pieces(serve: Serve) -> None:

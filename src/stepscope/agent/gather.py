@@ -20,7 +20,7 @@ from stepscope.agent.procfs import Reading, descendants, read_process, spent_bet
 from stepscope.agent.pyspy import spy
 from stepscope.agent.source import read_lines
 from stepscope.agent.threads import STOPPED, Offers, StacksQuestion, ask_stacks
-from stepscope.agent.worker_server import FLIGHT, NEEDS_GIL, Questions, ask_servers
+from stepscope.agent.worker_server import NEEDS_GIL, Questions, ask_flights
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
 from stepscope.records.hang import ThreadStack
@@ -114,7 +114,7 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
     processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
     first = {pid: read_process(pid) for pid in processes}
     servers = _servers(alive, first)
-    flights = ask_servers(servers, FLIGHT, patience_s=SERVER_S)
+    flights = ask_flights(servers, patience_s=SERVER_S)
     # Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
     asked = {pid: servers[pid] for pid in flights if pid not in known_held}
     with Questions(asked, NEEDS_GIL) as gil:

@@ -26,7 +26,7 @@ from stepscope.agent.journal import Journal
 from stepscope.agent.on_hang import HangPolicy, OnHang
 from stepscope.agent.progress import Progress, World, WorldKey
 from stepscope.agent.subjects import Subjects, departed_of
-from stepscope.agent.worker_server import FLIGHT, ask_servers
+from stepscope.agent.worker_server import ask_flights
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.finding import finding_of, steps_of
 from stepscope.hangs.judge import NotAHang, judge
@@ -138,7 +138,7 @@ class Watchdog:
         late = {rank: path for rank, path in servers.items() if self._now() - self._asked_s.get(rank, -1e9) > 1.0}
         self._asked_s |= dict.fromkeys(late, self._now())
         try:
-            keep_flights(self._run_dir, ask_servers(late, FLIGHT, patience_s=LAST_WORDS_S))
+            keep_flights(self._run_dir, ask_flights(late, patience_s=LAST_WORDS_S))
         except OSError as error:
             self._journal.refused(error)
 

@@ -1,8 +1,9 @@
 """The client of torch's worker server: HTTP over a Unix socket, many processes at once, never longer than it is given.
 
 The server is a native thread in a rank that answers without the GIL (``recorder/`` starts it, in jobs of several
-ranks): ``fr_trace_json`` is the Flight Recorder.  ``dump_traceback`` needs the GIL, so its silence tells that it is
-held.  What comes back is foreign: bounded in size and time, and nothing but a whole answer counts.
+ranks): ``fr_trace_json`` is the Flight Recorder of gloo, ``dump_nccl_trace_json`` that of NCCL.  ``dump_traceback``
+needs the GIL, so its silence tells that it is held.  What comes back is foreign: bounded in size and time, and nothing
+but a whole answer counts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
-__all__ = ["FLIGHT", "NEEDS_GIL", "Questions", "ask_servers"]
+__all__ = ["FLIGHT", "NCCL_FLIGHT", "NEEDS_GIL", "Questions", "ask_flights", "ask_servers"]
 
 Key = TypeVar("Key", bound=Hashable)
 
 FLIGHT = "fr_trace_json"
+NCCL_FLIGHT = "dump_nccl_trace_json"
+HAS_CALLS = b'"entries"'
+"""In the dump of a Flight Recorder that has recorded anything."""
 NEEDS_GIL = "dump_traceback"
 
 MAX_BODY = 32 << 20
@@ -125,6 +129,16 @@ def ask_servers(
     with Questions(servers, handler, max_body=max_body) as asked:
         asked.wait(patience_s)
         return asked.answers
+
+
+def ask_flights(servers: Mapping[Key, Path], *, patience_s: float) -> dict[Key, bytes]:
+    """What the Flight Recorders say.  NCCL has its own, which counts where the other has recorded nothing."""
+    deadline = time.monotonic() + patience_s
+    answers = ask_servers(servers, FLIGHT, patience_s=patience_s)
+    silent = {key: servers[key] for key, answer in answers.items() if HAS_CALLS not in answer}
+    left_s = max(0.0, deadline - time.monotonic())
+    nccl = ask_servers(silent, NCCL_FLIGHT, patience_s=left_s) if silent else {}
+    return answers | {key: answer for key, answer in nccl.items() if HAS_CALLS in answer}
 
 
 def _over(selector: selectors.BaseSelector, ready: selectors.SelectorKey, call: _Call) -> bool:

@@ -104,12 +104,19 @@ def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
     more than what it says now.
     """
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    if dump is None or recorder.ring is None or recorder.identity.world_size < 2 or _hung(run_dir):
+    if (
+        not hasattr(c10d, "_dump_fr_trace_json")
+        or recorder.ring is None
+        or recorder.identity.world_size < 2
+        or _hung(run_dir)
+    ):
         return
     path = flight_path(run_dir, recorder.identity.rank)
     path.parent.mkdir(exist_ok=True)
-    _replace(path, dump(True, False))
+    said = c10d._dump_fr_trace_json(True, False)
+    if b'"entries"' not in said and hasattr(c10d, "_dump_nccl_trace_json"):  # NCCL has a Flight Recorder of its own
+        said = c10d._dump_nccl_trace_json(True, False)
+    _replace(path, said)
 
 
 def _hung(run_dir: Path) -> bool:
