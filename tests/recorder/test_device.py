@@ -86,13 +86,21 @@ def test_long_steps_are_all_timed_and_share_their_borders(stream: RingStream) ->
 
 def test_short_steps_are_timed_more_often_at_first(stream: RingStream) -> None:
     loop = Loop(stream, Device())
-    loop.run(1024, ms=0.2)
+    loop.run(1024, ms=0.25)
     steps = [int(step) for step in loop.timed()["step"]]
     assert [step for step in steps if step < DENSE_STEPS] == list(range(DENSE_EVERY, DENSE_STEPS, DENSE_EVERY))
     assert {later - earlier for earlier, later in zip(steps[-5:], steps[-4:], strict=False)} == {MAX_EVERY}
 
 
-@pytest.mark.parametrize("ms", [0.2, 100])
+def test_steps_that_timing_would_distort_are_not_timed_until_they_are_longer(stream: RingStream) -> None:
+    loop = Loop(stream, Device())
+    loop.run(400, ms=0.1)
+    assert max(loop.timed()["step"]) <= 20, "the pace is not known before"
+    loop.run(40, ms=100)
+    assert set(range(425, 439)) <= set(map(int, loop.timed()["step"]))
+
+
+@pytest.mark.parametrize("ms", [0.25, 100])
 def test_events_are_used_again(stream: RingStream, ms: float) -> None:
     loop = Loop(stream, Device())
     loop.run(200, ms=ms)

@@ -7,7 +7,7 @@ and a step killed before its events passed simply has no device times.
 
 Timing a step costs the host about 150 µs, so short steps are timed now and then only: one in ``every``, a power of two,
 so that the cost stays around a thousandth and all ranks time the same steps.  A run's first steps are timed more often,
-so that a short run has device times, too.
+so that a short run has device times, too.  Steps of less than 1.5 ms are not timed at all.
 
 Events, and the timer that holds them, are never destroyed (``recorder/inherited.py``): a forked child that destroys a
 CUDA event aborts.  They are used again and again instead; a timer ends up with a few dozen.
@@ -40,6 +40,8 @@ TIMED_STEP_COST_NS = 150_000
 COST_SHARE = 0.001
 """What timing may cost of the steps' time, all in all."""
 MAX_EVERY = 64
+SHORTEST_STEP_NS = 10 * TIMED_STEP_COST_NS
+"""A shorter step would be a tenth longer for being timed, and its device times would be those of another step."""
 DENSE_STEPS, DENSE_EVERY = 128, 4
 """Of the first so many steps, one in so many is timed at the least."""
 PACE_STEPS = 16
@@ -96,7 +98,7 @@ class DeviceTimer:
 
         Returns the next step at whose end to be called: the one before a timed step, and the timed step itself.
         """
-        timed = (step + 1) % self._every == 0 and len(self._pending) < MAX_PENDING
+        timed = self._every > 0 and (step + 1) % self._every == 0 and len(self._pending) < MAX_PENDING
         if self._capturing():
             self.drop_step(ledger)  # not even a query may be made while a graph is captured
             return step + 1
@@ -112,7 +114,9 @@ class DeviceTimer:
             self._resolve(self._pending.popleft(), ledger)
         if step - self._pace_step >= PACE_STEPS:
             self._reckon(step)
-        return step + 1 if timed else step + self._every - (step + 1) % self._every
+        if timed:
+            return step + 1
+        return step + (self._every - (step + 1) % self._every if self._every else PACE_STEPS)
 
     def drop_step(self, ledger: Ledger) -> None:
         """The step under way is not timed after all, because a graph is being captured."""
@@ -146,6 +150,9 @@ class DeviceTimer:
         now = self._now()
         step_ns = max((now - self._pace_at) // (step - self._pace_step), 1)
         self._pace_at, self._pace_step = now, step
+        if step_ns < SHORTEST_STEP_NS:
+            self._every = 0
+            return
         wanted = TIMED_STEP_COST_NS / (COST_SHARE * step_ns)
         most = DENSE_EVERY if step < DENSE_STEPS else MAX_EVERY
         self._every = 1
