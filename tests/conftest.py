@@ -37,6 +37,8 @@ GRACE_S = 5.0
 
 # Many ranks share two cores: one thread each, here and in everything started from here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch 2.10 has the Flight Recorder off by default; 2.13 has it on, with this many calls.
+os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 # Hundreds of processes are started from here: without this, each would compile all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # No test leaves traces in the user's cache, or finds some there; those that want one bring their own.

@@ -543,7 +543,7 @@ def test_a_full_disk_is_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -
 
 def test_those_left_behind_are_asked_at_once(job: Job, serve: Any) -> None:
     def behave(connection: Any, request: bytes) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"entries":[]}')
 
     server = serve(behave)
     two(job)
@@ -551,7 +551,7 @@ def test_those_left_behind_are_asked_at_once(job: Job, serve: Any) -> None:
     server.path.rename(job.session / "0-0.sock")
     server.path = job.session / "0-0.sock"
     job.die(1)
-    assert (job.run_dir / "flight" / "rank_0.json").read_bytes() == b"{}"
+    assert (job.run_dir / "flight" / "rank_0.json").read_bytes() == b'{"entries":[]}'
     assert len(server.requests) == 1
 
 

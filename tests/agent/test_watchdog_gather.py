@@ -275,7 +275,7 @@ def handlers(answers: dict[bytes, bytes], release: threading.Event) -> Callable[
 def test_the_flight_recorder_and_who_holds_the_gil(start: Start, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "GIL_S", 0.2)
     release = threading.Event()
-    flight = b'{"version": "2.10"}'
+    flight = b'{"version": "2.10", "entries": []}'
     held = serve(handlers({b"fr_trace_json": flight}, release))
     free = serve(handlers({b"fr_trace_json": flight, b"dump_traceback": b"Thread 0x1"}, release))
     children = [start("rest"), start("rest"), start("rest")]

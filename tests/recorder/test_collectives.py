@@ -144,7 +144,7 @@ def test_what_fails_fails_as_without_us(pair: Callable[[str], Found]) -> None:
         heard, mode, total = rank["recorded"][0]
         assert heard[:1] == ["TypeError"]
         assert len(heard) == 6
-        assert mode in (["ones", "broadcast"], ["ones"])  # not one call more; before torch 2.10 it hears of one
+        assert mode[:1] == ["ones"]  # and what else that torch does, as without us
         assert total == 8.0
         dense = [call[4] for call in rank["steps"][1]["calls"] if call[0] == "all_reduce"]
         assert dense == [0, 0, 0, 0, 0, 8, 16, 64, 8]
