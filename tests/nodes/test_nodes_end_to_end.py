@@ -102,8 +102,8 @@ def test_cut_slowed_killed_and_skewed(
         assert any("host2" in notice and "clock" in notice for notice in summary["notices"])
         spread = dict(
             duckdb.sql(
-                "SELECT coalesce(host, 'all'), max(wall_ns) - min(wall_ns) "
-                f"FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host' GROUP BY ROLLUP (host)"
+                "SELECT coalesce(node, 'all'), max(wall_ns) - min(wall_ns) "
+                f"FROM '{three.run_dir}/samples.parquet' WHERE kind = 'host' GROUP BY ROLLUP (node)"
             ).fetchall()
         )
         # However long the run took here: by its own clock host2 would be five minutes after the others.
