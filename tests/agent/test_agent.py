@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -95,25 +94,25 @@ stepscope.agent.loop.GPU_QUICK_FOR_S = {quick_s}
 """
 
 
-@pytest.mark.parametrize("quick_s", [60.0, 0.0])
+@pytest.mark.parametrize("quick_s", [3600.0, 0.0])
 def test_gpus_are_sampled_more_often_while_ranks_are_new(stage: Any, quick_s: float) -> None:
     agent = stage.agent(prelude=FAKE_NVML.format(quick_s=quick_s))
     rank = stage.rank(0)
 
-    def sampled(kind: str) -> list[int]:
-        lines = read_jsonl(stage.run_dir / "samples.jsonl")[0]
-        return [line["mono_ns"] for line in lines if line["kind"] == kind]
+    def sampled(kind: str) -> list[dict[str, Any]]:
+        return [line for line in read_jsonl(stage.run_dir / "samples.jsonl")[0] if line["kind"] == kind]
 
     stage.until_event("rank_start")
-    stage.until(lambda: len(sampled("gpu")) >= 5)
+    if quick_s:
+        stage.until(lambda: len(sampled("gpu")) >= len(sampled("host")) + 5)
+    else:
+        # As often as the host: whatever the machine does meanwhile, both are due at the same looks.
+        stage.until(lambda: len(sampled("host")) >= 4)
+        assert len(sampled("gpu")) <= len(sampled("host")) + 1
     rank.end()
     agent.end()
-    (sample, *_) = [line for line in read_jsonl(stage.run_dir / "samples.jsonl")[0] if line["kind"] == "gpu"]
+    sample = sampled("gpu")[0]
     assert (sample["index"], sample["util_percent"], sample["mem_util_percent"]) == (0, 97, 5)
-    gaps_s = np.diff(sampled("gpu")) / 1e9
-    # A busy machine makes gaps longer, never shorter.
-    assert np.median(gaps_s) >= 0.9 if not quick_s else np.min(gaps_s) < 0.9
-    assert np.min(gaps_s) > 0.1
 
 
 @pytest.mark.faults

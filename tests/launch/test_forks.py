@@ -86,6 +86,21 @@ def grandchild():
     print("status", os.waitpid(child, 0)[1])
 
 
+def inside_a_phase():
+    import stepscope
+    for _ in range(10):
+        hold, let_go = os.pipe()
+        with stepscope.phase("forking"):
+            child = os.fork()
+            if not child:
+                os.read(hold, 1)  # the phase ends in the child when its parent has gone on
+        if not child:
+            os._exit(0)
+        train(5)
+        os.write(let_go, b".")
+        os.waitpid(child, 0)
+
+
 def trains_itself():
     child = os.fork()
     if not child:
@@ -97,14 +112,26 @@ def trains_itself():
 train(24)
 sys.stdout.flush()
 {"loaders": loaders, "persistent": persistent, "processes": processes, "pool": pool, "exit": lambda: bare(sys.exit),
- "quick exit": lambda: bare(os._exit), "grandchild": grandchild, "trains itself": trains_itself}[sys.argv[2]]()
+ "quick exit": lambda: bare(os._exit), "grandchild": grandchild, "trains itself": trains_itself,
+ "inside a phase": inside_a_phase}[sys.argv[2]]()
 train(8)
 print("end", model.weight.sum().item())
 """
 
 
 @pytest.mark.parametrize(
-    "how", ["loaders", "persistent", "processes", "pool", "exit", "quick exit", "grandchild", "trains itself"]
+    "how",
+    [
+        "loaders",
+        "persistent",
+        "processes",
+        "pool",
+        "exit",
+        "quick exit",
+        "grandchild",
+        "trains itself",
+        "inside a phase",
+    ],
 )
 def test_a_fork_of_a_process_that_uses_a_device(
     run_stepscope: Any, script: Callable[..., Path], root: Path, how: str
@@ -118,6 +145,6 @@ def test_a_fork_of_a_process_that_uses_a_device(
     assert summary["status"] == "finished"
     assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
     if how != "trains itself":  # then there are two, one after the other, of the same rank
-        assert summary["steps"]["total"] == 32 + {"loaders": 8, "persistent": 8}.get(how, 0)
+        assert summary["steps"]["total"] == 32 + {"loaders": 8, "persistent": 8, "inside a phase": 50}.get(how, 0)
         timed = duckdb.sql(f"SELECT count(device_wall_ns) FROM '{done.run_dir}/steps.parquet'").fetchall()
         assert timed[0][0] > 0, "the device was timed"

@@ -19,17 +19,24 @@ from stepscope.records.slot import FLAG_COMPILED, FLAG_REPLAYED
 class Graph:
     """A capture records what to call; nothing of a model is in it."""
 
+    capturing = False
+    fails = False
+
     def __init__(self) -> None:
         self.replays = 0
 
     def capture_begin(self, pool: object = None) -> str:
+        type(self).capturing = True
         return "begun"
 
     def capture_end(self) -> str:
+        type(self).capturing = False
         return "ended"
 
     def replay(self) -> str:
         self.replays += 1
+        if self.fails:
+            raise RuntimeError("an illegal memory access was encountered")
         return "replayed"
 
 
@@ -37,6 +44,7 @@ class Graph:
 def stand_in(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[type[Graph]]:
     graph = type("Graph", (), dict(vars(Graph)))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: graph.capturing)
     before = dict(vars(graph))
     yield graph
     assert {name: vars(graph)[name] for name in ("replay", "capture_begin", "capture_end")} == {
@@ -149,6 +157,44 @@ def test_a_capture_that_fails_leaves_nothing_behind(recorded: Any, stand_in: Any
     graph.capture_end()  # what torch's context manager does as the exception goes through it
     train(model, optimizer, 2)
     assert len(recorded.steps()) == 3
+
+
+def test_a_capture_that_nobody_ended_is_over_when_the_stream_says_so(recorded: Any, stand_in: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    torch.cuda.CUDAGraph().capture_begin()
+    train(model, optimizer, 1)  # captured
+    stand_in.capturing = False  # an exception went through, and the script began anew
+    train(model, optimizer, 5)
+    assert len(recorded.steps()) == 6
+
+
+def test_a_replay_that_fails_is_no_step_and_leaves_its_phase(recorded: Any, stand_in: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 2)
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: train(model, optimizer))
+    graph.replay()
+    stand_in.fails = True
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        graph.replay()
+    assert recorded.recorder.ledger.phase == BUILTIN_PHASES.index("other")
+    train(model, optimizer, 1)
+    assert len(recorded.steps()) == 4
+
+
+def test_without_a_free_slot_for_its_phase_a_replay_is_a_step_all_the_same(recorded: Any) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    names = [recorded.recorder.slot_of(f"own {n}") for n in range(7)]
+    graph = torch.cuda.CUDAGraph()
+    capture(graph, lambda: train(model, optimizer))
+    outer = recorded.recorder.ledger.enter(names[0])
+    graph.replay()
+    graph.replay()
+    recorded.recorder.ledger.leave(outer)
+    train(model, optimizer, 1)
+    assert len(recorded.steps()) == 4
 
 
 def test_own_step_borders_are_kept(recorded: Any) -> None:

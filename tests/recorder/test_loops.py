@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -345,3 +346,72 @@ def test_a_process_that_only_infers_makes_no_ring(recording: Recording) -> None:
         for _ in range(5):
             model(torch.randn(2, 8))
     assert recording.recorder.ring is None
+
+
+class Failing(torch.optim.SGD):
+    """Raises in its n-th step."""
+
+    def __init__(self, parameters: Any, at: int) -> None:
+        super().__init__(parameters, lr=0.1)
+        self._left = at
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self._left -= 1
+        if not self._left:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_step_that_raises_does_not_end_the_recording(recording: Recording, same: bool) -> None:
+    """A batch that does not fit, and a second try: with the same optimizer, or with a new model and a new one."""
+    model = Net()
+    optimizer = Failing(model.parameters(), at=4)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(model, batches(10), optimizer)
+    if not same:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[assignment]
+    train(model, batches(20), optimizer)
+    assert len(recording.steps()) == 3 + 20
+    assert recording.recorder.ledger.phase == OTHER
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Steps another optimizer inside its own step."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_inside_another_is_one_step_also_after_one_that_raised(recording: Recording) -> None:
+    model = Net()
+    with pytest.raises(torch.OutOfMemoryError):
+        train(model, batches(5), Lookahead(Failing(model.parameters(), at=3)))
+    train(model, batches(6), Lookahead(torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert len(recording.steps()) == 2 + 6
+
+
+def test_optimizers_of_other_threads_do_not_touch_the_steps_of_the_one_that_trains(recording: Recording) -> None:
+    model, other = Net(), Net()
+    mine, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other))
+    train(model, batches(2), mine)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def halfway(*_: Any) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    theirs.register_step_pre_hook(halfway)
+    thread = threading.Thread(target=theirs.step)
+    thread.start()
+    assert inside.wait(60)
+    train(model, batches(30), mine)  # while the other one is in its step
+    go_on.set()
+    thread.join()
+    train(model, batches(3), mine)
+    assert len(recording.steps()) == 35

@@ -25,7 +25,7 @@ def test_replays_of_a_graph_are_steps_and_no_bottleneck() -> None:
     (notice,) = summary["notices"]
     assert notice == (
         "200 of 203 steps were replays of a CUDA graph: "
-        "forward, backward and optimizer are one phase there, 'cuda_graph'."
+        "what was captured (forward, backward, optimizer) is one phase there, 'cuda_graph'."
     )
     assert "cuda_graph" in render_text(summary)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.phases import GRAPH_PHASE
 from stepscope.records.units import bytes_text, named_ranks
 
 __all__ = ["for_crash", "for_input", "for_straggler"]
@@ -38,7 +39,7 @@ def for_straggler(
     elif phase == "h2d":
         first = f"Check how {who}{where} reaches its device: pinned memory, NUMA binding, PCIe width."
         second = "Copy with non_blocking=True from a DataLoader with pin_memory=True."
-    elif phase in ("forward", "backward"):
+    elif phase in ("forward", "backward", GRAPH_PHASE):
         first = f"Check that {who}{where} computes the same as the others: batch shape, sequence length, branches."
         second = "If the work is equal, the machine is not: other processes on its cores or device, clocks, throttling."
     elif phase == "optimizer":

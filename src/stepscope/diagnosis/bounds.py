@@ -188,8 +188,9 @@ def find_compute_bound(view: View) -> list[Claim]:
         return []
     names = [name for name in COMPUTE_PHASES if name != GRAPH_PHASE or name in view.phases]
     by_phase: dict[str, Any] = {name: round(part_of(view, view.phase(name), used).share, 4) for name in names}
-    graphed = by_phase.get(GRAPH_PHASE, 0.0) >= part.share / 2
-    what = "replays of a CUDA graph" if graphed else "forward, backward and optimizer"
+    graphed = by_phase.get(GRAPH_PHASE, 0.0)
+    what = "forward, backward and optimizer" if part.share - graphed >= thresholds.OPPORTUNITY_SHARE else ""
+    what = " and ".join(filter(None, (what, "replays of a CUDA graph" if graphed else "")))
     finding = Finding(
         kind="compute_bound",
         severity="info",

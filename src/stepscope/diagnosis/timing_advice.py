@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stepscope.records.phases import COMPUTE_PHASES, GRAPH_PHASE
+
 __all__ = ["for_growth", "for_jitter", "for_slow_stretch", "for_stall"]
 
 COLLECT = (
@@ -52,7 +54,7 @@ def for_jitter(
             "Another rank each time: the machine (other processes, interrupts) or batches of varying size.",
             "On a crowded CPU fewer threads (OMP_NUM_THREADS) and fewer DataLoader workers steady the steps.",
         )
-    if phase not in (None, "forward", "backward", "other"):
+    if phase not in (None, "forward", "backward", GRAPH_PHASE, "other"):
         return (f"Look at what the phase {phase!r} does in these steps only.", LOOK_FOR)
     if period is not None:
         return (f"Look for what the loop does every {period} steps.", *COLLECT)
@@ -103,7 +105,7 @@ def for_slow_stretch(*, phase: str | None, alone: bool, host: str, recovered: bo
         first = f"The data came more slowly{where}: another directory or file, the page cache full, busy storage."
     elif phase == "comm":
         first = "The exchange was slower: other jobs on the network, a link that fell back to a lower speed."
-    elif phase in ("forward", "backward", "optimizer", None):
+    elif phase is None or phase in COMPUTE_PHASES:
         first = f"Look for what changed{where}: other jobs on the same cores or device, clocks, batch or model size."
     else:
         first = f"Look for what changed{where} in {phase}: logging or metrics switched on, other data."

@@ -14,6 +14,7 @@ from stepscope.flight.stacks import is_users, user_frame
 from stepscope.hangs import places
 from stepscope.hangs.evidence import Evidence, RankEvidence, WorkerEvidence
 from stepscope.records.hang import Frame, WaitingIn
+from stepscope.records.phases import COMPUTE_PHASES
 
 __all__ = ["WAITING", "Activity", "Doing", "doing_of", "is_busy", "moves_data"]
 
@@ -41,7 +42,7 @@ RUNNING_SHARE = 0.02
 """… and where the main thread wants a processor at this very moment, on a machine that has far too few."""
 MOVING_BYTES_S = 100_000.0
 BUSY_GPU_PERCENT = 90.0
-BUILT_IN = frozenset({"input", "h2d", "forward", "backward", "comm", "optimizer"})
+BUILT_IN = frozenset({"input", "h2d", "comm", *COMPUTE_PHASES})
 """Phases in which the name of a function of the user's does not make an evaluation or a checkpoint of it."""
 UNNAMED = ("wait", "wait_tensor", "wrapper", "forward", "backward", "")
 """Functions of torch.distributed that do not say what is waited for."""

@@ -56,6 +56,11 @@ def leave_shared_code_alone(torch: Any, recorder: Recorder) -> None:
 def around_regions(watch: ImportWatch, patches: Patches, enter: Callable[[], Callable[[], None]]) -> None:
     """Call ``enter`` whenever a function that ``torch.compile`` made is called, and what it answers at the end."""
 
+    @failsafe
+    def add_hook(context: Any) -> None:
+        context.enter_exit_hooks.append(enter)
+
+    @failsafe
     def install(module: Any) -> None:
         context = module.OptimizeContext
         original = context.__init__
@@ -63,7 +68,7 @@ def around_regions(watch: ImportWatch, patches: Patches, enter: Callable[[], Cal
         @functools.wraps(original)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for the context's
             original(self, *args, **kwargs)
-            self.enter_exit_hooks.append(enter)
+            add_hook(self)
 
         patches.set(context, "__init__", __init__)
 

@@ -68,6 +68,7 @@ class ForwardProbe:
         self._looking = 0
         self._looks = 0
         self._idle_calls = 0
+        recorder.when_forked(self._forget_call)
         self._looker = self._make_looker()
         for ours in (self._looker, self._look_at, self._untouched):
             leave_alone(torch, ours, with_calls=False)
@@ -96,6 +97,10 @@ class ForwardProbe:
     def _arm(self, on: bool) -> None:
         # Not through ``patches``: this happens around every outermost call while looking; ``disarm`` restores it.
         self._module.__call__ = self._looker if on else self._original
+
+    def _forget_call(self) -> None:
+        """In a forked child: whatever call was under way is its parent's."""
+        self._inside = False
 
     def disarm(self) -> None:
         """Take everything out of the way."""

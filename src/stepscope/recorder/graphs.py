@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from stepscope.recorder.guard import failsafe
+from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.phases import GRAPH_PHASE
+from stepscope.records.phases import GRAPH_PHASE, OTHER
 from stepscope.records.slot import FLAG_COMPILED, FLAG_REPLAYED
 
 __all__ = ["install"]
@@ -37,7 +39,7 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     graph = torch.cuda.CUDAGraph
     if not all(hasattr(graph, name) for name in ("capture_begin", "capture_end", "replay")):
         return
-    captures = _Captures(recorder)
+    captures = _Captures(recorder, torch.cuda.is_current_stream_capturing)
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 
     @functools.wraps(begin)
@@ -56,8 +58,14 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
         optimizer = captures.optimizer_of.get(self)
         if optimizer is None:
             return replay(self, *args, **kwargs)
-        outer = recorder.ledger.enter(recorder.slot_of(GRAPH_PHASE))
-        result = replay(self, *args, **kwargs)
+        slot = recorder.slot_of(GRAPH_PHASE)
+        outer = NOT_NOW if slot == OTHER else recorder.ledger.enter(slot)  # no slot is left
+        try:
+            result = replay(self, *args, **kwargs)
+        except BaseException:
+            if outer != NOT_NOW:
+                recorder.ledger.leave(outer)
+            raise
         recorder.forward_seen = True  # inside the graph
         recorder.end_step(FLAG_REPLAYED, outer, optimizer() or GONE)
         return result
@@ -70,15 +78,16 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
 class _Captures:
     """Which graphs contain an optimizer step."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, is_capturing: Callable[[], bool]) -> None:
         self._recorder = recorder
+        self._is_capturing = is_capturing
         self.optimizer_of: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         """The optimizer that stepped last while a graph was captured, by graph."""
 
     @failsafe
     def begin(self, graph: Any) -> None:
         self.optimizer_of.pop(graph, None)
-        self._recorder.capture_starts()
+        self._recorder.capture_starts(self._is_capturing)
 
     @failsafe
     def end(self, graph: Any) -> None:

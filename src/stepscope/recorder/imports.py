@@ -13,6 +13,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from stepscope.recorder.guard import failsafe
+
 __all__ = ["ImportWatch"]
 
 Callback = Callable[[ModuleType], object]
@@ -66,4 +68,9 @@ class _LoaderThenCall(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        self._call_back(module)
+
+    @failsafe
+    def _call_back(self, module: ModuleType) -> None:
+        """Not into the script's import statement, should it fail."""
         self._callback(module)

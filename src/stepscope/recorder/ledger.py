@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from stepscope.records.phases import OTHER
 from stepscope.ring import RingWriter
-from stepscope.ring.layout import HEAD_WORD, RESERVE_WORDS, TURN_WORDS
+from stepscope.ring.layout import HEAD_WORD, RESERVE_WORDS, TURN_WORDS, WORD_BYTES
 from stepscope.ring.words import ENTER, START, STEP_DATA, STEP_END, TIME_SHIFT, WRAP, data_word
 
 __all__ = ["NOBODY", "NOT_NOW", "DeviceMarks", "Ledger"]
@@ -74,6 +74,7 @@ class Ledger:
     def open(self, ring: RingWriter) -> None:
         """Begin to record, on behalf of the calling thread."""
         self.body, self.header, self._capacity = ring.body, ring.header, ring.capacity
+        self.at = self.rounds = 0
         self.limit = TURN_WORDS
         self.thread = get_ident()
         self.put(data_word(START, 0), self.now() << TIME_SHIFT)
@@ -81,6 +82,22 @@ class Ledger:
     def close(self) -> None:
         """Turn everybody away from now on."""
         self.thread = NOBODY
+
+    def let_go(self) -> None:
+        """In a forked child: the ring is its parent's.
+
+        Phases that were under way at the fork still end in the child, and whoever leaves a phase does not ask who owns
+        the ledger: their words go into memory that nobody reads.
+        """
+        self.close()
+        self.phase = OTHER
+        self.device = None
+        if self._capacity:
+            self._capacity = 2 * RESERVE_WORDS
+            self.body = memoryview(bytearray(self._capacity * WORD_BYTES)).cast("Q")
+            self.header = memoryview(bytearray((HEAD_WORD + 1) * WORD_BYTES)).cast("Q")
+            self.at = self.rounds = 0
+            self.limit = TURN_WORDS
 
     def enter(self, phase: int) -> int:
         """Begin a phase inside the present one, which is returned: give it to ``leave``.

@@ -13,10 +13,11 @@ returns, and the optimizer's time is not known.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from threading import get_ident
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from stepscope.recorder.dynamo import around_regions, leave_alone
@@ -32,6 +33,8 @@ from stepscope.ring.words import ENTER, TIME_SHIFT
 __all__ = ["OptimizerHooks"]
 
 Hook = Callable[[object, object, object], None]
+STEP_WRAPPER, WRAPPED_IN = "wrapper", "torch/optim/optimizer.py"
+"""The function that torch puts around each ``step``, which calls the hooks."""
 
 
 class TracedStep:
@@ -46,7 +49,11 @@ class OptimizerHooks:
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._traced = TracedStep()
         self._open: list[tuple[int, int]] = []
-        """Steps under way: (id of the optimizer, the phase outside it)."""
+        """Steps under way on the thread that trains: (id of the optimizer, the phase outside it)."""
+        self._elsewhere: dict[int, list[int]] = {}
+        """By thread, of the others: ids of optimizers."""
+        recorder.when_forked(self._open.clear)
+        recorder.when_forked(self._elsewhere.clear)
         self._returned = 0
         self._own_code: dict[FunctionType, CodeType] = {}
         """Functions that got a copy of their code, and the code."""
@@ -77,8 +84,7 @@ class OptimizerHooks:
                 return
             outer = ledger.phase
             if under_way or outer == OPTIMIZER or get_ident() != ledger.thread:
-                self._drop_unreturned(id(optimizer))
-                under_way.append((id(optimizer), ledger.enter(OPTIMIZER)))
+                self._begin_unusual(optimizer)
                 return
             # Written out like ``Ledger.timed``, for the same reason.
             at = ledger.at
@@ -92,6 +98,9 @@ class OptimizerHooks:
         def after(optimizer: object, _args: object, _kwargs: object) -> None:
             if is_compiling():
                 traced.optimizer = optimizer
+                return
+            if get_ident() != ledger.thread:
+                self._end_elsewhere(optimizer)
                 return
             if not under_way:
                 return
@@ -132,6 +141,7 @@ class OptimizerHooks:
             mark(cls)
         patches.set(base, "_patch_step_function", _patch_step_function)
 
+    @failsafe
     def _end_traced_step(self, returned: int) -> None:
         """A compiled function has returned; before it was called, so many steps had."""
         optimizer = self._traced.optimizer
@@ -141,10 +151,35 @@ class OptimizerHooks:
                 self._returned += 1
                 self._recorder.end_step(0, NOT_NOW, optimizer)
 
+    @failsafe
+    def _begin_unusual(self, optimizer: object) -> None:
+        """A step inside another, after one that never returned, on another thread, or the first sign of training."""
+        ledger, key = self._recorder.ledger, id(optimizer)
+        if get_ident() == ledger.thread:
+            self._drop_unreturned(key)
+        outer = ledger.enter(OPTIMIZER)
+        if get_ident() == ledger.thread:
+            self._open.append((key, outer))
+        else:
+            self._elsewhere.setdefault(get_ident(), []).append(key)
+
+    @failsafe
+    def _end_elsewhere(self, optimizer: object) -> None:
+        """On a thread that does not train, as far as is known: before the first step, this may be the one that does."""
+        keys = self._elsewhere.get(get_ident(), [])
+        if id(optimizer) in keys:
+            del keys[keys.index(id(optimizer)) :]  # those above it never returned
+            if not keys:
+                self._elsewhere.pop(get_ident(), None)
+                if not self._recorder.step:
+                    self._returned += 1
+                    self._recorder.end_step(0, NOT_NOW, optimizer)
+
     def _drop_unreturned(self, key: int) -> None:
-        """An optimizer that steps while it is stepping: its last step never returned, an exception went through it."""
+        """Steps that an exception went through: the same optimizer steps again, or its step is not on the stack."""
+        running = _stepping(sys._getframe(1)) if self._open else set()
         for at, (open_key, outer) in enumerate(self._open):
-            if open_key == key:
+            if open_key == key or open_key not in running:
                 if outer != NOT_NOW:
                     self._recorder.ledger.leave(outer)
                 del self._open[at:]
@@ -167,6 +202,16 @@ class OptimizerHooks:
 
         leave_alone(torch, step, with_calls=False)
         patches.set(scaler, "step", step)
+
+
+def _stepping(frame: FrameType | None) -> set[int]:
+    """The ids of the optimizers whose ``step`` is being run, as far as torch has wrapped it."""
+    found = set()
+    while frame is not None:
+        if frame.f_code.co_name == STEP_WRAPPER and frame.f_code.co_filename.endswith(WRAPPED_IN):
+            found.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return found
 
 
 def _subclasses(cls: Any) -> Iterator[type]:

@@ -89,15 +89,14 @@ class Recorder:
         self._search: RootSearch | None = None
         self.stacks: StackOffer | None = None
         self.server: ServerOffer | None = None
+        self._forgetting: list[Callable[[], None]] = []
         self.ledger = Ledger(now, self._start)
         self.groups = GroupTable()
         self.forget(forked=False)
 
     def forget(self, *, forked: bool = True) -> None:
         """Start anew with no ring: at the beginning, and in a forked child, whose parent goes on owning the old one."""
-        self.ledger.close()
-        self.ledger.device = None
-        self.ledger.phase = OTHER
+        self.ledger.let_go()
         self.ring: RingWriter | None = None
         self.boundaries = StepBoundaries()
         self.objects = LiveObjects()
@@ -125,6 +124,12 @@ class Recorder:
             self.stacks.forget()
         if self.server is not None:
             self.server.forget()
+        for forget in self._forgetting:
+            forget()
+
+    def when_forked(self, forget: Callable[[], None]) -> None:
+        """Call ``forget`` in forked children, for hooks that remember what is under way."""
+        self._forgetting.append(forget)
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -184,13 +189,18 @@ class Recorder:
     def _closes(self, optimizer: object) -> bool:
         """Whether the step of this optimizer that just returned ends a training step."""
         if self._captured is not None:
-            self._captured.append(optimizer)
-            return False
+            if self._is_capturing():
+                self._captured.append(optimizer)
+                return False
+            self.capture_ends()  # it was given up, and nobody said so
         return not self.explicit and self.boundaries.closes(id(optimizer))
 
-    def capture_starts(self) -> None:
-        """From now on a CUDA graph is captured: what the script calls is not executed, and no optimizer ends a step."""
-        self._captured = []
+    def capture_starts(self, is_capturing: Callable[[], bool]) -> None:
+        """From now on a CUDA graph is captured: what the script calls is not executed, and no optimizer ends a step.
+
+        Until ``capture_ends``, or until ``is_capturing`` says no.
+        """
+        self._captured, self._is_capturing = [], is_capturing
         self.boundaries.hold()
         if self._device is not None:
             self._device.drop_step(self.ledger)

@@ -40,10 +40,17 @@ def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return isinstance(target, int)
 
 
+class _NoFlag:
+    """For a torch that has no such flag."""
+
+    _is_compiling_flag = False
+
+
 def _timed(
     recorder: Recorder, torch: Any, original: Any, wanted: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 ) -> Any:
-    is_compiling, compiler, device = torch.compiler.is_dynamo_compiling, torch.compiler, torch.device
+    is_compiling, device = torch.compiler.is_dynamo_compiling, torch.device
+    compiler = torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else _NoFlag
     ledger, now, code = recorder.ledger, recorder.ledger.now, H2D + ENTER
 
     @functools.wraps(original)

@@ -91,10 +91,13 @@ def _peak_steps(read: NDArray[Any]) -> list[int | None]:
 
 
 def _device_room(series: RankSeries, reserved: int | None, gpu: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What nobody uses of the rank's device at the fullest; without samples, what its own allocator does not hold."""
+    """What nobody uses of the rank's device at the fullest; without samples, what its own allocator does not hold.
+
+    Samples come now and then: what the allocator held between them was in use as well.
+    """
     total = (gpu or {}).get("mem_total") or series.identity.device_bytes or None
     used = (gpu or {}).get("mem_used_max")
-    taken = reserved if used is None else used
+    taken = reserved if used is None else max(used, reserved or 0)
     if total is None or taken is None:
         return {"device_total": total, "device_free": None, "device_free_from": None}
     source = "allocator" if used is None else "nvml"

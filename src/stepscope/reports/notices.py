@@ -49,12 +49,12 @@ def notices_of(run: RunData, window: Window) -> list[str]:
 
 
 def _replays(window: Window) -> Iterable[str]:
-    replayed = int(((window.flags & FLAG_REPLAYED) > 0).any(axis=0).sum())
-    if replayed:
-        were = "was a replay" if replayed == 1 else "were replays"
+    count = int(((window.flags & FLAG_REPLAYED) > 0).any(axis=0).sum())
+    if count:
+        were = "was a replay" if count == 1 else "were replays"
         yield (
-            f"{replayed:,} of {count_text(len(window.steps), 'step')} {were} of a CUDA graph: "
-            f"forward, backward and optimizer are one phase there, {GRAPH_PHASE!r}."
+            f"{count:,} of {count_text(len(window.steps), 'step')} {were} of a CUDA graph: "
+            f"what was captured (forward, backward, optimizer) is one phase there, {GRAPH_PHASE!r}."
         )
 
 
