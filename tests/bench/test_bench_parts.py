@@ -116,3 +116,11 @@ def test_the_price_of_a_collective_is_the_slope_over_their_number() -> None:
     assert comm_overhead.added(rows["explicit-0"], "cpu_us") == 20
     assert comm_overhead.slope(rows, "cpu_us") == pytest.approx(3.0)
     assert comm_overhead.slope({"ddp-0": pairs(5)}, "cpu_us") is None
+
+
+def test_the_cost_of_hooks_is_measured_inside_a_recorded_process(root: Path) -> None:
+    command = [sys.executable, root / "bench" / "hook_costs.py", "--device", "cpu", "--workload", "1", "--pairs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split("+")[0].split("-")[0].strip() for line in done.stdout.splitlines()[2:]]
+    assert rows == ["all hooks together", "input", "h2d", "forward", "backward", "optimizer"]

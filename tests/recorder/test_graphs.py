@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from stepscope.recorder import guard
+from stepscope.recorder.guard import failsafe
 from stepscope.records.phases import BUILTIN_PHASES, FIRST_USER_SLOT, GRAPH_PHASE
 from stepscope.records.slot import FLAG_COMPILED, FLAG_REPLAYED
 
@@ -167,6 +169,25 @@ def test_a_capture_that_nobody_ended_is_over_when_the_stream_says_so(recorded: A
     stand_in.capturing = False  # an exception went through, and the script began anew
     train(model, optimizer, 5)
     assert len(recorded.steps()) == 6
+
+
+def test_a_stream_that_cannot_be_asked_whether_it_captures_does_not_reach_the_script(
+    recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's errors come up wherever CUDA is asked next."""
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    torch.cuda.CUDAGraph().capture_begin()
+
+    def broken() -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(recorded.recorder, "_is_capturing", failsafe(broken))
+    failures = guard.failures()
+    train(model, optimizer, 3)
+    assert len(recorded.steps()) == 4
+    assert guard.failures() == failures + 1
+    guard._count = failures  # it was meant to fail
 
 
 def test_a_replay_that_fails_is_no_step_and_leaves_its_phase(recorded: Any, stand_in: Any) -> None:

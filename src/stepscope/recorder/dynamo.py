@@ -33,11 +33,8 @@ def leave_alone(torch: Any, function: Callable[..., Any], *, with_calls: bool) -
     """Run a function as it stands, ``with_calls`` also all that it calls.  Marks its code, so all its closures."""
     dynamo = torch._C._dynamo.eval_frame
     code = getattr(function, "__func__", function).__code__
-    if hasattr(dynamo, "set_code_exec_strategy"):
-        skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
-        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip if with_calls else default))
-    elif hasattr(dynamo, "skip_code"):  # before torch 2.7, for the function alone
-        dynamo.skip_code(code)
+    skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+    dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(skip, skip if with_calls else default))
 
 
 def break_at(function: Any) -> None:

@@ -80,7 +80,7 @@ class _Captures:
 
     def __init__(self, recorder: Recorder, is_capturing: Callable[[], bool]) -> None:
         self._recorder = recorder
-        self._is_capturing = is_capturing
+        self._is_capturing = failsafe(is_capturing)  # asked inside of the script's optimizer.step()
         self.optimizer_of: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         """The optimizer that stepped last while a graph was captured, by graph."""
 

@@ -195,7 +195,7 @@ class Recorder:
             self.capture_ends()  # it was given up, and nobody said so
         return not self.explicit and self.boundaries.closes(id(optimizer))
 
-    def capture_starts(self, is_capturing: Callable[[], bool]) -> None:
+    def capture_starts(self, is_capturing: Callable[[], bool | None]) -> None:
         """From now on a CUDA graph is captured: what the script calls is not executed, and no optimizer ends a step.
 
         Until ``capture_ends``, or until ``is_capturing`` says no.
