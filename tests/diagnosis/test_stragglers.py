@@ -212,3 +212,28 @@ def test_a_culprit_that_dies_saves_nothing_once_it_is_gone() -> None:
     assert np.isfinite(saved_ns).all()
     assert (saved_ns[gone] == 0).all()
     assert (saved_ns[~gone] > 15e6).all()
+
+
+def on_nccl(**about: object) -> Cluster:
+    return Cluster(ranks=4, steps=120, device_timed=True, backend="nccl", **about)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])
+def test_on_nccl_a_rank_is_named_by_what_its_device_works(phase: str) -> None:
+    (found,) = stragglers_of(on_nccl(faults=(slow_at(2, phase, 12.0),)))
+    assert (found.kind, found.ranks, found.phase) == (KINDS[phase], (2,), phase)
+    assert found.evidence["wait_measured"] is True
+    assert found.cost["if_fixed"]["step_ms"] == pytest.approx(STEP_MS, rel=0.05)
+
+
+@pytest.mark.parametrize("phase", ["forward", "optimizer", "other"])
+def test_on_nccl_nobody_is_named_where_waiting_was_not_measured(phase: str) -> None:
+    """The one who waits is as long in some phase as the one who is late in another: it would be a guess."""
+    assert stragglers_of(on_nccl(comm_measured=False, faults=(slow_at(2, phase, 12.0),))) == []
+
+
+def test_no_price_is_higher_than_what_the_rest_of_the_step_allows() -> None:
+    """Two ranks, each late in a phase of its own: without the one, the step is as long as the other makes it."""
+    faults = (slow_at(0, "forward", 20.0), slow_at(1, "backward", 15.0))
+    for found in stragglers_of(Cluster(ranks=2, steps=80, faults=faults)):
+        assert found.cost["if_fixed"]["step_ms"] >= STEP_MS * 0.97

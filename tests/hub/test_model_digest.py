@@ -134,7 +134,7 @@ def test_the_window_shrinks_with_the_ranks_and_keeps_the_newest() -> None:
     planes = Planes(budget_bytes=1 << 20)
     planes.add_columns(8)
     planes.advance(299)
-    assert planes.width == 256
+    assert planes.width == 1024
     planes.have[planes.row_of(np.arange(290, 300))] = True
     planes.expect(50_000)
     assert planes.width == 32

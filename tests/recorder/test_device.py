@@ -14,7 +14,7 @@ from cuda_stand_in import Device, Event
 
 from stepscope.recorder.device import DENSE_EVERY, DENSE_STEPS, MAX_EVERY, DeviceTimer, device_timer
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FORWARD, INPUT, OPTIMIZER, OTHER
+from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, COMM, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.slot import DEVICE, DEVICE_FIELDS
 from stepscope.ring import RingReader
 from stepscope.testing.rings import RingStream
@@ -165,3 +165,71 @@ def test_the_stand_in_would_show_it() -> None:
         events.clear()
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == 6
+
+
+def stalling_step(loop: Loop, *, ends: bool) -> None:
+    """2 ms of backward, 5 of waiting for a collective, and 1 of backward unless the wait is at its end."""
+    loop.ledger.enter(BACKWARD)
+    loop.device.ms += 2
+    if loop.ledger.device is not None:
+        assert loop.timer.stall_begins(BACKWARD)
+    loop.device.ms += 5
+    if ends:
+        loop.timer.stall_ends()
+        loop.device.ms += 1
+    loop.ledger.leave(OTHER)
+    loop.clock.advance(8 * MS)
+    loop.ledger.end_step(OTHER, loop.step, 0)
+    loop.due = loop.timer.end_step(loop.step, OTHER, loop.ledger) if loop.step >= loop.due else loop.due
+    loop.step += 1
+
+
+@pytest.mark.parametrize(("ends", "backward_ms"), [(True, 3), (False, 2)])
+def test_where_the_stream_waits_for_a_collective_is_no_work(stream: RingStream, ends: bool, backward_ms: int) -> None:
+    loop = Loop(stream, Device())
+    for _ in range(20):
+        stalling_step(loop, ends=ends)
+    rows = loop.timed()
+    assert len(rows) >= 3
+    assert rows["phase_ns"][:, COMM].tolist() == [5 * MS] * len(rows)
+    assert rows["phase_ns"][:, BACKWARD].tolist() == [backward_ms * MS] * len(rows)
+
+
+def test_a_wait_on_another_stream_or_in_a_step_that_is_not_timed_leaves_no_mark(stream: RingStream) -> None:
+    device = Device()
+    torch = device.torch()
+    raw = 7
+    torch._C._cuda_getCurrentRawStream = lambda index: raw
+    loop = Loop(stream, device)
+    loop.timer = DeviceTimer(torch, 0, stream.clock)
+    assert not loop.timer.stall_begins(BACKWARD)  # no step is timed yet
+    loop.run(3)
+    while loop.ledger.device is None:
+        loop.run(1)
+    raw = 8
+    assert not loop.timer.stall_begins(BACKWARD)
+    raw = 7
+    assert loop.timer.stall_begins(BACKWARD)
+
+
+def test_steps_that_become_longer_are_timed_more_often_for_a_while(stream: RingStream) -> None:
+    loop = Loop(stream, Device())
+    loop.run(400, ms=0.5)
+    before = len(loop.timed())
+    loop.run(128, ms=0.5)
+    sparse = len(loop.timed()) - before
+    loop.run(80, ms=0.6)  # it is reckoned anew at a timed step
+    before = len(loop.timed())
+    loop.run(64, ms=0.6)
+    dense = len(loop.timed()) - before
+    assert sparse <= 128 // 16
+    assert dense >= 64 // DENSE_EVERY - 1
+
+
+def test_many_marks_make_a_timed_step_dearer_and_so_rarer(stream: RingStream) -> None:
+    loop = Loop(stream, Device())
+    loop.run(400, ms=4.0)
+    few = len(loop.timed())
+    loop.timer._most_marks = 200
+    loop.run(400, ms=4.0)
+    assert len(loop.timed()) - few < few / 4

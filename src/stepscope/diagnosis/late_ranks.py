@@ -119,9 +119,12 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         saved_ns = np.full(len(view.steps), worst.excess_ns)
     else:
         saved_ns = _saved(view, culprits, phase, at, by_work=by_work)
+    if view.comm_measured:
+        saved_ns = np.minimum(saved_ns, view.step_ns - _least_step(view))
     cost = cost_of(view, saved_ns)
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
+    side = _side(view, worst, phase)
     place = seen_at(view, ranks) if kind == "between_steps" and phase == "other" else ""
     finding = Finding(
         kind=kind,
@@ -131,13 +134,36 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         phase=phase,
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
         cost=cost,
-        evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place),
+        evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place) | {"side": side},
         advice=for_straggler(
-            ranks, hosts, phase, world_size=len(view.ranks), place=place, node=kind == "node_straggler"
+            ranks, hosts, phase, world_size=len(view.ranks), place=place, node=kind == "node_straggler", side=side
         ),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _least_step(view: View) -> Floats:
+    """[S]; no step gets shorter than this, whatever one rank does: what each phase takes on the rank where it is least.
+
+    Only where waiting is measured; elsewhere the phases of those who wait hold it.
+    """
+    return np.asarray(np.sum([shortest(phase_ns) for phase_ns in view.phase_ns], axis=0), np.float64)
+
+
+def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
+    """Whether a rank that is late on its device was late with launching (``host``), or its kernels took longer.
+
+    None where that cannot be told: a host that is far ahead of its device stands still in any phase.
+    """
+    if view.clock != "device" or phase is None or phase not in view.window.phases:
+        return None
+    host_ns = view.window.phase_ns[view.window.phases.index(phase)][view.rows][:, view.columns[worst.at]]
+    peers = np.flatnonzero((view.groups == view.groups[worst.rank]) & (np.arange(len(view.ranks)) != worst.rank))
+    own_ns = medians(host_ns[[worst.rank]])[0]
+    if own_ns - np.median(medians(host_ns[peers])) >= thresholds.EXPLAINS_SHARE * worst.excess_ns:
+        return "host"
+    return "device" if own_ns < thresholds.AHEAD_SHARE * worst.excess_ns else None
 
 
 def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice, *, by_work: bool) -> Floats:

@@ -54,9 +54,18 @@ class Change:
 
 def look(run: RunData, watched: Sequence[Watched] = ()) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
     """Judge the last steps of a run; what is watched from now on, and what changed for somebody who looks on."""
-    window = build_window(run, last=thresholds.LIVE_STEPS)
+    window = build_window(run, last=_steps_back(run))
     step = int(window.steps[-1]) if len(window.steps) else 0
     return follow(watched, diagnose(run, window), step)
+
+
+def _steps_back(run: RunData) -> int:
+    """So many steps that, where a device is timed now and then, enough of them are timed."""
+    timed = [series.device_steps["step"] for series in run.ranks if len(series.device_steps)]
+    if not timed:
+        return thresholds.LIVE_STEPS
+    reach = max(int(own[-1]) - int(own[-thresholds.LIVE_TIMED_STEPS :][0]) + 1 for own in timed)
+    return min(max(reach, thresholds.LIVE_STEPS), thresholds.LIVE_STEPS_AT_MOST)
 
 
 def follow(

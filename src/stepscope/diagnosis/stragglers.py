@@ -14,6 +14,9 @@ whose surplus lies in the less likely one is the culprit, the other way round it
 *By DDP's own samples.*  On a GPU the wait inside backward is not measured and nothing makes up for it elsewhere; there
 DDP now and then says how long the gradients took to compute, and the rank that needs longest is the culprit.
 
+On NCCL a wait is measured where the device's stream waits (``recorder/stalls.py``).  Where it was not, it may hide in
+any phase of those who wait, and nobody is named by phase: it would be the victim as often as the culprit.
+
 Each comparison is made step by step against the median of the data-parallel peers.  An excess must matter
 (``EXCESS_…``) and be significant after correction for the number of comparisons: over the whole window, where it must
 also stand out from slow wander, or in one stretch of it against the rest.
@@ -85,7 +88,7 @@ class _Comparisons:
     def typical(self, rank: int, at: slice) -> dict[str, float]:
         """Of one rank in one stretch, by phase."""
         found = {name: _median(self.phase(name)[rank, at]) for name in self.view.phases}
-        if self.view.clock == "host" and found.get("other", 0.0) >= thresholds.EXPLAINS_SHARE * max(found.values()):
+        if found.get("other", 0.0) >= thresholds.EXPLAINS_SHARE * max(found.values()):
             found[BETWEEN] = _median(self.phase(BETWEEN)[rank, at])
         return found
 
@@ -99,7 +102,8 @@ def find_stragglers(view: View) -> list[Claim]:
     compared = _Comparisons(view)
     suspects = _by_work(view, compared)
     known = {suspect.rank for suspect in suspects}
-    suspects += [suspect for suspect in _by_phase(view, compared) if suspect.rank not in known]
+    if view.comm_measured or not view.nccl:
+        suspects += [suspect for suspect in _by_phase(view, compared) if suspect.rank not in known]
     if not view.comm_measured:
         known = {suspect.rank for suspect in suspects}
         suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]

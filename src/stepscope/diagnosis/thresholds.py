@@ -81,6 +81,8 @@ DDP_SAMPLES = 5
 """DDP's own figures on a GPU come once in a hundred steps; fewer say nothing."""
 DDP_SHARE = 0.8
 """Of these samples a rank must be behind in."""
+AHEAD_SHARE = 0.3
+"""Of what a rank's device is late by, its host spends in the same phase at most: then it did launch in time."""
 NODE_SHARE = 0.75
 """Of a host's ranks must be late for the host to be what is slow; one or two may hide in the noise."""
 COMM_STEPS_SHARE = 0.5
@@ -207,6 +209,10 @@ HIT_Z = 4.0
 
 LIVE_STEPS = 256
 """Looked at while a job runs: enough for a rank that is 3% slow, few enough that what is over is soon gone."""
+LIVE_TIMED_STEPS = 64
+"""Where devices are timed in some steps only, so many of those …"""
+LIVE_STEPS_AT_MOST = 4096
+"""… however far back that is, up to here: 64 of 64."""
 CONFIRM_STEPS = 2
 """Between the first look that finds something and the one that shows it."""
 RELEASE_STEPS = 20

@@ -67,6 +67,16 @@ class Calls:
             ledger.at = at + 1
         return ledger.enter(COMM)
 
+    def stalled(self, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A wait that the ledger does not book, since it is not on its thread; but the device may be timed."""
+        device = self.ledger.device
+        if device is None or not self.is_autograd() or not device.stall_begins(BACKWARD):
+            return wait(*args, **kwargs)
+        try:
+            return wait(*args, **kwargs)
+        finally:
+            device.stall_ends()
+
     def is_autograd(self) -> bool:
         """Whether this is a thread of autograd's, inside of a backward of the thread that trains."""
         if self.ledger.phase != BACKWARD or not self.ledger.thread:

@@ -207,7 +207,7 @@ class MethodCalls:
         def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
             outer = ledger.phase
             if get_ident() != ledger.thread or outer == COMM:
-                return original(work, *args, **kwargs)
+                return calls.stalled(original, work, *args, **kwargs)
             body, at = ledger.body, ledger.at
             number = handles.pop(id(work), 0)
             if number:

@@ -14,6 +14,9 @@ CUDA event aborts.  They are used again and again instead; a timer ends up with 
 
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock:
 when the host is the bottleneck it holds the gaps in which the device waited for work.
+
+Where the stream waits for a collective (``recorder/stalls.py``), an event before and one after it take that time out of
+the phase: it is ``comm``, as waiting is on the host.  Only so can be told which rank the others wait for.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from stepscope.recorder.guard import failsafe
 from stepscope.recorder.inherited import immortal
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import FORWARD, OTHER, PHASE_SLOTS
+from stepscope.records.phases import COMM, FORWARD, OTHER, PHASE_SLOTS
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
 __all__ = ["DeviceTimer", "device_timer"]
@@ -37,6 +40,9 @@ MEMORY_INTERVAL_NS = 100_000_000
 MAX_PENDING = 64
 """Steps whose events have not passed; beyond this the device is not timed until it caught up."""
 TIMED_STEP_COST_NS = 150_000
+"""Of a step with a usual number of marks …"""
+USUAL_MARKS, MARK_COST_NS = 16, 6_000
+"""… and of each mark more: where each layer waits for its parameters there are hundreds."""
 COST_SHARE = 0.001
 """What timing may cost of the steps' time, all in all."""
 MAX_EVERY = 64
@@ -46,6 +52,8 @@ DENSE_STEPS, DENSE_EVERY = 128, 4
 """Of the first so many steps, one in so many is timed at the least."""
 PACE_STEPS = 16
 """How often, in steps, it is reckoned how many to time."""
+SLOWER, DENSE_AGAIN_AFTER = 1.06, 1024
+"""Steps that became so much longer are timed more often for a while, as at the start; but not all the time."""
 
 
 def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer | None:
@@ -75,11 +83,17 @@ class DeviceTimer:
         self._pool: list[Any] = []
         self._marks: list[tuple[int, Any]] = []
         self._in_loss = False
+        self._stalled = False
+        self._home = 0
+        """The stream on which the step under way is timed."""
+        self._most_marks = 0
         self._pending: deque[_Pending] = deque()
         self._memory_at = now() - MEMORY_INTERVAL_NS
         self._every = DENSE_EVERY
         self._pace_at = now()
         self._pace_step = 0
+        self._usual_ns = 0.0
+        self._dense_until, self._dense_again_at = DENSE_STEPS, 0
 
     @failsafe
     def mark(self, ended: int, begun: int) -> None:
@@ -91,7 +105,27 @@ class DeviceTimer:
         if self._in_loss and ended == OTHER:
             ended = FORWARD
         self._in_loss = False
+        if self._stalled:
+            ended, self._stalled = COMM, False
         self._marks.append((ended, self._now_event()))
+
+    @failsafe
+    def stall_begins(self, phase: int) -> bool:
+        """The stream, in ``phase``, is about to wait for a collective: up to ``stall_ends``, or to the next mark.
+
+        Also called on autograd's threads while the thread that trains waits for them.  False: this is not timed.
+        """
+        if not self._marks or self._raw_stream(self._index) != self._home or self._capturing():
+            return False
+        self._marks.append((COMM if self._stalled else phase, self._now_event()))
+        self._stalled = True
+        return True
+
+    @failsafe
+    def stall_ends(self) -> None:
+        if self._stalled and self._marks:
+            self._stalled = False
+            self._marks.append((COMM, self._now_event()))
 
     def end_step(self, step: int, ended: int, ledger: Ledger) -> int:
         """A step ended on the host in the phase ``ended``: write what has become known, and begin with the next.
@@ -103,12 +137,14 @@ class DeviceTimer:
             self.drop_step(ledger)  # not even a query may be made while a graph is captured
             return step + 1
         if timed or self._marks:
-            border = (ended, self._now_event())
+            border = (COMM if self._stalled else ended, self._now_event())
+            self._home = self._raw_stream(self._index)
             if self._marks:
                 self._marks.append(border)
+                self._most_marks = max(self._most_marks, len(self._marks))
                 self._pending.append(_Pending(step, self._marks, shares_last=timed))
             self._marks = [border] if timed else []
-            self._in_loss = False
+            self._in_loss = self._stalled = False
         ledger.device = self if timed else None
         if self._pending and self._pending[0].marks[-1][1].query():
             self._resolve(self._pending.popleft(), ledger)
@@ -122,6 +158,7 @@ class DeviceTimer:
         """The step under way is not timed after all, because a graph is being captured."""
         ledger.device = None
         marks, self._marks = self._marks, []
+        self._stalled = False
         if not marks:
             return
         self._pool += [event for _, event in marks[1:]]
@@ -153,8 +190,13 @@ class DeviceTimer:
         if step_ns < SHORTEST_STEP_NS:
             self._every = 0
             return
-        wanted = TIMED_STEP_COST_NS / (COST_SHARE * step_ns)
-        most = DENSE_EVERY if step < DENSE_STEPS else MAX_EVERY
+        if self._usual_ns and step_ns > SLOWER * self._usual_ns and step >= self._dense_again_at:
+            self._dense_until, self._dense_again_at = step + DENSE_STEPS, step + DENSE_AGAIN_AFTER
+        # Up at once, so that one change is told once; down slowly.
+        self._usual_ns = max(step_ns, self._usual_ns + (step_ns - self._usual_ns) / 8) if self._usual_ns else step_ns
+        cost_ns = TIMED_STEP_COST_NS + max(self._most_marks - USUAL_MARKS, 0) * MARK_COST_NS
+        wanted = cost_ns / (COST_SHARE * step_ns)
+        most = DENSE_EVERY if step < self._dense_until else MAX_EVERY
         self._every = 1
         while self._every < min(wanted, most):
             self._every *= 2

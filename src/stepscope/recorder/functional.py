@@ -53,7 +53,7 @@ class FunctionalCalls:
     def install(self, module: Any, patches: Patches) -> None:
         handle = module.AsyncCollectiveTensor
         calls = self._calls
-        for ours in (calls.enter_wait, calls.turn, calls.is_autograd):
+        for ours in (calls.enter_wait, calls.turn, calls.is_autograd, calls.stalled):
             leave_alone(self._torch, ours, with_calls=True)
         self._put(patches, module, "wait_tensor", self._waiting(module.wait_tensor))
         for name, earlier, op, part in FUNCTIONS:
@@ -72,8 +72,10 @@ class FunctionalCalls:
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
-            if is_compiling() or get_ident() != ledger.thread or ledger.phase == COMM:
+            if is_compiling():
                 return original(tensor)
+            if get_ident() != ledger.thread or ledger.phase == COMM:
+                return calls.stalled(original, tensor)
             straight = type(tensor) is plain and not has_mode()
             if not straight and this._is_tracing():
                 return original(tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder import backward, checkpoint, collectives, dataloader, graphs, joining, transfer, waiting
+from stepscope.recorder import backward, checkpoint, collectives, dataloader, graphs, joining, stalls, transfer, waiting
 from stepscope.recorder.dynamo import leave_shared_code_alone
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
@@ -43,6 +43,7 @@ class Instrumentation:
         checkpoint.install(recorder, torch, patches, watch)
         collectives.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)
+        stalls.install(recorder, torch, patches)
         backward.install(recorder, torch, patches)
         graphs.install(recorder, torch, patches)
         recorder.stacks = StackOffer()

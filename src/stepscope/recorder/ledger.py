@@ -39,6 +39,10 @@ class DeviceMarks(Protocol):
 
     def mark(self, ended: int, begun: int) -> None: ...
 
+    def stall_begins(self, phase: int) -> bool | None: ...
+
+    def stall_ends(self) -> None: ...
+
 
 class Ledger:
     """Writes the stream of one ring.

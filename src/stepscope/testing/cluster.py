@@ -123,6 +123,7 @@ class Cluster:
     epoch_input_ms: float = 100.0
     hosts: int = 1
     device_timed: bool = False
+    backend: str = "gloo"
     allocated_mb: Level | None = None
     """MiB of the device in use at the end of each step, by rank and step; None: no device memory was sampled."""
     reserved_mb: Level | None = None
@@ -331,7 +332,7 @@ class Cluster:
             local_rank=rank % per_host,
             world_size=self.ranks,
             attempt=self.attempt,
-            backend="gloo" if self.ranks > 1 else "",
+            backend=self.backend if self.ranks > 1 else "",
             device="cuda" if self.device_timed else "cpu",
             device_index=rank % per_host if self.device_timed else -1,
             device_uuid=gpu_uuid(rank) if self.device_timed else "",

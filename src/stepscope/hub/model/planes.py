@@ -2,8 +2,8 @@
 
 A ring buffer over steps: step n stands in row ``n // stride % width``.  One array per quantity, float32, made when the
 first value other than zero comes: a job without device times, or without a phase, pays nothing for them.  How many
-steps are kept follows from the memory they may take and the number of ranks: 256 for some thousand ranks, never fewer
-than 32.
+steps are kept follows from the memory they may take and the number of ranks: 1,024 for some hundred, 256 for some
+thousand, never fewer than 32.
 
 Agents of a large job send every twenty seconds or so, each at another time, and a step is complete only when the last
 of them has sent it.  Where that many steps do not fit, only every second (fourth …) step is kept: the ``stride``.
@@ -24,8 +24,8 @@ from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, COMM, OTHER, PHAS
 __all__ = ["NONE", "Names", "Planes"]
 
 BUDGET_BYTES = 224 << 20
-MOST_STEPS = 256
-"""As many as the rules look at while a job runs (``diagnosis.thresholds.LIVE_STEPS``)."""
+MOST_STEPS = 1024
+"""The rules look at the last 256 while a job runs, and further back where devices are timed in one step of 64 only."""
 LEAST_STEPS = 32
 MOST_PHASES = 24
 """Told apart over all ranks; the time of further ones counts as other."""

@@ -1,0 +1,147 @@
+"""Where the device waits for a collective behind Python's back: DDP's reducer, FSDP's events, autograd's threads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from stepscope.records.phases import BACKWARD, FORWARD, OTHER
+
+
+class Timer:
+    """In place of the device's timer: what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def mark(self, ended: int, begun: int) -> None:
+        self.told.append(f"mark {ended} {begun}")
+
+    def stall_begins(self, phase: int) -> bool:
+        self.told.append(f"stall in {phase}")
+        return True
+
+    def stall_ends(self) -> None:
+        self.told.append("stall ends")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    hook = sys.excepthook
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    sys.excepthook = hook  # torch puts its own in place
+
+
+def train(recording: Any, model: Any, steps: int = 4) -> None:
+    """Until the recorder knows the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: Any, group: None, buckets: int) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-6 if buckets > 1 else 25)
+    timer = Timer()
+
+    def exchange(state, bucket):  # type: ignore[no-untyped-def]  # DDP wants annotations of its own, or none
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: timer.told.append("the reducer waits"))
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.register_comm_hook(None, exchange)
+    train(recording, ddp)
+    recording.recorder.ledger.device = timer
+    timer.told.clear()
+    ddp(torch.ones(2, 3)).sum().backward()
+    assert timer.told[:3] == [f"mark {OTHER} {FORWARD}", f"mark {FORWARD} {OTHER}", f"mark {OTHER} {BACKWARD}"]
+    assert timer.told[3] == f"stall in {BACKWARD}"
+    assert set(timer.told[4:-1]) == {"the reducer waits"}
+    assert timer.told[-1] == f"mark {BACKWARD} {OTHER}"
+
+
+def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any, group: None) -> None:
+    class Answers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"step": 1, "more": [x, (self.layer(x),)]}
+
+    torch.manual_seed(1)
+    ddp = torch.nn.parallel.DistributedDataParallel(Answers())
+    ddp(torch.ones(2, 3))["more"][1][0].sum().backward()
+    bare = ddp.module.layer.weight.grad.clone()
+    ddp.zero_grad()
+    timer = Timer()
+    recording.recorder.ledger.device = timer
+    recording.recorder.ledger.phase = BACKWARD  # as it is inside of one
+    ddp(torch.ones(2, 3))["more"][1][0].sum().backward()
+    recording.recorder.ledger.phase = OTHER
+    assert f"stall in {BACKWARD}" in timer.told
+    assert torch.equal(ddp.module.layer.weight.grad, bare)
+
+
+def test_without_a_timed_step_nothing_is_hooked_to_the_output(recording: Any, group: None) -> None:
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    train(recording, ddp, steps=1)
+    output = ddp(torch.ones(2, 3))
+    assert not output._backward_hooks
+    output.sum().backward()
+
+
+class Stream:
+    """As much of a CUDA stream as is asked."""
+
+    device_index, cuda_stream = 0, 7
+
+
+class Event:
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+
+    def wait(self, stream: Stream) -> None:
+        self._timer.told.append("the stream waits")
+
+
+def call_from(module: str, wait: Any, stream: Any, event: Any) -> None:
+    """As if ``module`` did it."""
+    scope: dict[str, Any] = {"__name__": module, "wait": wait, "stream": stream, "event": event}
+    exec("def call():\n    wait(stream, event)\ncall()", scope)
+
+
+@pytest.mark.parametrize(
+    ("module", "raw", "told"),
+    [
+        ("torch.distributed.fsdp._fully_shard._fsdp_collectives", 7, ["stall in 0", "the stream waits", "stall ends"]),
+        ("torch.distributed.fsdp._runtime_utils", 8, ["the stream waits"]),  # not the stream that computes
+        ("train", 7, ["the stream waits"]),  # the script's own copies
+    ],
+)
+def test_only_what_fsdp_waits_for_is_a_stall(
+    recording: Any, monkeypatch: pytest.MonkeyPatch, module: str, raw: int, told: list[str]
+) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: raw, raising=False)
+    timer = Timer()
+    recording.recorder.ledger.device = timer
+    call_from(module, torch.cuda.Stream.wait_event, Stream(), Event(timer))
+    assert timer.told == told
+
+
+def test_in_other_steps_the_stream_just_waits(recording: Any) -> None:
+    timer = Timer()
+    call_from("torch.distributed.fsdp", torch.cuda.Stream.wait_event, Stream(), Event(timer))
+    assert timer.told == ["the stream waits"]
