@@ -150,6 +150,8 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
     names = _phase_names(trained)
     planes = _fill_planes(trained, steps, alive, names)
     used = _used(planes.phase_ns)
+    if planes.device_ns is not None:
+        used |= _used(planes.device_ns)  # on NCCL it is the device that waits, and never the host
     begins, ends = _period(planes)
     warmup, groups = _set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
     in_use: dict[str, Any] = {
