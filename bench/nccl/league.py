@@ -42,7 +42,7 @@ from stepscope.reports import summarise
 from stepscope.store.load import open_run
 from stepscope.testing.cut import cut
 
-__all__ = ["healthy_ms_of", "look_at", "main", "price_of"]
+__all__ = ["end_job", "healthy_ms_of", "look_at", "main", "price_of"]
 
 JOB = Path(__file__).resolve().parent / "job.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -201,6 +201,8 @@ class _League:
         text = fault_text(case, ms, long)
         command = [
             *(sys.executable, "-m", "stepscope", "run", "--quiet", "--no-html", "--dir", str(runs), "--name", name),
+            # Waiting at the gate is no hang.
+            *("--hang-after", str(TIMEOUT_S)),
             *("--nproc-per-node", str(case.ranks), str(JOB)),
             *("--strategy", case.strategy, "--device", self._args.device, "--fault", text),
             *("--steps", str(steps), "--clean", str(0 if case.healthy else long.clean), "--warm", str(long.warm)),
@@ -237,7 +239,7 @@ class _League:
             try:
                 code = process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                _end(process)
+                end_job(process)
                 return f"no end after {TIMEOUT_S:g} s"
             finally:
                 with self._lock:
@@ -252,7 +254,7 @@ class _League:
         with self._lock:
             running = list(self._running)
         for process in running:
-            _end(process)
+            end_job(process)
 
     def _save(self) -> None:
         """As a whole or not at all: the league may be stopped at any time."""
@@ -262,7 +264,7 @@ class _League:
         fresh.replace(self._folder / MEASURED)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_job(process: subprocess.Popen[bytes]) -> None:
     """Its own first, so that it ends its ranks; then whatever is left of the group."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -294,7 +296,7 @@ def _report(folder: Path, cases: Sequence[Case], args: argparse.Namespace) -> in
     if args.json:
         results = [asdict(each) for each in judged]
         args.json.write_text(json.dumps({**document, "good_enough": right, "not_run": left, "rows": results}, indent=1))
-    return 0 if right and judged else 1
+    return 0 if right and judged and (args.rejudge or not left) else 1
 
 
 def _judged(case: Case, rows: Mapping[str, Row], folder: Path, baseline: str) -> Judged:

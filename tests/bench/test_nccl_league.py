@@ -1,4 +1,4 @@
-"""The league on NCCL: its cases, its prices and its scoring; and a whole league of one healthy job on the CPU."""
+"""The league on NCCL: its cases, its prices and its scoring; and a whole league of one case on the CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import pytest
 from nccl import league
 from nccl.cases import CASES, CPU, CUDA, Case, fault_ms, fault_text
 from nccl.job import span_ms, spans
+from nccl.overhead import added
 from nccl.score import Judged, Price, Seen, good_enough, judge, promised_ms, render
 from nccl.shared_gpu import mps
+
+from stepscope.testing.cluster import Cluster, slow_at
 
 FAULT = Case(
     name="ddp/2/backward-device", strategy="ddp", ranks=2, where="backward", side="device", culprit=1, size=0.8
@@ -189,6 +192,31 @@ def test_mps_is_started_and_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert "did not start (no permission)" in words
 
 
+@pytest.mark.parametrize(("first", "until"), [(0, 60), (40, 80)])
+def test_steps_after_the_fault_are_not_shown_to_the_rules(first: int, until: int) -> None:
+    """They would make a fault that lasts all the time one that passes, and half its price."""
+    faults = (slow_at(1, "backward", 20.0, range(first, until)),)
+    run = Cluster(ranks=2, steps=120, faults=faults, warmup_ms=50.0).run()
+    seen = league.look_at(run, first=first, steps=until)
+    named = next(each for each in seen.findings if each["kind"] == "compute_straggler")
+    assert (named["ranks"], named["phase"], named["steps"][1]) == ([1], "backward", until - 1)
+    assert promised_ms(named, seen.hit_share) == pytest.approx(20.0, rel=0.1)
+    assert seen.hit_share == pytest.approx(1.0 if first == 0 else 0.5, abs=0.1)
+
+
+def test_what_recording_adds_is_the_median_of_neighboring_blocks() -> None:
+    def blocks(*figures: float) -> list[dict[str, float]]:
+        return [{"cpu_us": figure} for figure in figures]
+
+    rounds = [
+        {"bare": blocks(100, 200, 300), "recorded": blocks(110, 212, 900)},
+        {"bare": blocks(100, 100, 100), "recorded": blocks(108, 108, 108)},
+        {"bare": blocks(10, 20, 30), "recorded": blocks(20, 30, 40)},
+    ]
+    assert added(rounds, "recorded", "cpu_us") == (8, 10, 12)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_league_runs_is_kept_and_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A single case with a step far too long to be mistaken; prices on a busy machine are another matter."""
