@@ -35,10 +35,10 @@ else echo "npm is not to be had: the page's unit tests are skipped"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test versions soak fuzz ray lint format types contracts bench screenshots league hangs gpu clean
+.PHONY: help setup page demo test versions soak fuzz ray lint format types contracts bench screenshots league hangs gpu gpu-league clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(RUN_READY) $(LINT_READY) ## Make the virtual environment with everything in it
 
@@ -102,6 +102,9 @@ hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and whe
 # No environment is made here: a machine with a GPU often has its own torch, and no network.
 gpu: ## Run ordinary jobs on a GPU, bare and recorded, and compare (GPU_ARGS="--subset": 8 minutes)
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m gpu $(GPU_ARGS)
+
+gpu-league: ## Score verdicts and prices on NCCL against faults of known cost (GPU_ARGS="--only 'ddp/2/*'": 2 minutes)
+	PYTHONPATH=src:bench $(GPU_PYTHON) -m nccl.league $(GPU_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
 	rm -rf $(VENV) .venv-torch-* web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -65,9 +65,9 @@ def test_pages_name_only_paths_that_exist(root: Path, page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_targets_that_exist(root: Path, page: str) -> None:
     makefile = (root / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     code = re.findall(r"`[^`]+`", (root / page).read_text())
-    named = {target for piece in code for target in re.findall(r"\bmake ([a-z]+)\b", piece)}
+    named = {target for piece in code for target in re.findall(r"\bmake ([a-z-]+)\b", piece)}
     assert named - targets == set()
 
 
@@ -80,7 +80,7 @@ def test_readme_shows_the_two_first_commands(root: Path) -> None:
 def test_every_target_is_explained(root: Path) -> None:
     makefile = (root / "Makefile").read_text()
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE).group(1).split())  # type: ignore[union-attr]
-    assert phony == set(re.findall(r"^([a-z]+):.*## \S", makefile, flags=re.MULTILINE))
+    assert phony == set(re.findall(r"^([a-z-]+):.*## \S", makefile, flags=re.MULTILINE))
 
 
 def test_changelog_has_this_version(root: Path) -> None:
