@@ -401,14 +401,16 @@ CUBE = torch.arange(24).reshape(2, 3, 4)
 @pytest.mark.parametrize(
     ("names", "peers"),
     [
-        (("pp", "dp", "tp"), [[14, 3, 4]]),
-        (("dp_replicate", "dp_shard", "tp"), [[2, 6, 4]]),
-        (("dp", "cp", "fsdp"), [[4, 4, 1], [16, 4, 1]]),
+        (("pp", "dp", "tp"), [[12, 12, 1]]),
+        (("dp_replicate", "dp_shard", "pp"), [[2, 6, 4]]),
+        (("dp", "ep", "fsdp"), [[4, 4, 1], [16, 4, 1]]),
+        (("dp", "cp", "fsdp"), [[0, 24, 1]]),
         (("replicate", "shard", "data_parallel"), [[0, 24, 1]]),
-        (("pp", "ep", "tp"), [[18, 1, 1]]),
+        (("pp", "ep", "tp"), [[16, 4, 1]]),
+        (("pp", "ep", "stage"), [[18, 1, 1]]),
     ],
 )
-def test_peers_differ_in_data_dimensions_only(names: tuple[str, ...], peers: list[list[int]]) -> None:
+def test_peers_differ_in_dimensions_that_share_work_evenly(names: tuple[str, ...], peers: list[list[int]]) -> None:
     found = mesh_facts([Mesh(CUBE, names, 18)], sharded=False)
     assert found == {"mesh": {"names": list(names), "shape": [2, 3, 4]}, "peers": peers}
 
@@ -421,7 +423,7 @@ def test_a_mesh_cut_out_of_another_is_seen_as_a_whole() -> None:
     part = Mesh(CUBE[1], ("dp", "tp"), 18, world)
     assert mesh_facts([part], sharded=False) == {
         "mesh": {"names": ["dp", "tp"], "shape": [3, 4]},
-        "peers": [[14, 3, 4]],
+        "peers": [[12, 12, 1]],
     }
 
 

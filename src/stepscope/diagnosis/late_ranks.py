@@ -152,27 +152,25 @@ def _least_step(view: View) -> Floats:
 
 
 def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
-    """Whether a rank that is late on its device was late with launching (``host``), or its kernels took longer.
+    """``device`` where a rank launched in time and its kernels took longer.
 
-    None where that cannot be told: a host that is far ahead of its device stands still in any phase.
+    None where that cannot be told: a host that takes long in that phase may be what its device waits for, or may stand
+    still itself because its device is behind.
     """
     if view.clock != "device" or phase is None or phase not in view.window.phases:
         return None
     host_ns = view.window.phase_ns[view.window.phases.index(phase)][view.rows][:, view.columns[worst.at]]
-    peers = np.flatnonzero((view.groups == view.groups[worst.rank]) & (np.arange(len(view.ranks)) != worst.rank))
     own_ns = medians(host_ns[[worst.rank]])[0]
-    if own_ns - np.median(medians(host_ns[peers])) >= thresholds.EXPLAINS_SHARE * worst.excess_ns:
-        return "host"
     return "device" if own_ns < thresholds.AHEAD_SHARE * worst.excess_ns else None
 
 
 def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice, *, by_work: bool) -> Floats:
-    """[S]; what each step would be shorter by, had the culprits taken as long as their peers in that phase."""
-    durations_ns = view.work_ns if phase is None else view.phase(phase)
+    """[S]; what each step would be shorter by, had the culprits taken as long as their peers."""
+    durations_ns = view.work_ns if phase is None or by_work else view.phase(phase)
     typical_ns = np.full((len(culprits), len(view.steps)), np.inf)
     typical_ns[:, at] = _peers_median(view, durations_ns, culprits)[:, at]
-    if phase is None or not (view.comm_measured or by_work):
-        # Without a phase all work counts; without knowing the work, the phase alone decides who is last.
+    if phase is None or by_work or not view.comm_measured:
+        # Who is late by all its work is priced by all of it; without knowing the work, the phase alone decides.
         return replay_without(durations_ns, culprits, typical_ns)
     in_other_phases = view.work_ns[culprits] - durations_ns[culprits]
     return replay_without(view.work_ns, culprits, in_other_phases + typical_ns)

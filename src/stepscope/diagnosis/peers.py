@@ -1,6 +1,6 @@
-"""Who may be compared with whom: ranks that do the same work on different data.
+"""Who may be compared with whom: ranks that do as much work as each other.
 
-The recorder says for each rank which ranks are its data-parallel peers (from the device mesh and the process groups).
+The recorder says for each rank which ranks are its peers (``recorder/mesh.py``).
 Where nobody says anything all ranks are peers.
 """
 

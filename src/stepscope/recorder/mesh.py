@@ -1,7 +1,9 @@
-"""Data-parallel peers: which ranks do the same work as this one, on other data.
+"""Peers: which ranks do as much work as this one, and may be compared with it.
 
 Told by what the script has set up already: the process group of DDP, or the device mesh that the parameters of FSDP2
-and DTensor carry.  A mesh's dimensions are known by their names: ranks that differ only in data dimensions are peers.
+and DTensor carry.  A mesh's dimensions are known by their names.  Ranks that differ only in data dimensions do the same
+on other data; those that differ in a tensor or context dimension have equal shards of one layer or sequence.  Stages of
+a pipeline and experts are not alike.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ __all__ = ["group_facts", "is_data", "mesh_facts"]
 
 _DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
 """The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
+
+_EQUAL_SHARDS = re.compile(r"(?:t|mt|s|c)p|tensor|context|sequence|model")
 
 
 def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
@@ -38,9 +42,9 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
     place = mesh.get_coordinate()
     if place is None or not (names or sharded):
         return facts
-    data = [is_data(name) for name in names] or [True] * mesh.ndim
+    alike = [is_data(name) or _has_equal_shards(name) for name in names] or [True] * mesh.ndim
     ranks = [mesh.mesh.tolist()]
-    for at, free in zip(place, data, strict=True):
+    for at, free in zip(place, alike, strict=True):
         ranks = [rank for row in ranks for rank in row] if free else [row[at] for row in ranks]
     return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
 
@@ -48,6 +52,10 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
 def is_data(name: str) -> bool:
     """Whether a dimension of that name is one along which the data differ."""
     return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
+
+
+def _has_equal_shards(name: str) -> bool:
+    return _EQUAL_SHARDS.fullmatch(name.lower().partition("_")[0]) is not None
 
 
 def _whole(mesh: Any) -> Any:
