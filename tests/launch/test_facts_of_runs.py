@@ -150,3 +150,7 @@ def test_a_mesh_of_data_and_tensor_parallelism(run_stepscope: Run, script: Calla
         assert series.facts["mesh"] == {"names": ["dp", "tp"], "shape": [2, 2]}
         assert (series.facts["model"]["class"], series.facts["model"]["parameters"]) == ("Net", 280)
         assert "ddp" not in series.facts
+        fsdp = series.facts["fsdp"]
+        assert (fsdp["version"], fsdp["units"], fsdp["parameters"], fsdp["strategy"]) == (2, 1, 280, "full_shard")
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert summary["settings"] == ["FSDP2: 1 unit, kept after forward, fp32 parameters, fp32 reduction, no offload"]
