@@ -83,7 +83,12 @@ def test_ddp(run_stepscope: Run, script: Callable[..., Path], kind: str) -> None
             "group": "default_pg" if kind == "world" else f"group {rank + 1}",
             "buckets": 1,
             "bucket_sizes_mb": [round(gradients * 4 / 2**20, 3)],
+            "tensors": 4,
+            "batchnorm": 0,
+            "iterations": 2,
+            "unused": "same",
         }
+        assert found["process_group_open"] is False
         assert found["peers"] == ([[0, 2, 1]] if kind == "world" else [[rank, 1, 1]])
         assert (found["model"]["class"], found["model"]["modules"]) == ("Wrapper", 7)
         assert (found["model"]["batchnorm"], found["model"]["sync_batchnorm"]) == (0, 1)
@@ -145,3 +150,7 @@ def test_a_mesh_of_data_and_tensor_parallelism(run_stepscope: Run, script: Calla
         assert series.facts["mesh"] == {"names": ["dp", "tp"], "shape": [2, 2]}
         assert (series.facts["model"]["class"], series.facts["model"]["parameters"]) == ("Net", 280)
         assert "ddp" not in series.facts
+        fsdp = series.facts["fsdp"]
+        assert (fsdp["version"], fsdp["units"], fsdp["parameters"], fsdp["strategy"]) == (2, 1, 280, "full_shard")
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert summary["settings"] == ["FSDP2: 1 unit, kept after forward, fp32 parameters, fp32 reduction, no offload"]

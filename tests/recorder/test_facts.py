@@ -71,6 +71,9 @@ def test_a_plain_loop(recording: Recording) -> None:
             "distributed_sampler": False,
             "set_epoch_missing": False,
             "length": 10,
+            "drop_last": False,
+            "last_batch": 4,
+            "epochs": 0,
         },
         "model": {
             "class": "Net",

@@ -22,7 +22,7 @@ from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 KEYS = [
     *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
     *("communication", "memory", "host"),
-    *("facts", "facts_differ", "verdict", "findings", "errors", "hangs", "attempts", "nodes", "notices"),
+    *("facts", "facts_differ", "settings", "verdict", "findings", "errors", "hangs", "attempts", "nodes", "notices"),
     "logs",
 ]
 BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
@@ -122,6 +122,68 @@ def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
     alike = summarise(with_facts(said, said, {}))
     assert (alike["facts"], alike["facts_differ"]) == (said, [])
     assert (summarise(with_facts({}))["facts"], summarise(with_facts({}))["facts_differ"]) == ({}, [])
+
+
+FSDP = {
+    "version": 2,
+    "units": 25,
+    "parameters": 1 << 30,
+    "largest_share": 0.12,
+    "strategy": "full_shard",
+    "resharded_units": 24,
+    "param_dtype": "bfloat16",
+    "reduce_dtype": "float32",
+    "cpu_offload": False,
+    "forward_prefetch": False,
+    "backward_prefetch": "implicit",
+}
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "said"),
+    [
+        (
+            FSDP,
+            (
+                "FSDP2: 25 units, largest 12% of the parameters, resharded after forward, bf16 parameters, fp32 "
+                "reduction, no offload"
+            ),
+        ),
+        (
+            {**FSDP, "units": 1, "largest_share": 1.0, "resharded_units": 0, "param_dtype": "float32"},
+            "FSDP2: 1 unit, kept after forward, fp32 parameters, fp32 reduction, no offload",
+        ),
+        (
+            {**FSDP, "resharded_units": 20, "forward_prefetch": True, "backward_prefetch": "explicit"},
+            (
+                "FSDP2: 25 units, largest 12% of the parameters, 20 of them resharded after forward, bf16 parameters, "
+                "fp32 reduction, explicit forward and backward prefetch, no offload"
+            ),
+        ),
+        (
+            {**FSDP, "version": 1, "strategy": "hybrid_shard", "resharded_units": 25, "backward_prefetch": None},
+            (
+                "FSDP1: 25 units, largest 12% of the parameters, replicated across shards (hybrid), resharded after "
+                "forward, bf16 parameters, fp32 reduction, no backward prefetch, no offload"
+            ),
+        ),
+        (
+            {"version": 1, "units": 2, "strategy": "no_shard", "resharded_units": 0, "cpu_offload": True},
+            "FSDP1: 2 units, not sharded, offloaded to the CPU",
+        ),
+    ],
+)
+def test_how_the_model_is_sharded(fsdp: dict[str, Any], said: str) -> None:
+    summary = summarise(with_facts({"fsdp": fsdp}, {"fsdp": fsdp}))
+    assert summary["settings"] == [said]
+    label, _, about = said.partition(": ")
+    shown = " ".join(render_text(summary).split()).partition(f" {label} ")[2].partition(" step time ")[0]
+    assert shown.replace(" · ", " ") == about.replace(", ", " ")
+
+
+@pytest.mark.parametrize("facts", [{}, {"fsdp": {"version": 2}}, {"ddp": {"bucket_mb": 25.0}}], ids=str)
+def test_a_model_that_is_not_sharded(facts: dict[str, Any]) -> None:
+    assert summarise(with_facts(facts))["settings"] == []
 
 
 def test_every_fact_is_in_the_docs(root: Path) -> None:

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_input
+from stepscope.diagnosis.communication_overlap import SHARDED
+from stepscope.diagnosis.communication_rules import exchanges_of
+from stepscope.diagnosis.ddp_advice import for_unused
+from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_offload, for_prefetch, for_units
 from stepscope.diagnosis.placed import host_readings, process_readings
 from stepscope.diagnosis.samples import number, numbers, of_kind
 from stepscope.diagnosis.shares import epoch_starts, is_even
@@ -65,12 +69,12 @@ def for_h2d(view: View, _: Floats) -> tuple[str, ...]:
 
 
 def for_comm(view: View, _: Floats) -> tuple[str, ...]:
-    ddp, model = _facts(view, "ddp"), _facts(view, "model")
-    lines = []
-    if ddp.get("find_unused_parameters") is True:
-        lines.append(
-            "find_unused_parameters=True walks the graph each step and delays the buckets: drop it if all are used."
-        )
+    ddp, model, fsdp = _facts(view, "ddp"), _facts(view, "model"), _waited_for(view)
+    lines = [*for_units(fsdp), *for_fewer_bytes(fsdp), *for_offload(fsdp)]
+    if fsdp:
+        lines += [] if len(lines) > 1 else for_prefetch(fsdp)
+    else:
+        lines += for_unused(ddp)
     gradient_mb, bucket_mb = number(ddp, "gradient_mb"), number(ddp, "bucket_mb")
     if gradient_mb and bucket_mb and gradient_mb >= SMALL_BUCKET_MB:
         if gradient_mb / bucket_mb < FEW_BUCKETS:
@@ -85,7 +89,10 @@ def for_comm(view: View, _: Floats) -> tuple[str, ...]:
             f"{model['sync_batchnorm']} SyncBatchNorm layers exchange statistics in every forward: plain BatchNorm or "
             "GroupNorm does not."
         )
-    lines.append("Accumulate gradients under no_sync(), send bfloat16 (bf16_compress_hook), or take larger batches.")
+    if not fsdp:
+        lines.append(
+            "Accumulate gradients under no_sync(), send bfloat16 (bf16_compress_hook), or take larger batches."
+        )
     lines.append("All ranks wait alike, so no rank is to blame: look at the links between the hosts.")
     return tuple(lines[:3])
 
@@ -93,7 +100,7 @@ def for_comm(view: View, _: Floats) -> tuple[str, ...]:
 def for_optimizer(view: View, _: Floats) -> tuple[str, ...]:
     optimizer = _facts(view, "optimizer")
     name = optimizer.get("class") or "the optimizer"
-    lines = []
+    lines = [*for_offload(_facts(view, "fsdp"))]
     if optimizer.get("fused") is not True:
         lines.append(f"{name} does not run fused: fused=True (or foreach=True) updates all tensors in a few kernels.")
     if optimizer.get("foreach") is False:
@@ -119,6 +126,14 @@ def for_compute(view: View) -> tuple[str, ...]:
         lines.append('torch.set_float32_matmul_precision("high") lets float32 products use TF32.')
     lines.append("Faster from here means less compute per sample: autocast, torch.compile, a larger batch.")
     return tuple(lines[:2])
+
+
+def _waited_for(view: View) -> Mapping[str, Any]:
+    """The facts about FSDP; {} where the ranks wait for something else: tensor parallelism, say."""
+    rows = exchanges_of(view)
+    if rows and rows[0]["op"] not in SHARDED and rows[0]["kind"] != "data":
+        return {}
+    return _facts(view, "fsdp")
 
 
 def _facts(view: View, name: str) -> Mapping[str, Any]:

@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.communication import DDP_OP, MIB, Communication, Flow, Reducer
+from stepscope.diagnosis.ddp_advice import for_unused
+from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_offload, for_prefetch, for_units
 from stepscope.diagnosis.samples import number
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.collectives import FLAG_ASYNC
 from stepscope.records.finding import Finding
 from stepscope.records.units import bytes_text, ms_text, share_text
 
-__all__ = ["find_low_overlap"]
+__all__ = ["SHARDED", "find_low_overlap"]
 
 Floats = NDArray[np.float64]
 SHARDED = ("all_gather", "reduce_scatter")
+"""What FSDP exchanges."""
 LARGEST_SHARE = 0.5
 """Of all gradients in one bucket: they go out together, and late."""
 OVERFULL = 1.5
@@ -136,12 +139,7 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
     largest = max(one.buckets_bytes, default=0)
     cap_mb = max(1, round(one.bytes / MIB / thresholds.OVERLAP_PARTS))
     bucket_mb = number(ddp, "bucket_mb")
-    if ddp.get("find_unused_parameters") is True:
-        fixed = "" if ddp.get("static_graph") is True else " (if the unused ones never change: static_graph=True)"
-        yield (
-            "find_unused_parameters=True walks the graph before each backward and copies every gradient: "
-            f"drop it if all parameters are used{fixed}."
-        )
+    yield from for_unused(ddp)
     if one.buckets < 2 and bucket_mb and bucket_mb * MIB >= one.bytes / 2:
         yield (
             f"{bytes_text(one.bytes)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing to "
@@ -165,6 +163,8 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
+    said = view.facts.get("fsdp")
+    fsdp: Mapping[str, Any] = said if isinstance(said, dict) else {}
     by_group: dict[str, list[Flow]] = {}
     for flow in exchanges.flows:
         if flow.group.timed and flow.op in SHARDED and flow.flags & FLAG_ASYNC and len(flow.rows) > 1:
@@ -187,19 +187,18 @@ def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
             behind_ns=compute,
             bytes=sum(flow.bytes for flow in flows),
             last_share=1 / thresholds.OVERLAP_PARTS,
-            advice=_for_sharded(gathers),
-            evidence={"gathers_per_step": round(gathers, 1)},
+            advice=_for_sharded(gathers, fsdp),
+            evidence={"gathers_per_step": round(gathers, 1), "units": number(fsdp, "units")},
         )
 
 
-def _for_sharded(gathers: float) -> tuple[str, ...]:
-    prefetch = "set_modules_to_forward_prefetch() and …_backward_prefetch() fetch the next layers while one computes."
-    if gathers <= FEW_GATHERS:
-        return (
-            f"All parameters are gathered in {gathers:.0f} pieces a step: fully_shard() each block, then the root.",
-            prefetch,
-        )
-    return (
-        prefetch,
-        "Larger blocks, or reshard_after_forward=False where memory allows, need fewer exchanges.",
-    )
+def _for_sharded(gathers: float, fsdp: Mapping[str, Any]) -> tuple[str, ...]:
+    wrapping = list(for_units(fsdp))
+    if not fsdp and gathers <= FEW_GATHERS:
+        pieces = f"All parameters are gathered in {gathers:.0f} pieces a step"
+        wrapping = [f"{pieces}: fully_shard() each block, then the root."]
+    less = list(for_fewer_bytes(fsdp))
+    if not fsdp and not wrapping:
+        less = ["Larger blocks, or reshard_after_forward=False where memory allows, need fewer exchanges."]
+    advice = [*wrapping, *for_prefetch(fsdp), *for_offload(fsdp), *less]
+    return tuple(advice[:3]) or ("Larger blocks need fewer exchanges: wrap several layers together.",)

@@ -6,6 +6,7 @@ most that was ever in use (``peak_allocated``; at the ends of steps, where activ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice_machine import FRAGMENTED, IMBALANCED, PRESSED
 from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.fsdp_advice import for_full_device
 from stepscope.diagnosis.placed import Gpu, gpu_readings, last_of_rows, row_medians
 from stepscope.diagnosis.robust import lower_median
 from stepscope.diagnosis.view import View, cost_of
@@ -123,7 +125,7 @@ def _pressure(view: View, devices: Devices) -> list[Claim]:
             "gpus_full": len(full),
             "gpus": len(devices.gpus),
         },
-        advice=PRESSED,
+        advice=(*_held_by_fsdp(view, float(devices.total[worst])), *PRESSED)[:2],
         confidence=0.9,
     )
     return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
@@ -198,6 +200,11 @@ def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
         confidence=0.9,
     )
     return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _held_by_fsdp(view: View, total_bytes: float) -> Iterator[str]:
+    fsdp = view.facts.get("fsdp")
+    yield from for_full_device(fsdp if isinstance(fsdp, dict) else {}, total_bytes)
 
 
 def _known(value: float) -> int | None:

@@ -399,4 +399,18 @@ RAM_SWAP_SHARE = 0.20
 RAM_PRESSURE = 0.2
 """Share of the time in which some task waited for memory (PSI); a healthy machine has none."""
 
+# Remarks about settings.
+FEW_SAMPLES = 16
+"""Of a rank in a step, below which the statistics of BatchNorm are noisy: SyncBatchNorm is worth its exchange."""
+WALK_NS_PER_TENSOR = 2_500.0
+"""What find_unused_parameters=True costs at the most: 0.9 to 2.3 µs per parameter tensor, measured on 48 layers."""
+WALK_SHARE = 0.01
+"""Of the step: a shorter walk is not worth a sentence."""
+LAST_BATCH_SHARE = 0.01
+"""Of the time that a short batch at the end of each epoch costs beyond its samples."""
+LAST_BATCH_EPOCHS = 3
+"""So many of them, before their steps are called slow."""
+LAST_BATCH_COMPILE_NS = 1e9
+"""Compiling for the short batch: less is not noticed, unless it is so large a share of a short run."""
+
 __all__ = [name for name in dir() if name.isupper()]  # all of it, and it is long

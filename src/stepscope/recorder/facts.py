@@ -1,4 +1,4 @@
-"""Facts about the live objects of the training: loader, model, DDP, optimizer and settings of the process.
+"""Facts about the live objects of the training: loader, model, DDP, FSDP, optimizer and settings of the process.
 
 The hooks show the objects as they meet them, outside of the hot path: a loader when an iterator is taken, a root when
 it is found, an optimizer at the end of a step at which the recorder looks around.  They are held by weak references,
@@ -72,13 +72,18 @@ class LiveObjects:
             **self._once_failed_never_again(self._of_model, until_ns),
         }
         if "ddp" in self.facts:
-            buckets = self._once_failed_never_again(self._of_buckets)
-            self.facts["ddp"] = {**self.facts["ddp"], **buckets}
+            reducer = self._once_failed_never_again(self._of_reducer)
+            self.facts["ddp"] = {**self.facts["ddp"], **reducer}
         return self._of_model not in self._failed and any(root.walk.facts is None for root in self._roots)
 
-    def last_look(self, step: int) -> None:
-        """At the end of the process, whose objects may be half gone: what needs none of them."""
+    def last_look(self, step: int, *, in_order: bool) -> None:
+        """At the end of the process, whose objects may be half gone: what needs none of them.
+
+        ``in_order``: the script came to its end, so that whatever it has not closed by now it never will.
+        """
         self.facts = {**self.facts, **self._loaders.facts(step)}
+        if in_order:
+            self.facts |= self._once_failed_never_again(self._of_process_group)
 
     def _once_failed_never_again(self, part: Callable[..., dict[str, Any] | None], *args: Any) -> dict[str, Any]:
         """A part that stumbles over a script's objects would do so each time: it is told once and left out."""
@@ -117,11 +122,21 @@ class LiveObjects:
         return {**(largest.walk.facts or {}), "autocast": largest.autocast}
 
     @failsafe
-    def _of_buckets(self) -> dict[str, Any]:
-        return self._largest().walk.bucket_facts()
+    def _of_reducer(self) -> dict[str, Any]:
+        return self._largest().walk.reducer_facts()
 
     def _largest(self) -> _Root:
         return max(self._roots, key=lambda root: root.walk.parameters)
+
+    @failsafe
+    def _of_process_group(self) -> dict[str, Any]:
+        """Whether there still is one; {} where there was none."""
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            return {}
+        if distributed.is_initialized():
+            return {"process_group_open": True}
+        return {"process_group_open": False} if {"ddp", "fsdp", "mesh"} & set(self.facts) else {}
 
     @failsafe
     def _of_process(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class _Seen:
         self.loader = weakref.ref(loader, forget)
         self.settings = _settings_of(loader)
         self.set_epoch_missing = False
+        self.epochs = 0
+        """That were over when the next began."""
         sampler = _sampler_of(loader)
         self.shuffles = _shuffles(sampler)
         self.watched = hasattr(sampler, "epoch") and self.shuffles and _is_distributed(sampler)
@@ -41,7 +43,9 @@ class _Seen:
 
     def taken(self, loader: Any, step: int) -> None:
         """An iterator is taken before the step ``step`` ends."""
+        self.epochs += self._taken_at >= 0 and step - self._taken_at >= EPOCH_STEPS
         if not self.watched:
+            self._taken_at = step
             return
         self.confirm(step)
         epoch = _sampler_of(loader).epoch
@@ -90,31 +94,46 @@ class Loaders:
         if self._main is None:
             return {}
         self._main.confirm(step)
-        return {"loader": {**self._main.settings, "set_epoch_missing": self._main.set_epoch_missing}}
+        main = self._main
+        return {"loader": {**main.settings, "set_epoch_missing": main.set_epoch_missing, "epochs": main.epochs}}
 
 
 def _settings_of(loader: Any) -> dict[str, Any]:
     sampler, batches = _sampler_of(loader), getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None)
     size = getattr(batches, "batch_size", None) if size is None else size
+    size = size if isinstance(size, int) else None
+    drop_last = bool(getattr(loader, "drop_last", False)) or bool(getattr(batches, "drop_last", False))
     return {
         "num_workers": int(loader.num_workers),
         "pin_memory": bool(loader.pin_memory),
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": bool(loader.persistent_workers),
-        "batch_size": size if isinstance(size, int) else None,
+        "batch_size": size,
         "sampler": type(sampler).__name__,
         "dataset": type(loader.dataset).__name__,
         "distributed_sampler": _is_distributed(sampler),
         "length": _length(sampler, batches),
+        "drop_last": drop_last,
+        "last_batch": None if drop_last else _last_batch(sampler, batches, size),
     }
 
 
 def _length(sampler: Any, batches: Any) -> int | None:
     """Batches an epoch, where torch's own samplers say it: the ``len`` of an iterable dataset has side effects."""
     source = sampler if batches is None else batches
-    own = all(type(one).__module__.startswith("torch.utils.data.") for one in (sampler, source))
-    return len(source) if own and hasattr(sampler, "__len__") else None
+    return len(source) if _are_torchs(sampler, source) and hasattr(sampler, "__len__") else None
+
+
+def _last_batch(sampler: Any, batches: Any, size: int | None) -> int | None:
+    """Samples in the last batch of an epoch, where that is known as above."""
+    if batches is None or not size or not _are_torchs(sampler, batches) or not hasattr(sampler, "__len__"):
+        return None
+    return len(sampler) % size or size
+
+
+def _are_torchs(*samplers: Any) -> bool:
+    return all(type(one).__module__.startswith("torch.utils.data.") for one in samplers)
 
 
 def _sampler_of(loader: Any) -> Any:

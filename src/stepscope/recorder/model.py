@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.recorder.fsdp import NO_UNIT, FsdpUnits, fsdp_version, is_fully_sharded
 from stepscope.recorder.groups import told_name
 from stepscope.recorder.mesh import group_facts, mesh_facts
 
@@ -35,12 +36,19 @@ class ModelWalk:
     def __init__(self, root: Any) -> None:
         self.root = weakref.ref(root)
         self.facts: dict[str, Any] | None = None
-        """``model``, ``ddp``, ``mesh`` and ``peers``, as far as there are such; None until all is counted."""
-        self._left: list[tuple[weakref.ref[Any], bool]] = [(self.root, False)]
-        """Modules to visit, and whether they are inside of a DDP."""
+        """``model``, ``ddp``, ``fsdp``, ``mesh`` and ``peers``, as far as there are such; None until all is counted."""
+        self._left: list[tuple[weakref.ref[Any], bool, int]] = [(self.root, False, NO_UNIT)]
+        """Modules to visit, whether they are inside of a DDP, and the FSDP unit around them."""
         self._seen: set[int] = set()
         self._classes: dict[type, int] = {}
         """How many modules of each class."""
+        self._fsdp_classes: dict[type, int] = {}
+        """Classes that FSDP has made, and its version."""
+        self._units = FsdpUnits()
+        self._normalising: dict[type, bool] = {}
+        """Whether the modules of a class are plain BatchNorm layers."""
+        self._own_statistics = 0
+        """BatchNorm layers in a DDP that take the statistics of their own rank's batch."""
         self._parameter_classes: dict[type, bool] = {}
         """Whether the parameters of a class have a device mesh: asking the instances is slow."""
         self._compiled = False
@@ -61,30 +69,38 @@ class ModelWalk:
     def go_on(self, now: Callable[[], int], until_ns: int) -> None:
         visited = 0
         while self._left:
-            reference, in_ddp = self._left.pop()
+            reference, in_ddp, unit = self._left.pop()
             module = reference()
             if module is not None and id(module) not in self._seen:
-                self._visit(module, in_ddp)
+                self._visit(module, in_ddp, unit)
             visited += 1
             if visited % MODULES_AT_ONCE == 0 and now() >= until_ns:
                 break
         if not self._left and self.facts is None:
             self.facts = self._sum_up()
             self._seen.clear()
-            self._classes.clear()  # the script's
-            self._parameter_classes.clear()
+            for known in (self._classes, self._parameter_classes, self._fsdp_classes, self._normalising):
+                known.clear()  # the script's
 
-    def bucket_facts(self) -> dict[str, Any]:
-        """How DDP packs the gradients now: after the first iterations it does so anew, in the order they came."""
+    def reducer_facts(self) -> dict[str, Any]:
+        """How DDP packs the gradients now: after the first iterations it does so anew, in the order they came.
+
+        And whether it found parameters that took no part in an iteration.
+        """
         ddp = None if self._ddp is None else self._ddp()
         if ddp is None:
             return {}
-        said = ddp.logger._get_ddp_logging_data().strs_map
-        listed = (said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", "")).split(",")
+        said = ddp.logger._get_ddp_logging_data()
+        listed = (said.strs_map.get("rebuilt_bucket_sizes") or said.strs_map.get("bucket_sizes", "")).split(",")
         sizes = [int(size) for size in listed if size.strip().isdigit()]
-        return {"buckets": len(sizes), "bucket_sizes_mb": [round(size / MIB, 3) for size in sizes[:MAX_BUCKETS]]}
+        return {
+            "buckets": len(sizes),
+            "bucket_sizes_mb": [round(size / MIB, 3) for size in sizes[:MAX_BUCKETS]],
+            "tensors": said.ints_map.get("num_parameter_tensors"),
+            **_unused_facts(ddp, said.ints_map),
+        }
 
-    def _visit(self, module: Any, in_ddp: bool) -> None:
+    def _visit(self, module: Any, in_ddp: bool, unit: int) -> None:
         self._seen.add(id(module))
         kind = type(module)
         number = self._classes.get(kind, 0)
@@ -92,15 +108,22 @@ class ModelWalk:
         if not number and not in_ddp and _is_ddp(module):  # a second DDP is not looked at
             in_ddp = True
             self._ddp = weakref.ref(module)
+        if not number:
+            self._fsdp_classes[kind] = fsdp_version(kind)
+            self._normalising[kind] = _is_plain_batchnorm(kind)
+        if self._fsdp_classes[kind]:
+            unit = self._units.enter(self._fsdp_classes[kind], module, unit)
+        if in_ddp and self._normalising[kind] and module.training:
+            self._own_statistics += 1
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._compiled = True
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in self._seen:
                 self._seen.add(id(parameter))
-                self._count(parameter, in_ddp)
-        self._left += [(weakref.ref(child), in_ddp) for child in module._modules.values() if child is not None]
+                self._count(parameter, in_ddp, unit)
+        self._left += [(weakref.ref(child), in_ddp, unit) for child in module._modules.values() if child is not None]
 
-    def _count(self, parameter: Any, in_ddp: bool) -> None:
+    def _count(self, parameter: Any, in_ddp: bool, unit: int) -> None:
         dtype = parameter.dtype
         size = parameter.numel()
         self._sizes[dtype] = self._sizes.get(dtype, 0) + size
@@ -110,6 +133,8 @@ class ModelWalk:
         meshed = self._parameter_classes.get(kind)
         if meshed is None:
             meshed = self._parameter_classes[kind] = hasattr(kind, "device_mesh")
+        if meshed and unit != NO_UNIT:
+            self._units.count(unit, size, dtype)
         if meshed and len(self._meshes) < MAX_MESHES:
             mesh = parameter.device_mesh
             if not any(known() is mesh for known in self._meshes):
@@ -121,7 +146,7 @@ class ModelWalk:
             return {}
         inner = unwrapped(root)
         named = [(kind.__name__, layers) for kind, layers in self._classes.items()]
-        model = {
+        model: dict[str, Any] = {
             "class": _own_class(type(inner)).__name__,
             "parameters": self.parameters,
             "modules": sum(self._classes.values()),
@@ -130,12 +155,17 @@ class ModelWalk:
             "compiled": self._compiled or any(name == COMPILED for name, _ in named),
             "dtype": self.dtype,
         }
+        units = self._units.facts()
+        if units:
+            # Of FSDP1's flat parameters the walk has seen this rank's part only.
+            model["parameters"] = max(self.parameters, units["fsdp"]["parameters"])
         meshes = [mesh for mesh in (known() for known in self._meshes) if mesh is not None]
-        facts = {"model": model, **mesh_facts(meshes, sharded=_is_sharded(type(inner)))}
+        sharded = is_fully_sharded(type(inner))
+        facts = {"model": model, **units, **mesh_facts(meshes, sharded=sharded)}
         ddp = None if self._ddp is None else self._ddp()
         if ddp is not None:
             gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": told_name(ddp.process_group)}
-            facts["ddp"] = {**_ddp_settings(ddp), **gradient}
+            facts["ddp"] = {**_ddp_settings(ddp), "batchnorm": self._own_statistics, **gradient}
             facts.update(group_facts(sys.modules["torch.distributed"], ddp.process_group))
         return facts
 
@@ -146,25 +176,45 @@ def _ddp_settings(ddp: Any) -> dict[str, Any]:
     return {"bucket_mb": round(ddp.bucket_bytes_cap / MIB, 3), **settings}
 
 
+def _unused_facts(ddp: Any, figures: Any) -> dict[str, Any]:
+    """What find_unused_parameters=True found so far; {}: it is off, or nothing is known yet.
+
+    The reducer compares every iteration's unused parameters with those of the one before.  If they never changed, the
+    iteration that DDP logged last speaks for all of them.
+    """
+    iterations, unused_bytes = figures.get("iteration"), figures.get("unused_parameter_size")
+    is_static = getattr(ddp.reducer, "_ddp_graph_static", None)
+    searched = bool(getattr(ddp, "find_unused_parameters", False)) and not getattr(ddp, "static_graph", False)
+    if not searched or is_static is None or iterations is None or unused_bytes is None:
+        return {}
+    return {"iterations": iterations, "unused": "varying" if not is_static() else "same" if unused_bytes else "none"}
+
+
+def _is_plain_batchnorm(kind: type) -> bool:
+    """Not of the frozen kind that libraries have either, which is no BatchNorm to torch."""
+    loaded: Any = sys.modules.get("torch.nn.modules.batchnorm")
+    return loaded is not None and issubclass(kind, loaded._BatchNorm) and not issubclass(kind, loaded.SyncBatchNorm)
+
+
 def _is_ddp(module: Any) -> bool:
     loaded: Any = sys.modules.get("torch.nn.parallel.distributed")
     return loaded is not None and isinstance(module, loaded.DistributedDataParallel)
 
 
 def unwrapped(module: Any) -> Any:
-    """The user's own model inside of DDP and of ``torch.compile``."""
+    """The user's own model inside of DDP, FSDP1 and ``torch.compile``."""
     for _ in range(MAX_WRAPPERS):
-        compiled = type(module).__name__ == COMPILED
-        if not compiled and not _is_ddp(module):
+        if type(module).__name__ == COMPILED:
+            inside = "_orig_mod"
+        elif _is_ddp(module):
+            inside = "module"
+        elif fsdp_version(type(module)) == 1:
+            inside = "_fsdp_wrapped_module"
+        else:
             break
-        module = module._modules["_orig_mod" if compiled else "module"]
+        module = module._modules[inside]
     return module
 
 
-def _is_sharded(kind: type) -> bool:
-    """Whether FSDP2 has made this class: ``FSDPNet``, out of itself and ``Net``."""
-    return kind.__bases__[0].__name__ in ("FSDPModule", "ReplicateModule")
-
-
 def _own_class(kind: type) -> type:
-    return kind.__bases__[-1] if _is_sharded(kind) else kind
+    return kind.__bases__[-1] if is_fully_sharded(kind) else kind

@@ -262,7 +262,7 @@ class Recorder:
     def set_state(self, state: RingState) -> None:
         if self.ring is not None and self.identity.pid == os.getpid():
             self.ring.set_state(state)
-            self._tell_last_facts(self.ring)
+            self._tell_last_facts(self.ring, in_order=state is RingState.EXITED)
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -376,8 +376,8 @@ class Recorder:
         return unfinished
 
     @guard.failsafe
-    def _tell_last_facts(self, ring: RingWriter) -> None:
-        self.objects.last_look(self.step)
+    def _tell_last_facts(self, ring: RingWriter, *, in_order: bool) -> None:
+        self.objects.last_look(self.step, in_order=in_order)
         self._tell_facts(ring)
 
     def _tell_facts(self, ring: RingWriter) -> None:

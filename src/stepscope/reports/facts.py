@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.series import RankSeries
+from stepscope.records.units import count_text, share_text
 
-__all__ = ["differing_facts", "facts_of_run"]
+__all__ = ["differing_facts", "facts_of_run", "settings_of"]
 
-COMPARED = ("loader", "ddp", "optimizer", "threads")
+COMPARED = ("loader", "ddp", "fsdp", "optimizer", "threads")
 """What should be the same everywhere …"""
-OWN = ("length", "set_epoch_missing", "gradient_mb", "group", "buckets", "bucket_sizes_mb", "tensors")
+OWN = (
+    *("length", "last_batch", "epochs", "set_epoch_missing", "gradient_mb", "group", "buckets", "bucket_sizes_mb"),
+    *("tensors", "batchnorm", "iterations", "unused", "parameters", "units", "largest_share", "resharded_units"),
+)
 """… but for what follows from a rank's share of the data or of the model."""
+
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+OWN_WAY = "explicit"
 
 
 def facts_of_run(current: Sequence[RankSeries]) -> dict[str, Any]:
@@ -32,3 +39,50 @@ def differing_facts(current: Sequence[RankSeries]) -> list[str]:
                 if one not in seen.setdefault(name, []):
                     seen[name].append(one)
     return sorted(name for name, values in seen.items() if len(values) > 1 and name.rpartition(".")[2] not in OWN)
+
+
+def settings_of(facts: Mapping[str, Any]) -> list[str]:
+    """How the model is sharded, in one sentence: ``FSDP2: 25 units, largest 12% of the parameters, …``."""
+    fsdp = facts.get("fsdp")
+    if not isinstance(fsdp, dict) or not fsdp.get("units"):
+        return []
+    about = [count_text(fsdp["units"], "unit")]
+    if fsdp.get("largest_share") is not None and fsdp["units"] > 1:
+        about.append(f"largest {share_text(fsdp['largest_share'])} of the parameters")
+    about += [*_sharding(fsdp), *_precision(fsdp), *_prefetch(fsdp)]
+    if "cpu_offload" in fsdp:
+        about.append("offloaded to the CPU" if fsdp["cpu_offload"] else "no offload")
+    return [f"FSDP{fsdp.get('version', '')}: {', '.join(about)}"]
+
+
+def _sharding(fsdp: Mapping[str, Any]) -> list[str]:
+    if fsdp.get("strategy") == "no_shard":
+        return ["not sharded"]
+    hybrid = ["replicated across shards (hybrid)"] if str(fsdp.get("strategy")).startswith("hybrid") else []
+    units, resharded = fsdp["units"], fsdp.get("resharded_units")
+    if resharded is None:
+        return hybrid
+    if not resharded:
+        return [*hybrid, "kept after forward"]
+    # The root of FSDP2 is kept by itself: backward needs it at once.
+    some = f"{resharded} of them " if resharded < units - 1 else ""
+    return [*hybrid, f"{some}resharded after forward"]
+
+
+def _precision(fsdp: Mapping[str, Any]) -> list[str]:
+    names = {"param_dtype": "parameters", "reduce_dtype": "reduction"}
+    return [f"{SHORT.get(fsdp[key], fsdp[key])} {name}" for key, name in names.items() if key in fsdp]
+
+
+def _prefetch(fsdp: Mapping[str, Any]) -> list[str]:
+    """What differs from torch's own way."""
+    if fsdp.get("version") == 1:
+        lacks = "backward_prefetch" in fsdp and fsdp["backward_prefetch"] is None
+        return [*(["no backward prefetch"] if lacks else []), *(["forward prefetch"] if _forward(fsdp) else [])]
+    ways = {"forward": _forward(fsdp), "backward": fsdp.get("backward_prefetch") == OWN_WAY}
+    said = [way for way, explicit in ways.items() if explicit]
+    return [f"explicit {' and '.join(said)} prefetch"] if said else []
+
+
+def _forward(fsdp: Mapping[str, Any]) -> bool:
+    return fsdp.get("forward_prefetch") is True

@@ -17,7 +17,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
 from stepscope.reports.attempts import attempts_table
 from stepscope.reports.communication import communication_table
-from stepscope.reports.facts import differing_facts, facts_of_run
+from stepscope.reports.facts import differing_facts, facts_of_run, settings_of
 from stepscope.reports.hangs import hangs_table
 from stepscope.reports.machine import host_table, memory_table
 from stepscope.reports.nodes import nodes_table
@@ -48,6 +48,7 @@ def summarise(
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
     status = status or status_of(run, alive=alive)
     host = host_table(window, run.samples)
+    facts = facts_of_run(current)
     return {
         "schema": SCHEMA,
         "run": _run_table(run, window, current),
@@ -61,8 +62,9 @@ def summarise(
         "communication": communication_table(window),
         "memory": memory_table(current, run.samples, host["gpus"]),
         "host": host,
-        "facts": facts_of_run(current),
+        "facts": facts,
         "facts_differ": differing_facts(current),
+        "settings": settings_of(facts),
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),

@@ -180,6 +180,9 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
         page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
     for label, facts in node_items(summary["nodes"]):
         page.items(label, facts)
+    for setting in summary["settings"]:
+        label, _, about = setting.partition(": ")
+        page.items(label, about.split(", "))
     time = summary["step_time"]
     if time["p50_ms"] is None:
         return

@@ -16,8 +16,8 @@ import { Pairs } from "./evidence";
 import "./context.css";
 
 const VARIABLES = 200;
-const NESTED = ["loader", "ddp", "model", "optimizer", "gc"];
-const TITLES: Readonly<Record<string, string>> = { loader: "Data", ddp: "DistributedDataParallel", model: "Model", optimizer: "Optimizer", gc: "Garbage collector" };
+const NESTED = ["loader", "ddp", "fsdp", "model", "optimizer", "gc"];
+const TITLES: Readonly<Record<string, string>> = { loader: "Data", ddp: "DistributedDataParallel", fsdp: "FullyShardedDataParallel", model: "Model", optimizer: "Optimizer", gc: "Garbage collector" };
 
 export function ContextPanel({ run }: { run: OpenRun }) {
   const about = run.about.value;

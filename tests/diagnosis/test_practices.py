@@ -1,0 +1,247 @@
+"""Remarks about settings: what is said in which case, and that nothing is said in all the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.diagnosis import build_window
+from stepscope.diagnosis.practices import remarks_on
+from stepscope.testing.cluster import Cluster
+
+LOADER = {
+    "batch_size": 32,
+    "sampler": "DistributedSampler",
+    "distributed_sampler": True,
+    "set_epoch_missing": False,
+    "length": 10,
+    "drop_last": False,
+    "last_batch": 32,
+    "epochs": 0,
+}
+DDP = {"find_unused_parameters": False, "static_graph": False, "batchnorm": 0, "tensors": 600}
+PEERS = [[0, 4, 1]]
+
+
+def said_of(job: Cluster, *facts: Mapping[str, Any], backend: str = "gloo") -> list[str]:
+    """``facts``: by rank; else those of the job."""
+    run = job.run()
+    ranks = [replace(one, identity=replace(one.identity, backend=backend)) for one in run.ranks]
+    if facts:
+        ranks = [replace(one, facts=dict(said)) for one, said in zip(ranks, facts, strict=True)]
+    return remarks_on(build_window(replace(run, ranks=tuple(ranks))))
+
+
+def job(ranks: int = 4, **parts: Mapping[str, Any]) -> Cluster:
+    facts = {"loader": LOADER, "ddp": DDP, "peers": PEERS, **parts}
+    return Cluster(ranks=ranks, steps=61, noise=0.0, facts=facts)
+
+
+def test_nothing_is_said_of_a_job_that_is_set_up_well() -> None:
+    assert said_of(job()) == []
+    assert said_of(Cluster()) == []
+
+
+def test_set_epoch() -> None:
+    assert said_of(job(loader={**LOADER, "set_epoch_missing": True})) == [
+        (
+            "DistributedSampler.set_epoch() is not called: every epoch has the same order. "
+            "Call it with the number of the epoch before each."
+        )
+    ]
+
+
+# -- BatchNorm --------------------------------------------------------------------------------------------------------
+
+
+def test_batchnorm_of_few_samples() -> None:
+    assert said_of(job(loader={**LOADER, "batch_size": 4, "last_batch": 4}, ddp={**DDP, "batchnorm": 53})) == [
+        (
+            "53 BatchNorm layers under DDP take their statistics from 4 samples each step, those of the own rank. It "
+            "costs no time, but so few make training noisier: SyncBatchNorm.convert_sync_batchnorm() (on GPUs) takes "
+            "all 16, GroupNorm needs none."
+        )
+    ]
+    (line,) = said_of(job(loader={**LOADER, "batch_size": 1, "last_batch": 1}, ddp={**DDP, "batchnorm": 1}))
+    assert line.startswith("1 BatchNorm layer under DDP takes its statistics from 1 sample each step, ")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"ddp": {**DDP, "batchnorm": 53}},  # 32 samples are enough
+        {"loader": {**LOADER, "batch_size": 16, "last_batch": 16}, "ddp": {**DDP, "batchnorm": 53}},
+        {"loader": {**LOADER, "batch_size": None}, "ddp": {**DDP, "batchnorm": 53}},
+        {
+            "loader": {**LOADER, "batch_size": 4, "last_batch": 4},
+            "model": {"batchnorm": 53},
+        },  # none of them in training
+        {"loader": {**LOADER, "batch_size": 4, "last_batch": 4}, "ddp": {**DDP, "batchnorm": 3}, "peers": [[0, 1, 1]]},
+    ],
+    ids=["enough", "just-enough", "unknown", "frozen", "one-peer"],
+)
+def test_batchnorm_that_is_well(parts: dict[str, Any]) -> None:
+    assert said_of(job(**parts)) == []
+
+
+# -- find_unused_parameters -------------------------------------------------------------------------------------------
+
+SEARCHING = {**DDP, "find_unused_parameters": True, "iterations": 1000, "unused": "none"}
+
+
+def test_a_search_for_unused_parameters_that_finds_none() -> None:
+    # A step of 39 ms.
+    assert said_of(job(ddp=SEARCHING)) == [
+        (
+            "find_unused_parameters=True is not needed: all parameters took part in each of the first 1,000 backward "
+            "passes. It costs a walk over the graph (up to 1.50 ms, 4% of the step) and one more all-reduce in every "
+            "step: drop it."
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "ddp",
+    [
+        {**SEARCHING, "unused": "same"},
+        {**SEARCHING, "unused": "varying"},
+        {**SEARCHING, "iterations": 89},
+        {**SEARCHING, "tensors": 100},  # a quarter of a millisecond
+        {**SEARCHING, "find_unused_parameters": False},
+        {key: value for key, value in SEARCHING.items() if key not in ("iterations", "unused")},
+    ],
+    ids=["same", "varying", "too-early", "cheap", "off", "unknown"],
+)
+def test_a_search_that_is_needed_or_cheap(ddp: dict[str, Any]) -> None:
+    assert said_of(job(ddp=ddp)) == []
+
+
+def test_a_search_that_one_rank_needs() -> None:
+    alike = {"loader": LOADER, "ddp": SEARCHING}
+    assert said_of(job(), alike, alike, alike, {**alike, "ddp": {**SEARCHING, "unused": "varying"}}) == []
+    assert said_of(job(), alike, alike, alike, {}) == []
+
+
+# -- the last batch ---------------------------------------------------------------------------------------------------
+
+SHORT = {**LOADER, "last_batch": 3}
+
+
+def epochs(loader: Mapping[str, Any], *, every: int = 10, **more: Any) -> Cluster:
+    facts = {"loader": loader, "ddp": DDP, "peers": PEERS, "model": {"compiled": "compile_steps" in more}}
+    return Cluster(steps=61, noise=0.0, facts=facts, epoch_every=every, epoch_input_ms=0.0, **more)
+
+
+def test_compiling_for_the_last_batch() -> None:
+    assert said_of(epochs(SHORT, compile_steps=(9,), compile_ms=2400.0)) == [
+        (
+            "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.4 s, in step 9. "
+            "drop_last=True leaves it out."
+        )
+    ]
+
+
+def test_short_epochs_that_end_in_a_short_batch() -> None:
+    assert said_of(epochs(SHORT)) == [
+        (
+            "Every epoch of 10 batches ends with a batch of 3 samples instead of 32, whose step takes 39.0 ms (a "
+            "full one: 39.0 ms). drop_last=True or longer epochs save up to 9% of the time."
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        epochs({**LOADER, "drop_last": True, "last_batch": None}),
+        epochs(LOADER),
+        epochs({**LOADER, "last_batch": None}),
+        epochs({**SHORT, "length": 20}),  # two batches a step
+        epochs({**LOADER, "last_batch": 30}),
+        epochs(SHORT, every=0),  # the first epoch is not over
+        epochs(LOADER, compile_steps=(9,), compile_ms=2400.0),
+        epochs({**LOADER, "last_batch": 30}, compile_steps=(4,), compile_ms=2400.0),  # not for the last batch
+        replace(epochs(SHORT), facts={"loader": SHORT}, ranks=1),
+    ],
+    ids=[
+        "dropped",
+        "full",
+        "unknown",
+        "accumulated",
+        "nearly-full",
+        "first",
+        "compiled-full",
+        "compiled-before",
+        "one",
+    ],
+)
+def test_last_batches_that_cost_nothing(cluster: Cluster) -> None:
+    assert said_of(cluster) == []
+
+
+# -- epochs of different length ---------------------------------------------------------------------------------------
+
+
+def lengths(*batches: int | None, **more: Any) -> list[dict[str, Any]]:
+    return [{"loader": {**LOADER, "length": one, **more}, "ddp": DDP} for one in batches]
+
+
+def test_epochs_of_different_length() -> None:
+    assert said_of(job(), *lengths(100, 100, 99, 100)) == [
+        (
+            "Rank 2 has 99 batches per epoch, others up to 100: the others will wait for a collective that never "
+            "comes, unless all stop together. Give every rank the same number (DistributedSampler does), or use "
+            "torch.distributed.algorithms.Join."
+        )
+    ]
+    assert said_of(job(), *lengths(1200, 999, 999, 1100))[0].startswith(
+        "Ranks 1 and 2 have 999 batches per epoch, others up to 1,200: "
+    )
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        lengths(100, 100, 100, 100),
+        lengths(100, 100, 99, None),
+        lengths(100, 100, 50, 100),  # 61 steps went well
+        lengths(100, 100, 99, 100, epochs=1),
+        [{"loader": {**LOADER, "length": 100 + rank}} for rank in range(4)],  # no collective waits for them
+        [{"loader": {**LOADER, "length": 100 + rank, "batch_size": 32 - rank}, "ddp": DDP} for rank in range(4)],
+    ],
+    ids=["equal", "unknown", "handled", "epochs", "independent", "sizes"],
+)
+def test_epochs_that_end_together(facts: list[dict[str, Any]]) -> None:
+    assert said_of(job(), *facts) == []
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+OPEN: dict[str, Any] = {"process_group_open": True}
+CLOSED: dict[str, Any] = {"process_group_open": False}
+ENDING = (
+    " exited without torch.distributed.destroy_process_group(): torch warns of it, and NCCL may hang or abort while "
+    "the process ends. Call it at the end of the script."
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "who"),
+    [
+        ([OPEN] * 4, "All ranks"),
+        ([OPEN, CLOSED, CLOSED, OPEN], "Ranks 0 and 3"),
+        ([CLOSED, {}, OPEN, CLOSED], "Rank 2"),
+    ],
+)
+def test_a_process_group_that_is_left_open(facts: list[dict[str, Any]], who: str) -> None:
+    assert said_of(Cluster(), *facts, backend="cpu:gloo,cuda:nccl") == [who + ENDING]
+
+
+def test_process_groups_that_are_none_the_worse() -> None:
+    assert said_of(Cluster(), *[OPEN] * 4, backend="gloo") == []
+    assert said_of(Cluster(), *[CLOSED] * 4, backend="nccl") == []
+    assert said_of(Cluster(), *[{}] * 4, backend="nccl") == []
+    assert said_of(Cluster(ranks=1), OPEN, backend="nccl") == ["The process" + ENDING]
