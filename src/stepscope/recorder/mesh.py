@@ -6,16 +6,13 @@ and DTensor carry.  A mesh's dimensions are known by their names: ranks that dif
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from stepscope.records.facts import rank_runs
+from stepscope.records.group_kinds import is_data
 
-__all__ = ["group_facts", "is_data", "mesh_facts"]
-
-_DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
-"""The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
+__all__ = ["group_facts", "mesh_facts"]
 
 
 def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
@@ -43,11 +40,6 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
     for at, free in zip(place, data, strict=True):
         ranks = [rank for row in ranks for rank in row] if free else [row[at] for row in ranks]
     return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
-
-
-def is_data(name: str) -> bool:
-    """Whether a dimension of that name is one along which the data differ."""
-    return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
 
 
 def _whole(mesh: Any) -> Any:
