@@ -189,7 +189,10 @@ class WorkerServer:
 
     def _serve(self) -> None:
         while not self._over.is_set():
-            connection, _ = self._socket.accept()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
             with connection:
                 request = connection.recv(4096)
                 if not request:
@@ -202,18 +205,17 @@ class WorkerServer:
 
     def close(self) -> None:
         self._over.set()
-        with socket.socket(socket.AF_UNIX) as last:
-            last.connect(str(self.path))
+        self._socket.shutdown(socket.SHUT_RDWR)  # its path may be gone
         self._thread.join()
         self._socket.close()
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Behave], WorkerServer]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., WorkerServer]]:
     servers: list[WorkerServer] = []
 
-    def start(behave: Behave) -> WorkerServer:
-        servers.append(WorkerServer(tmp_path / f"{len(servers)}.sock", behave))
+    def start(behave: Behave, path: Path | None = None) -> WorkerServer:
+        servers.append(WorkerServer(path or tmp_path / f"{len(servers)}.sock", behave))
         return servers[-1]
 
     yield start

@@ -15,16 +15,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.errors import RingForeign, RingVersion
+from stepscope.records.collectives import ProcessGroup, merged_groups
 from stepscope.records.places import BESIDE_RING, RING_SUFFIX
 from stepscope.records.series import RankState
-from stepscope.records.slot import STEP, STEP_SLOT
-from stepscope.ring import RingHeader, RingReader, split
+from stepscope.records.slot import SLOT_BYTES, STEP, STEP_SLOT
+from stepscope.ring import RingBatch, RingHeader, RingReader, split
 from stepscope.store.paths import segment_path, sidecar_path
 from stepscope.store.processes import process_alive
-from stepscope.store.segments import FRAME_SLOTS, SegmentWriter
+from stepscope.store.segments import FRAME_SLOTS, SegmentWriter, read_segment
 from stepscope.store.sidecar import read_sidecars, sidecar_of, write_sidecar
+
+if TYPE_CHECKING:
+    from stepscope.agent.flight_records import FlightRecords
 
 __all__ = ["RingDrain", "Rings", "drain_leftovers"]
 
@@ -35,6 +40,10 @@ BATCH_S = 2.0
 WATCHED_BATCH_S = 0.15
 """… unless somebody looks on: at each turn of the agent's."""
 SIDECAR_S = 5.0
+FLIGHTS_AT_ONCE = FRAME_SLOTS // 2
+"""Records of collectives on the device that go into one frame; those of one seq must fit into it."""
+EARLIER_BYTES = 4096 * SLOT_BYTES
+"""Of a segment, in which steps are looked for whose collectives may still be in the Flight Recorder."""
 RECENT_STEPS = 20
 RECENT_RECORDS = 100
 """Among so many records at the end of a batch are the steps that count as recent."""
@@ -57,8 +66,30 @@ class RingDrain:
         self.pidfd = _open_pidfd(self.header.pid)
         self.recent_ns: deque[int] = deque(maxlen=RECENT_STEPS)
         """How long the last steps took."""
+        self.flights: FlightRecords | None = None
+        """What NCCL's Flight Recorder of this rank says, once somebody reads it."""
+        self._found = _not_said(earlier.groups if earlier else (), self.header.groups)
         self._written_s = time.monotonic()
         self._sidecar_s = float("-inf")
+
+    def record_flights(self) -> FlightRecords:
+        """From here on the ring's steps get the collectives of its rank's Flight Recorder."""
+        from stepscope.agent.flight_records import FlightRecords  # msgspec is for ranks on NCCL only
+
+        if self.flights is None:
+            self.flights = FlightRecords(
+                said=lambda: self.reader.header().groups,
+                found=self._found,
+                world_size=self.reader.header().identity.world_size,
+            )
+            self.flights.see_earlier_steps(self._last_slots())
+            self.reader.follow_phases()
+        return self.flights
+
+    def _last_slots(self) -> list[bytes]:
+        """Of what was written before somebody asked for it: by this agent, or by one before it."""
+        slots = read_segment(self.segment.path).slots if self.segment.last_seq else b""
+        return [slots[at : at + SLOT_BYTES] for at in range(max(0, len(slots) - EARLIER_BYTES), len(slots), SLOT_BYTES)]
 
     def alive(self) -> bool:
         return process_alive(self.header.pid, self.header.start_ticks)
@@ -77,15 +108,46 @@ class RingDrain:
     def drain(self) -> None:
         """Write what the ring has now; OSError when the disk refuses, and then nothing was lost."""
         batch = self.reader.read(self.segment.last_seq)
+        flights, taken = self.flights, 0
+        if flights is not None and batch.last_seq > self.segment.last_seq:
+            # In one frame with what is new in the ring: readers tell frames apart by how far in it they go.
+            slots, taken = flights.records(batch.last_seq, FLIGHTS_AT_ONCE)
+            batch = replace(batch, slots=[*batch.slots, *slots])
+            self._save_found(flights)
         for part in split(batch, FRAME_SLOTS):
             self.segment.append(part)
+            if flights is not None:
+                flights.see_steps(part.slots)
+        if flights is not None:
+            flights.taken(taken)
+            flights.see_phases(self.reader.phase_changes())
+            flights.settle()
         self._written_s = time.monotonic()
         self.recent_ns.extend(_step_times(batch.slots[-RECENT_RECORDS:]))
 
     def drain_to_end(self) -> None:
         """The same for a ring whose writer is gone."""
         self.drain()
+        if self.flights is not None:
+            self._write_flights(self.flights)
         self.header = self.reader.header()
+
+    def _write_flights(self, flights: FlightRecords) -> None:
+        """What is left, though nothing new comes in the ring: it counts as the word after its last one."""
+        while True:
+            seq = self.segment.last_seq + 1
+            slots, taken = flights.records(seq, FLIGHTS_AT_ONCE)
+            if not slots:
+                return
+            self._save_found(flights)
+            self.segment.append(RingBatch(slots=slots, last_seq=seq, lost=0, torn=0))
+            flights.taken(taken)
+
+    def _save_found(self, flights: FlightRecords) -> None:
+        """The names of groups are on disk before the rows that need them."""
+        if len(flights.found) != len(self._found):
+            self._found = tuple(flights.found)
+            self.save_last_sidecar()
 
     def state(self) -> RankState:
         """How the process ended, given that it has."""
@@ -101,6 +163,7 @@ class RingDrain:
         self.header = self.reader.header()
         about = replace(
             sidecar_of(self.header, heard_wall_ns=time.time_ns()),
+            groups=merged_groups(self.header.groups, self._found),
             usual_step_ns=round(statistics.median(self.recent_ns)) if self.recent_ns else 0,
         )
         if self.ended_wall_ns is not None:
@@ -178,6 +241,11 @@ def drain_leftovers(run_dir: Path, session: Path) -> None:
                 drain.remove()
         finally:
             drain.close()
+
+
+def _not_said(groups: Iterable[ProcessGroup], said: Iterable[ProcessGroup]) -> tuple[ProcessGroup, ...]:
+    slots = {group.slot for group in said}
+    return tuple(group for group in groups if group.slot not in slots)
 
 
 def _step_times(slots: Iterable[bytes]) -> Iterator[int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepscope.agent.context import GitContext
 from stepscope.agent.control import Control
 from stepscope.agent.drain import RingDrain, Rings
+from stepscope.agent.flight_reader import FlightReader
 from stepscope.agent.gpu import GpuSampler
 from stepscope.agent.host import HostSampler
 from stepscope.agent.journal import Journal
@@ -108,6 +109,7 @@ class Agent:
         """Whether the hub has everything, once the run is over and there is one."""
         self._oom = OomWatch()
         self._subjects = Subjects(meta)
+        self._flights = FlightReader()
         self._watchdog = Watchdog(
             run_dir, self._journal, node=self._node, policy=on_hang or HangPolicy(), subjects=self._subjects
         )
@@ -142,12 +144,23 @@ class Agent:
 
     def _wait(self) -> None:
         crowded = any(drain.crowded() for drain in self._rings.known.values())
-        timeout_s = CROWDED_S if crowded else self._interval_s
-        for fd, _ in self._poll.poll(timeout_s * 1000):
-            if fd == self._control.fd:
-                self._hear()
-            elif fd in self._by_pidfd:
-                self._bury(self._by_pidfd[fd])
+        deadline_s = time.monotonic() + (CROWDED_S if crowded else self._interval_s)
+        while True:
+            answering = self._flights.fileno()
+            if answering is not None:
+                self._poll.register(answering, select.POLLIN)
+            ready = [fd for fd, _ in self._poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)]
+            if answering is not None:
+                self._poll.unregister(answering)
+            if ready == [answering]:
+                self._flights.receive()
+                continue
+            for fd in ready:
+                if fd == self._control.fd:
+                    self._hear()
+                elif fd in self._by_pidfd:
+                    self._bury(self._by_pidfd[fd])
+            return
 
     def _tick(self) -> None:
         self._look_for_rings()
@@ -162,6 +175,8 @@ class Agent:
                 if drain.due(watched=watched):
                     self._try(drain.drain, drain)
         self._watchdog.look(self._rings.known.values())
+        if not self._watchdog.asks:
+            self._flights.look(self._rings.known.values(), watched=watched)
         now_s = time.monotonic()
         if now_s - self._gpu_s >= (GPU_QUICK_S if now_s - self._rank_s < GPU_QUICK_FOR_S else SAMPLE_S):
             self._gpu_s = now_s
@@ -238,6 +253,7 @@ class Agent:
             drain.pidfd = None
         self._host.forget(drain.header.pid)
         self._askers.pop(drain, None)
+        self._flights.forget(drain)
         first = drain.ended_wall_ns is None
         if first:
             drain.ended_wall_ns = time.time_ns()
@@ -307,6 +323,7 @@ class Agent:
         if ending == "ended":
             self._let_ranks_end()
         self._watchdog.finish()
+        self._flights.close()
         if self._git:
             self._git.close()
         self._journal.samples(self._gpu.collect())

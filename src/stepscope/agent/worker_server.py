@@ -110,6 +110,15 @@ class Questions(Generic[Key]):
             if time.monotonic() >= deadline:
                 return
 
+    def fileno(self) -> int:
+        """Readable when ``wait`` would have something to do."""
+        return self._selector.fileno()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return not self._calls
+
     def unanswered(self, key: Key) -> bool:
         """Whether its server took the question and is silent to this moment."""
         self.wait(0.0)

@@ -6,15 +6,19 @@ is known from its own logging and from the setting of its buckets, and stands be
 
 Of what a rank is blocked, only what every rank of the group has is the exchange itself; the rest is waiting for a rank.
 The least over the ranks is therefore taken step by step.
+
+On NCCL the host sees nothing of this.  There the times are the device's own, of the kernels on NCCL's stream
+(``FLAG_DEVICE``): how long a collective took is known, and how much of it was waiting for a rank; what of it held up
+the computation is in the device's phase ``comm``.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +27,24 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.communication_arrivals import Arrivals, align
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import LARGEST, number
-from stepscope.records.collectives import OPS, ProcessGroup
+from stepscope.records.collectives import FLAG_DEVICE, FLAG_MISSED, OPS, ProcessGroup
 from stepscope.records.phases import COMM
 from stepscope.records.series import RankSeries
 
-__all__ = ["DDP_OP", "Communication", "Flow", "Group", "Reducer", "build_communication"]
+if TYPE_CHECKING:
+    from stepscope.diagnosis.view import View
+
+__all__ = [
+    "DDP_OP",
+    "Communication",
+    "Flow",
+    "Group",
+    "Measured",
+    "Reducer",
+    "build_communication",
+    "bus_factor",
+    "gradients_of",
+]
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +67,9 @@ class Group:
     rows: tuple[int, ...]
     """Of the window, those that know the group."""
     timed: bool
-    """Whether a wait for it blocks the host."""
+    """Whether its times are known: a wait for it blocks the host, or they are the device's."""
+    device: bool
+    """Whether they are the device's."""
 
     @property
     def whole(self) -> bool:
@@ -67,14 +86,20 @@ class Flow:
     flags: int
     rows: NDArray[np.intp]
     """Of the window: the ranks that took part."""
+    device: bool
+    """Whether its times are the device's; of the steps below only those count in which they are known."""
     count: float
-    """Per rank and steady step, on the average; so are the bytes and the two times below."""
+    """Per rank and steady step, on the average; so are the bytes and the times below."""
     bytes: float
     exposed_by_row: Floats
-    """As ``rows``; nanoseconds a step."""
+    """As ``rows``; nanoseconds a step; zero where the times are the device's."""
     span_by_row: Floats
+    transfer_ns: float
+    """On the device: a step, on the rank where it took least, which came last; else 0."""
     least_ns: NDArray[np.float32]
-    """[S]; blocked, on the rank that was blocked least; nan where nobody was seen in it."""
+    """[S]; blocked, on the rank that was blocked least; nan where nobody was seen in it.
+
+    On the device how long it took, on the rank where it took least; nan also where not all ranks were seen."""
     bytes_by_step: NDArray[np.float32]
     """[S]; per rank."""
 
@@ -86,6 +111,27 @@ class Flow:
     def overlapped_ns(self) -> float:
         """Under way while the rank did something else; of what was not waited for nothing is known."""
         return float(np.maximum(self.span_by_row - self.exposed_by_row, 0.0).mean())
+
+    @property
+    def waited_by_row(self) -> Floats:
+        """As ``rows``; on the device, for later ranks."""
+        return np.maximum(self.span_by_row - self.transfer_ns, 0.0) if self.device else np.zeros(len(self.rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """In which steps collectives were timed on the device."""
+
+    places: NDArray[np.bool_]
+    """[S]; on all ranks that have any."""
+    missed: int
+    """Steps in which they were overwritten, on some rank, before they could be read."""
+
+    @property
+    def last_unread(self) -> int:
+        """Steps after the last of them: the recorder is gone with its process."""
+        at = np.flatnonzero(self.places)
+        return len(self.places) - 1 - int(at[-1]) if len(at) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +166,37 @@ class Communication:
     flows: tuple[Flow, ...]
     reducers: tuple[Reducer, ...]
     arrivals: Arrivals
+    measured: Measured | None
+    """Of times on the device; None: there are none."""
 
     @cached_property
     def siblings(self) -> list[list[int]]:
         """Groups for the same purpose that share no rank, as places in ``groups``: the columns of a mesh, say."""
-        alike: dict[tuple[str, str, int], list[int]] = {}
+        alike: dict[tuple[str, str, int, bool], list[int]] = {}
         for place, group in enumerate(self.groups):
             if group.whole and group.timed:
-                alike.setdefault((group.kind, group.description, group.size), []).append(place)
+                alike.setdefault((group.kind, group.description, group.size, group.device), []).append(place)
         return [places for places in alike.values() if len(places) > 1 and self._disjoint(places)]
+
+    def waited_by_step(self, view: View) -> Floats | None:
+        """[R, S] of the view; nanoseconds that each rank waited for later ones, on the device; None: nothing known.
+
+        nan in steps whose collectives were not kept one by one, or not of all ranks.
+        """
+        seen = self.arrivals
+        if not len(seen.call_row):
+            return None
+        row, column = np.full(len(view.window.ranks), -1, np.intp), np.full(len(view.window.steps), -1, np.intp)
+        row[view.rows] = np.arange(len(view.rows))
+        column[view.columns] = np.arange(len(view.columns))
+        rows, columns = row[seen.call_row], column[seen.call_place]
+        inside = (rows >= 0) & (columns >= 0)
+        shape = len(view.rows), len(view.columns)
+        at = rows[inside] * shape[1] + columns[inside]
+        waited = np.bincount(at, seen.call_wait_ns[inside], minlength=shape[0] * shape[1])
+        counts = np.bincount(at, minlength=shape[0] * shape[1])
+        found = np.where(counts > 0, waited, np.nan).reshape(shape)
+        return found if np.isfinite(found).any() else None
 
     def _disjoint(self, places: Sequence[int]) -> bool:
         rows = [row for place in places for row in self.groups[place].rows]
@@ -155,10 +223,27 @@ def build_communication(
     reducers = () if blocked_ns is None else _reducers(trained, steps, steady, blocked_ns, peers)
     if not flows.seen and not reducers:
         return None
-    groups = numbering.groups()
-    aligned = [group.whole and group.timed for group in groups]
-    arrivals = align(trained, steps, steady, numbering.by_slot, np.array(aligned, np.bool_))
-    return Communication(groups=groups, flows=flows.done(groups), reducers=reducers, arrivals=arrivals)
+    groups = numbering.groups(flows.on_device)
+    aligned = np.array([group.whole and group.timed for group in groups], np.bool_)
+    on_device = np.array([group.device for group in groups], np.bool_)
+    arrivals = align(trained, steps, steady, numbering.by_slot, aligned, on_device)
+    return Communication(
+        groups=groups,
+        flows=flows.done(groups),
+        reducers=reducers,
+        arrivals=arrivals,
+        measured=flows.measured(groups),
+    )
+
+
+def bus_factor(op: str, size: int) -> float:
+    """What of the bytes of an operation each rank's link carries, as NVIDIA's nccl-tests count it; 0: not known."""
+    if size < 2:
+        return 0.0
+    shares = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "gather": 1.0}
+    if op in ("broadcast", "reduce", "send", "recv"):
+        return 1.0
+    return shares.get(op, 1.0 if op == "scatter" else 0.0) * (size - 1) / size
 
 
 class _Numbering:
@@ -183,10 +268,15 @@ class _Numbering:
                     self._rows[number].append(row)
             self.by_slot.append(own)
 
-    def groups(self) -> tuple[Group, ...]:
-        return tuple(self._group(said, tuple(rows)) for said, rows in zip(self._said, self._rows, strict=True))
+    def groups(self, on_device: Collection[int]) -> tuple[Group, ...]:
+        """``on_device``: numbers of those whose times are the device's."""
+        return tuple(
+            self._group(said, tuple(rows), device=number in on_device)
+            for number, (said, rows) in enumerate(zip(self._said, self._rows, strict=True))
+        )
 
-    def _group(self, said: ProcessGroup, rows: tuple[int, ...]) -> Group:
+    def _group(self, said: ProcessGroup, rows: tuple[int, ...], *, device: bool) -> Group:
+        blocking = all(self._trained[row].identity.device in ("", "cpu") for row in rows) or said.backend in BLOCKING
         ranks = said.ranks or tuple(self._trained[row].rank for row in rows)
         return Group(
             name=said.name,
@@ -196,7 +286,8 @@ class _Numbering:
             ranks=ranks,
             size=said.size or len(ranks),
             rows=rows,
-            timed=all(self._trained[row].identity.device in ("", "cpu") for row in rows) or said.backend in BLOCKING,
+            timed=device or blocking,
+            device=device,
         )
 
 
@@ -213,6 +304,11 @@ class _Flows:
         self._flags: list[int] = []
         self._ranks: list[list[tuple[float, ...]]] = []
         """By flow: row, and its sums over the steady steps: count, bytes, exposed and span."""
+        self.on_device: set[int] = set()
+        """Groups whose times are the device's."""
+        self._covered: dict[int, NDArray[np.bool_]] = {}
+        """By row: [S]; steps with times of the device."""
+        self._missed = np.zeros(len(steps), np.bool_)
 
     @property
     def seen(self) -> bool:
@@ -220,12 +316,14 @@ class _Flows:
 
     def add(self, row: int, series: RankSeries) -> Floats:
         """[S]; nanoseconds for which this rank was blocked in all that was seen."""
-        rows, place = _within(series.comm, self._steps)
+        rows, place = self._device_first(row, *_within(series.comm, self._steps))
         codes = rows["group"].astype(np.uint16) * OP_CODES + rows["op"]
         order = np.argsort(codes, kind="stable")
         rows, place, codes = rows[order], place[order], codes[order]
         starts = np.flatnonzero(np.diff(codes, prepend=-1))
         columns = [rows[name].astype(np.float64) for name in _SUMMED]
+        device = (rows["flags"] & FLAG_DEVICE) > 0
+        took = np.where(device, columns[3], columns[2])
         counted = self._steady[place]
         sums = [np.add.reduceat(column * counted, starts) if len(starts) else column for column in columns]
         for index, (start, end) in enumerate(itertools.pairwise([*starts.tolist(), len(rows)])):
@@ -233,12 +331,37 @@ class _Flows:
             if group is not None:
                 at = place[start:end] if end - start < len(self._steps) else slice(None)
                 flow = self._flow(group, int(codes[start]) % OP_CODES)
-                self._least[flow][at] = np.fmin(self._least[flow][at], columns[2][start:end])
+                self._least[flow][at] = np.fmin(self._least[flow][at], took[start:end])
+                if device[start]:
+                    self.on_device.add(group)
                 self._bytes[flow][at] += columns[1][start:end]
                 self._there[flow][at] += 1
                 self._flags[flow] |= int(np.bitwise_or.reduce(rows["flags"][start:end]))
                 self._ranks[flow].append((row, *(float(column[index]) for column in sums)))
         return np.asarray(np.bincount(place, columns[2], minlength=len(self._steps)), np.float64)
+
+    def _device_first(
+        self, row: int, rows: NDArray[Any], place: NDArray[np.intp]
+    ) -> tuple[NDArray[Any], NDArray[np.intp]]:
+        """Of an operation in a group that has times of the device, only those; what says that some were missed goes."""
+        flags = rows["flags"].astype(np.int64)
+        missed, device = (flags & FLAG_MISSED) > 0, (flags & FLAG_DEVICE) > 0
+        if not missed.any() and not device.any():
+            return rows, place
+        self._missed[place[missed]] = True
+        covered = self._covered.setdefault(row, np.zeros(len(self._steps), np.bool_))
+        covered[place[device]] = True
+        codes = rows["group"].astype(np.intp) * OP_CODES + rows["op"]
+        kept = (device | ~np.isin(codes, np.unique(codes[device]))) & ~missed
+        return rows[kept], place[kept]
+
+    def measured(self, groups: Sequence[Group]) -> Measured | None:
+        rows = {row for group in groups if group.device for row in group.rows}
+        if not rows and not self._missed.any():
+            return None
+        nowhere = np.zeros(len(self._steps), np.bool_)
+        places = np.logical_and.reduce([self._covered.get(row, nowhere) for row in rows or (-1,)])
+        return Measured(places=np.asarray(places), missed=int((self._missed & ~places).sum()))
 
     def _flow(self, group: int, op: int) -> int:
         flow = self._number.setdefault((group, op), len(self._number))
@@ -252,25 +375,46 @@ class _Flows:
         return flow
 
     def done(self, groups: Sequence[Group]) -> tuple[Flow, ...]:
-        steps = float(self._steady.sum())
         found = []
         for (group, op), flow in self._number.items():
             sums = np.array(self._ranks[flow], np.float64)
+            rows = sums[:, 0].astype(np.intp)
+            device = bool(self._flags[flow] & FLAG_DEVICE)
+            steps = self._steps_of(rows, device=device)
+            least_ns = self._least[flow]
+            if device:
+                least_ns[self._there[flow] < len(rows)] = np.nan
             found.append(
                 Flow(
                     group=groups[group],
                     op=OPS[op],
                     flags=self._flags[flow],
-                    rows=sums[:, 0].astype(np.intp),
-                    count=float(sums[:, 1].mean()) / steps,
-                    bytes=float(sums[:, 2].mean()) / steps,
+                    device=device,
+                    rows=rows,
+                    count=float((sums[:, 1] / steps).mean()),
+                    bytes=float((sums[:, 2] / steps).mean()),
                     exposed_by_row=sums[:, 3] / steps,
                     span_by_row=sums[:, 4] / steps,
-                    least_ns=self._least[flow],
+                    transfer_ns=self._transfer_ns(least_ns, self._there[flow], steps) if device else 0.0,
+                    least_ns=least_ns,
                     bytes_by_step=np.asarray(self._bytes[flow] / np.maximum(self._there[flow], 1), np.float32),
                 )
             )
         return tuple(found)
+
+    def _steps_of(self, rows: NDArray[np.intp], *, device: bool) -> Floats:
+        """As ``rows``; over how many steps each was summed."""
+        if not device:
+            return np.full(len(rows), float(self._steady.sum()))
+        covered = [(self._covered[row] & self._steady).sum() for row in rows.tolist()]
+        return np.maximum(np.array(covered, np.float64), 1.0)
+
+    def _transfer_ns(self, least_ns: NDArray[np.float32], there: NDArray[np.float32], steps: Floats) -> float:
+        """A step, on the average, from those in which all ranks were seen."""
+        own = least_ns[self._steady]
+        known = own[~np.isnan(own)]
+        often = float((there[self._steady] > 0).sum()) / float(steps.max())
+        return float(known.mean(dtype=np.float64)) * min(often, 1.0) if len(known) else 0.0
 
 
 _SUMMED = ("count", "bytes", "exposed_ns", "span_ns")
@@ -314,7 +458,7 @@ def _reducers(
             Reducer(
                 rows=np.array(rows, np.intp),
                 backwards=float(np.median(trained[rows[0]].steps["micro_batches"])),
-                **_gradients(trained[rows[0]].facts.get("ddp")),
+                **gradients_of(trained[rows[0]].facts.get("ddp")),
                 group=_group_word(trained[rows[0]].facts.get("ddp")),
                 exposed_ns=shortest(exposed),
                 span_ns=shortest(spans),
@@ -346,7 +490,7 @@ def _group_word(ddp: object) -> str:
     return word if isinstance(word, str) else ""
 
 
-def _gradients(ddp: object) -> dict[str, Any]:
+def gradients_of(ddp: object) -> dict[str, Any]:
     """``buckets``, ``buckets_bytes`` and ``bytes``, as far as DDP's facts have them."""
     facts: Mapping[str, Any] = ddp if isinstance(ddp, Mapping) else {}
     said = facts.get("bucket_sizes_mb")

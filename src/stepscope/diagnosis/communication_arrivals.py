@@ -2,6 +2,7 @@
 
 Clocks of two machines say nothing to each other; but all ranks leave a collective at about the same time, so the rank
 that spent least time in it came last.  Its time is the exchange itself, and what the others took beyond it was waiting.
+On NCCL the time of its kernel on the device says the same, in collectives that are known by their number in the group.
 That holds for operations in which every rank waits for every other; of a broadcast the root may be gone before the last
 one comes, so it and its like are not compared, nor are sends and receives.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, MAX_GROUPS, OPS, kept_by_itself
+from stepscope.records.collectives import FLAG_ASYNC, FLAG_DEVICE, FLAG_WAITED, MAX_GROUPS, OPS, kept_by_itself
 from stepscope.records.series import RankSeries
 
 __all__ = ["Arrivals", "align"]
@@ -64,6 +65,12 @@ class Arrivals:
     """[M]; how often it was the last, and somebody had to wait."""
     late_ns: Floats
     """[M]; what each of the others waited for it then, in all."""
+    call_row: Ints
+    """[K]; of the window: one rank in one collective on the device, whether all ranks were seen in it or not."""
+    call_place: Ints
+    """[K]; its step."""
+    call_wait_ns: Floats
+    """[K]; how long it waited for later ranks; nan where not all were seen."""
 
 
 def align(
@@ -72,24 +79,40 @@ def align(
     steady: NDArray[np.bool_],
     by_slot: Sequence[Mapping[int, int]],
     aligned: NDArray[np.bool_],
+    on_device: NDArray[np.bool_],
 ) -> Arrivals:
-    """``by_slot``: of each rank, slot → group; ``aligned`` [groups]: those that may be compared."""
+    """``by_slot``: of each rank, slot → group; ``aligned`` [groups]: those that may be compared.
+
+    ``on_device`` [groups]: those of which the device's own times are known; what the host saw of them does not count.
+    """
     looked_at = _looked_at(trained, steps, steady)
     seen = np.concatenate(
-        [_of_rank(row, series, steps, looked_at, by_slot[row], aligned) for row, series in enumerate(trained)]
+        [
+            _of_rank(row, series, steps, looked_at, by_slot[row], aligned, on_device)
+            for row, series in enumerate(trained)
+        ]
     )
-    key = (seen["group"] * len(steps) + seen["place"]) * (int(seen["nth"].max(initial=0)) + 1) + seen["nth"]
+    numbers, nth = np.unique(seen["nth"], return_inverse=True)  # a group's own numbers may be large
+    key = (seen["group"] * len(steps) + seen["place"]) * (len(numbers) + 1) + nth
     seen = seen[np.argsort(key, kind="stable")]
     starts, counts = _runs(seen["group"], seen["place"], seen["nth"])
     members = np.bincount([group for own in by_slot for group in set(own.values())], minlength=len(aligned))
+    calls = seen
+    whole = np.zeros(len(starts), np.bool_)
     if len(starts):
         whole = counts == members[seen["group"][starts]]
         whole &= np.minimum.reduceat(seen["op"], starts) == np.maximum.reduceat(seen["op"], starts)
+        waits = np.where(np.repeat(whole, counts), calls["took_ns"], np.nan)
+        waits -= np.repeat(np.minimum.reduceat(calls["took_ns"], starts), counts)
+        own = on_device[calls["group"]]
+        calls, waits = calls[own], waits[own]
         seen, counts = seen[np.repeat(whole, counts)], counts[whole]
-    return _compared(seen, counts)
+    else:
+        waits = np.zeros(0)
+    return _compared(seen, counts, calls, waits)
 
 
-def _compared(seen: NDArray[Any], counts: Ints) -> Arrivals:
+def _compared(seen: NDArray[Any], counts: Ints, calls: NDArray[Any], call_wait_ns: Floats) -> Arrivals:
     """``counts`` [N]: so many rows of ``seen``, one for each rank, are of the n-th collective."""
     starts = np.cumsum(counts) - counts
     took = seen["took_ns"]
@@ -117,6 +140,9 @@ def _compared(seen: NDArray[Any], counts: Ints) -> Arrivals:
         waited_ns=_sums(member, waits, len(pairs)),
         last=np.bincount(last_member, minlength=len(pairs)),
         late_ns=_sums(last_member, late[mattered], len(pairs)),
+        call_row=calls["row"],
+        call_place=calls["place"],
+        call_wait_ns=call_wait_ns,
     )
 
 
@@ -149,6 +175,7 @@ def _of_rank(
     looked_at: NDArray[np.bool_],
     by_slot: Mapping[int, int],
     aligned: NDArray[np.bool_],
+    on_device: NDArray[np.bool_],
 ) -> NDArray[Any]:
     rows = series.collectives
     if rows is None:
@@ -159,16 +186,20 @@ def _of_rank(
     groups = number[rows["group"]]
     place = np.minimum(np.searchsorted(steps, rows["step"]), len(steps) - 1)
     chosen = (groups >= 0) & looked_at[place] & (steps[place] == rows["step"]) & MUTUAL[rows["op"]]
-    chosen &= (rows["flags"] & FLAG_WAITED) > 0
-    rows = rows[chosen]
+    timed = np.append(on_device, False)[groups]
+    chosen &= (rows["flags"] & np.where(timed, FLAG_DEVICE, FLAG_WAITED)) > 0
+    rows, timed = rows[chosen], timed[chosen]
     seen = np.zeros(len(rows), SEEN)
     seen["row"], seen["group"], seen["place"] = row, groups[chosen], place[chosen]
     seen["op"], seen["bytes"] = rows["op"], rows["bytes"]
     called_ns = (rows["end_ns"] - rows["start_ns"]).astype(np.int64)
     # Of one that runs beside the computation, what could not be hidden.
-    seen["took_ns"] = np.where(rows["flags"] & FLAG_ASYNC, rows["exposed_ns"].astype(np.int64), called_ns).clip(0)
-    # Sends and receives stand between them on some ranks only, so the records' own numbers do not do.
-    seen = seen[np.argsort(seen["place"] * len(aligned) + seen["group"], kind="stable")]
+    hidden = (rows["flags"] & FLAG_ASYNC) > 0
+    seen["took_ns"] = np.where(hidden & ~timed, rows["exposed_ns"].astype(np.int64), called_ns).clip(0)
+    # Sends and receives stand between them on some ranks only, so the host's own numbers do not do.
+    order = np.argsort(seen["place"] * len(aligned) + seen["group"], kind="stable")
+    seen = seen[order]
     starts, counts = _runs(seen["group"], seen["place"])
-    seen["nth"] = np.arange(len(seen)) - np.repeat(starts, counts)
+    counted = np.arange(len(seen)) - np.repeat(starts, counts)
+    seen["nth"] = np.where(timed[order], rows["nth"][order], counted)
     return seen

@@ -91,6 +91,8 @@ def _comparisons(view: View, exchanges: Communication) -> Iterator[_Compared]:
     seen = exchanges.arrivals
     steady = np.isin(seen.place, view.columns)
     for places in exchanges.siblings:
+        if view.clock == "device" and not exchanges.groups[places[0]].device:
+            continue
         index = np.full(len(exchanges.groups), -1, np.intp)
         index[places] = np.arange(len(places))
         ours = steady & (index[seen.group] >= 0)

@@ -7,7 +7,7 @@ comes after, and no more than there is computation to hide it behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
-from stepscope.diagnosis.communication import DDP_OP, MIB, Communication, Flow, Reducer
+from stepscope.diagnosis.communication import DDP_OP, MIB, Communication, Flow, Reducer, gradients_of
 from stepscope.diagnosis.ddp_advice import for_unused
 from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_offload, for_prefetch, for_units
+from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import number
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.collectives import FLAG_ASYNC
@@ -55,8 +56,9 @@ class _Exchange:
 
 
 def find_low_overlap(view: View, exchanges: Communication) -> list[Claim]:
-    found = [_reduced(view, one) for one in exchanges.reducers]
-    found += list(_sharded(view, exchanges))
+    """By what the host was blocked; on the device by how long its stream waited for NCCL's."""
+    found = [_reduced(view, one) for one in exchanges.reducers if view.clock == "host"]
+    found += [*_sharded(view, exchanges), *_on_device(view, exchanges)]
     claims = [claim for one in found if one is not None for claim in _judged(view, one)]
     return sorted(claims, key=lambda claim: -float(claim.saved_ns.sum()))[:1]
 
@@ -107,15 +109,19 @@ def _reduced(view: View, one: Reducer) -> _Exchange | None:
     exposed, span, compute = (values[view.columns] for values in (one.exposed_ns, one.span_ns, one.compute_ns))
     if not one.bytes or float((~np.isnan(span)).mean()) < thresholds.COMM_STEPS_SHARE:
         return None
+    return _ddp_exchange(view, one, np.nan_to_num(exposed), np.nan_to_num(span), compute)
+
+
+def _ddp_exchange(view: View, one: Reducer, exposed_ns: Floats, span_ns: Floats, behind_ns: Floats) -> _Exchange:
     said = view.facts.get("ddp")
     ddp: Mapping[str, Any] = said if isinstance(said, dict) else {}
     whole = _cannot_be_split(one, number(ddp, "bucket_mb"))
     return _Exchange(
         what="DDP's all-reduce",
         op=DDP_OP,
-        exposed_ns=np.nan_to_num(exposed),
-        span_ns=np.nan_to_num(span),
-        behind_ns=compute,
+        exposed_ns=exposed_ns,
+        span_ns=span_ns,
+        behind_ns=behind_ns,
         bytes=float(one.bytes),
         last_share=max(1 / thresholds.OVERLAP_PARTS, whole / one.bytes),
         advice=tuple(_for_ddp(one, ddp))[:3],
@@ -163,11 +169,15 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
-    said = view.facts.get("fsdp")
-    fsdp: Mapping[str, Any] = said if isinstance(said, dict) else {}
     by_group: dict[str, list[Flow]] = {}
     for flow in exchanges.flows:
-        if flow.group.timed and flow.op in SHARDED and flow.flags & FLAG_ASYNC and len(flow.rows) > 1:
+        if (
+            flow.group.timed
+            and not flow.device
+            and flow.op in SHARDED
+            and flow.flags & FLAG_ASYNC
+            and len(flow.rows) > 1
+        ):
             by_group.setdefault(flow.group.name, []).append(flow)
     for flows in by_group.values():
         if len(flows) < len(SHARDED):
@@ -179,17 +189,25 @@ def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
         gathers = next(flow.count for flow in flows if flow.op == SHARDED[0])
         same = np.ones(len(view.steps))
         compute = np.asarray(np.nanmedian(view.phase("forward") + view.phase("backward"), axis=0), np.float64)
-        yield _Exchange(
-            what=f"the exchange of sharded parameters in group {flows[0].group.name}",
-            op=" and ".join(SHARDED),
-            exposed_ns=exposed_ns * same,
-            span_ns=span_ns * same,
-            behind_ns=compute,
-            bytes=sum(flow.bytes for flow in flows),
-            last_share=1 / thresholds.OVERLAP_PARTS,
-            advice=_for_sharded(gathers, fsdp),
-            evidence={"gathers_per_step": round(gathers, 1), "units": number(fsdp, "units")},
-        )
+        yield _sharded_exchange(view, flows, gathers, exposed_ns * same, span_ns * same, compute)
+
+
+def _sharded_exchange(
+    view: View, flows: Sequence[Flow], gathers: float, exposed_ns: Floats, span_ns: Floats, behind_ns: Floats
+) -> _Exchange:
+    said = view.facts.get("fsdp")
+    fsdp: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    return _Exchange(
+        what=f"the exchange of sharded parameters in group {flows[0].group.name}",
+        op=" and ".join(SHARDED),
+        exposed_ns=exposed_ns,
+        span_ns=span_ns,
+        behind_ns=behind_ns,
+        bytes=sum(flow.bytes for flow in flows),
+        last_share=1 / thresholds.OVERLAP_PARTS,
+        advice=_for_sharded(gathers, fsdp),
+        evidence={"gathers_per_step": round(gathers, 1), "units": number(fsdp, "units")},
+    )
 
 
 def _for_sharded(gathers: float, fsdp: Mapping[str, Any]) -> tuple[str, ...]:
@@ -202,3 +220,57 @@ def _for_sharded(gathers: float, fsdp: Mapping[str, Any]) -> tuple[str, ...]:
         less = ["Larger blocks, or reshard_after_forward=False where memory allows, need fewer exchanges."]
     advice = [*wrapping, *for_prefetch(fsdp), *for_offload(fsdp), *less]
     return tuple(advice[:3]) or ("Larger blocks need fewer exchanges: wrap several layers together.",)
+
+
+# -- NCCL -----------------------------------------------------------------------------------------------------------
+
+
+def _on_device(view: View, exchanges: Communication) -> Iterator[_Exchange]:
+    """How long the computation's stream waits is known for all exchanges together: what others may explain is theirs.
+
+    The rank that waits least is looked at: what the others wait beyond that, they wait for it.
+    """
+    if view.clock != "device" or not view.comm_measured or exchanges.measured is None:
+        return
+    flows = [flow for flow in exchanges.flows if flow.device and len(flow.rows) > 1 and view.rows[0] in flow.rows]
+    took = {id(flow): _took_ns(view, flow) for flow in flows}
+    total_ns = sum(took.values(), np.zeros(len(view.steps)))
+    waited_ns = shortest(view.phase("comm"))
+    compute_ns = np.asarray(np.nanmedian(view.phase("forward") + view.phase("backward"), axis=0), np.float64)
+
+    def parts(own: Sequence[Flow]) -> tuple[Floats, Floats]:
+        span_ns = sum((took[id(flow)] for flow in own), np.zeros(len(view.steps)))
+        return np.clip(waited_ns - (total_ns - span_ns), 0.0, span_ns), span_ns
+
+    for group in dict.fromkeys(flow.group.name for flow in flows):
+        own = [flow for flow in flows if flow.group.name == group]
+        sharded = [flow for flow in own if flow.op in SHARDED]
+        reduced = [flow for flow in own if flow.op == "all_reduce"]
+        if len(sharded) == len(SHARDED):
+            gathers = next(flow.count for flow in sharded if flow.op == SHARDED[0])
+            yield _sharded_exchange(view, sharded, gathers, *parts(sharded), compute_ns)
+        elif reduced and isinstance(view.facts.get("ddp"), dict):
+            yield _ddp_exchange(view, _reducer_of(view, reduced[0]), *parts(reduced), compute_ns)
+
+
+def _took_ns(view: View, flow: Flow) -> Floats:
+    """[S]; on the rank where it took least; in steps that were not read as much as on the average."""
+    least_ns = flow.least_ns[view.columns].astype(np.float64)
+    return np.where(np.isnan(least_ns), flow.transfer_ns, least_ns)
+
+
+def _reducer_of(view: View, flow: Flow) -> Reducer:
+    """DDP's exchange as the facts and the device tell of it."""
+    facts = gradients_of(view.facts.get("ddp"))
+    none = np.zeros(0)
+    return Reducer(
+        rows=flow.rows,
+        group=flow.group.name,
+        backwards=1.0,
+        **{**facts, "bytes": facts["bytes"] or round(flow.bytes)},
+        exposed_ns=none,
+        span_ns=none,
+        compute_ns=none,
+        exposed_by_row=none,
+        span_by_row=none,
+    )

@@ -19,9 +19,9 @@ SHOWN = 8
 
 
 def find_communication(view: View) -> list[Claim]:
-    """On the host's clock only: what it is blocked for says nothing of a device's time."""
+    """On the device's clock by the device's own times only: what the host is blocked for says nothing there."""
     exchanges = view.window.communication
-    if exchanges is None or not view.enough or view.clock != "host":
+    if exchanges is None or not view.enough or (view.clock != "host" and exchanges.measured is None):
         return []
     uneven = find_uneven_groups(view, exchanges)
     known = {row["group"] for claim in uneven for row in claim.finding.evidence["groups"]}
@@ -29,10 +29,20 @@ def find_communication(view: View) -> list[Claim]:
 
 
 def exchanges_of(view: View) -> list[dict[str, Any]]:
-    """By group and operation, what blocks the rank that is blocked least, most first: for ``comm_bound``."""
+    """By group and operation, what blocks the rank that is blocked least, most first: for ``comm_bound``.
+
+    On the device how long it takes, which may be hidden in part.
+    """
     exchanges = view.window.communication
-    if exchanges is None or view.clock != "host":
+    if exchanges is None:
         return []
+    if view.clock != "host":
+        rows = [
+            _row(flow.group.name, flow.group.kind, flow.op, flow.transfer_ns, flow.bytes)
+            for flow in exchanges.flows
+            if flow.device
+        ]
+        return sorted((row for row in rows if row["ms_per_step"] > 0), key=lambda row: -row["ms_per_step"])[:SHOWN]
     rows = [*_of_flows(view, exchanges), *_of_reducers(view, exchanges)]
     return sorted((row for row in rows if row["ms_per_step"] > 0), key=lambda row: -row["ms_per_step"])[:SHOWN]
 
@@ -41,7 +51,7 @@ def _of_flows(view: View, exchanges: Communication) -> list[dict[str, Any]]:
     return [
         _row(flow.group.name, flow.group.kind, flow.op, _mean(flow.least_ns[view.columns]), flow.bytes)
         for flow in exchanges.flows
-        if flow.group.timed
+        if flow.group.timed and not flow.device
     ]
 
 

@@ -54,7 +54,8 @@ def find_slow_collective(view: View, exchanges: Communication, known: Collection
         drop
         for flow in exchanges.flows
         if flow.group.timed and flow.group.name not in known and len(flow.rows) > 1
-        for drop in _drops(view, flow)
+        if flow.device or view.clock == "host"
+        for drop in _drops(view, flow, _steps_known(view, exchanges, flow))
     ]
     if not drops:
         return []
@@ -62,10 +63,17 @@ def find_slow_collective(view: View, exchanges: Communication, known: Collection
     return [claim] if claim.finding.severity != "info" else []
 
 
-def _drops(view: View, flow: Flow) -> list[_Drop]:
+def _steps_known(view: View, exchanges: Communication, flow: Flow) -> int:
+    """Of the view's steps, those in which it would have been seen: on the device not all may have been read."""
+    if not flow.device or exchanges.measured is None:
+        return len(view.steps)
+    return int(exchanges.measured.places[view.columns].sum())
+
+
+def _drops(view: View, flow: Flow, steps_known: int) -> list[_Drop]:
     least_ns = flow.least_ns[view.columns].astype(np.float64)
     seen = np.flatnonzero(~np.isnan(least_ns))
-    if len(seen) < SEEN_SHARE * len(view.steps):
+    if len(seen) < max(SEEN_SHARE * steps_known, thresholds.TREND_STEPS):
         return []
     values, sent = least_ns[seen], flow.bytes_by_step[view.columns][seen]
     low, high = np.quantile(values, SPREAD_QUANTILES)

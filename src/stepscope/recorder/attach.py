@@ -21,7 +21,14 @@ from stepscope.recorder import bootstrap
 from stepscope.recorder.guard import warn
 from stepscope.recorder.identity import rank_from
 from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
-from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, SESSION_LOCK, helper_environment, session_root
+from stepscope.records.places import (
+    ENV_RUN_DIR,
+    ENV_SESSION,
+    SESSION_LOCK,
+    helper_environment,
+    session_root,
+    timed_collectives,
+)
 from stepscope.ring.folders import make_session, take_folder
 from stepscope.ring.writer import process_start_ticks
 
@@ -41,6 +48,7 @@ def attach(name: str | None, runs: Path) -> None:
         return
     os.environ[ENV_SESSION] = str(session)
     os.environ[ENV_RUN_DIR] = str(run_dir)
+    os.environ.update(timed_collectives(os.environ))
     bootstrap.start_from_environment()
 
 

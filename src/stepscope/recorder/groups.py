@@ -6,13 +6,12 @@ found stands in the ring's header (``records/collectives.py`` has the form).
 
 from __future__ import annotations
 
-import re
 import weakref
 from typing import Any, NamedTuple
 
 from stepscope.recorder.guard import failsafe
-from stepscope.recorder.mesh import is_data
-from stepscope.records.collectives import MAX_GROUPS, GroupKind, ProcessGroup, group_name
+from stepscope.records.collectives import MAX_GROUPS, ProcessGroup, group_name
+from stepscope.records.group_kinds import kind_of
 from stepscope.ring import RingWriter
 from stepscope.ring.words import GROUP_SHIFT
 
@@ -21,13 +20,6 @@ __all__ = ["UNKNOWN", "GroupTable", "KnownGroup", "kind_of", "told_name"]
 SHARED = MAX_GROUPS - 1
 """The slot of those that could not be told, or came too late to get one of their own."""
 NAME_CHARS = 80
-
-_WORDS: tuple[tuple[GroupKind, str], ...] = (
-    ("pipeline", r"pp|pipe|pipeline|embedding|embd"),
-    ("tensor", r"e?tp|tensor"),
-    ("context", r"cp|context|sp|sequence"),
-    ("expert", r"ep|expert|experts|moe"),
-)
 
 
 class KnownGroup(NamedTuple):
@@ -123,23 +115,9 @@ class GroupTable:
         return slot
 
 
-def kind_of(description: str) -> GroupKind:
-    """What a group is for, by what its maker called it: ``mesh_dp_shard``, ``TENSOR_MODEL_PARALLEL_GROUP`` …"""
-    words = description.lower().removeprefix("mesh_").split("_")
-    kinds = [kind for word in words if (kind := _kind_of_word(word)) is not None]
-    # EXPERT_DATA_PARALLEL_GROUP: the data parallel group of the experts.
-    return next((kind for kind in kinds if kind != "expert"), kinds[0] if kinds else "other")
-
-
 def told_name(group: Any) -> str:
     """What people are told of it, the same as wherever else it is told of (``group_name``)."""
     return group_name(str(group.group_name), str(getattr(group, "group_desc", "")))[:NAME_CHARS]
-
-
-def _kind_of_word(word: str) -> GroupKind | None:
-    if is_data(word):
-        return "data"
-    return next((kind for kind, pattern in _WORDS if re.fullmatch(pattern, word)), None)
 
 
 def _at(about: ProcessGroup, slot: int) -> ProcessGroup:

@@ -8,18 +8,15 @@ a pipeline and experts are not alike.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from stepscope.records.facts import rank_runs
+from stepscope.records.group_kinds import kind_of
 
-__all__ = ["group_facts", "is_data", "mesh_facts"]
+__all__ = ["group_facts", "mesh_facts"]
 
-_DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
-"""The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
-
-_EQUAL_SHARDS = re.compile(r"(?:t|mt|s|c)p|tensor|context|sequence|model")
+ALIKE = ("data", "tensor", "context")
 
 
 def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
@@ -42,20 +39,11 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
     place = mesh.get_coordinate()
     if place is None or not (names or sharded):
         return facts
-    alike = [is_data(name) or _has_equal_shards(name) for name in names] or [True] * mesh.ndim
+    alike = [kind_of(name) in ALIKE for name in names] or [True] * mesh.ndim
     ranks = [mesh.mesh.tolist()]
     for at, free in zip(place, alike, strict=True):
         ranks = [rank for row in ranks for rank in row] if free else [row[at] for row in ranks]
     return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
-
-
-def is_data(name: str) -> bool:
-    """Whether a dimension of that name is one along which the data differ."""
-    return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
-
-
-def _has_equal_shards(name: str) -> bool:
-    return _EQUAL_SHARDS.fullmatch(name.lower().partition("_")[0]) is not None
 
 
 def _whole(mesh: Any) -> Any:

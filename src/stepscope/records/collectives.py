@@ -20,16 +20,20 @@ __all__ = [
     "COLLECTIVE_ROW",
     "COMM_ROW",
     "FLAG_ASYNC",
+    "FLAG_DEVICE",
+    "FLAG_MISSED",
     "FLAG_WAITED",
     "MAX_GROUPS",
     "NO_DESCRIPTION",
     "OPS",
+    "PHASE_SHIFT",
     "GroupKind",
     "ProcessGroup",
     "group_name",
     "groups_from_json",
     "groups_to_json",
     "kept_by_itself",
+    "merged_groups",
 ]
 
 OPS = (
@@ -55,6 +59,12 @@ FLAG_ASYNC = 1
 """The script did not wait for it at once."""
 FLAG_WAITED = 2
 """A wait for it was seen: ``exposed_ns`` and ``end_ns`` are what the host saw of it."""
+FLAG_DEVICE = 4
+"""From NCCL's Flight Recorder: its time is that of the kernel on NCCL's stream, from the rank's arrival on."""
+FLAG_MISSED = 8
+"""No collective: those of this step were overwritten in the Flight Recorder before they could be read."""
+PHASE_SHIFT = 8
+"""The high byte of the flags of one collective with FLAG_DEVICE: the phase slot the rank was in when it was called."""
 
 GroupKind = Literal["world", "data", "tensor", "pipeline", "expert", "context", "other"]
 
@@ -94,6 +104,12 @@ def group_name(name: str, description: str) -> str:
     if description not in NO_DESCRIPTION:
         return description
     return f"group {name}" if name.isdigit() else name
+
+
+def merged_groups(said: Sequence[ProcessGroup], found: Sequence[ProcessGroup]) -> tuple[ProcessGroup, ...]:
+    """What the rank itself said, and those of ``found`` whose slots it did not give away."""
+    taken = {group.slot for group in said}
+    return (*said, *(group for group in found if group.slot not in taken))
 
 
 def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:
@@ -147,6 +163,9 @@ COMM_ROW: list[tuple[str, str]] = [
 the end of the wait (for one that nobody was seen to wait for: 0).  ``flags``: of any of them.  Count and bytes are of
 what was called in this step, the two times of what was waited for in it: one that is waited for in a later step is in a
 row of that one, too, with a count of 0 unless others were called there.
+
+With FLAG_DEVICE ``span_ns`` is the sum of their times on the device, waiting for later ranks included, and
+``exposed_ns`` is 0: what of it blocked the computation is not known here.
 """
 
 COLLECTIVE_ROW: list[tuple[str, str]] = [
@@ -164,4 +183,8 @@ COLLECTIVE_ROW: list[tuple[str, str]] = [
 
 Sends and recvs have a count of their own: only the others are the same on all ranks of the group.  ``start_ns``: when
 the rank came to it, on its monotonic clock.  ``end_ns``: when the wait for it ended; 0: none seen in that step.
+
+With FLAG_DEVICE ``nth`` is the group's own sequence number, which is the same on all its ranks (mod 2^32; of sends and
+recvs that of the pair), ``start_ns`` is when the host called it, and ``end_ns`` is so much later as it took on the
+device (0: not known), not when it ended.
 """

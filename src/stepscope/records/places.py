@@ -48,6 +48,7 @@ __all__ = [
     "ring_paths",
     "session_root",
     "terminal_log",
+    "timed_collectives",
 ]
 
 ENV_SWITCH = "STEPSCOPE"
@@ -58,6 +59,10 @@ ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog looks into it; ``0``: never."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
+NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"
+FR_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
+OLD_FR_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""torch warns of it, so it is never set here."""
 ENV_HTML = "STEPSCOPE_HTML"
 """``0``: no ``report.html`` at the end of a run."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
@@ -117,6 +122,18 @@ def log_of_rank(run_dir: Path, *, rank: int, attempt: int) -> Path:
 
 def terminal_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "terminal.log"
+
+
+def timed_collectives(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which NCCL's Flight Recorder times collectives, unless the user has settled that himself.
+
+    Without a worker server nobody could read it.  The recorder is on by default; older versions of torch want it told.
+    """
+    if environ.get(ENV_SERVER) == "0":
+        return {}
+    sized = any(name in environ for name in (FR_BUFFER_SIZE, OLD_FR_BUFFER_SIZE))
+    wanted = {NCCL_TIMING: "1", **({} if sized else {FR_BUFFER_SIZE: "2000"})}
+    return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:

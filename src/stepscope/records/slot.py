@@ -64,6 +64,7 @@ __all__ = [
     "SLOT_HEAD",
     "STEP",
     "STEP_FIELDS",
+    "STEP_HEAD",
     "STEP_SLOT",
 ]
 
@@ -95,6 +96,8 @@ SLOT_HEAD = struct.Struct("<IHHQ")
 
 STEP_SLOT = struct.Struct(f"<4xHHQ3Q{PHASE_SLOTS}Q3Q2I2Q2I2Q16x")
 DEVICE_SLOT = struct.Struct(f"<4xHHQ2Q{PHASE_SLOTS}Q96x")
+STEP_HEAD = struct.Struct("<4xH10x3Q")
+"""kind, step, start_ns, wall_ns of a STEP record."""
 NOTE_SLOT = struct.Struct("<4xHHQQH230s")
 NOTE_BYTES = 230
 

@@ -17,7 +17,7 @@ from stepscope.reports.attempts import attempt_items
 from stepscope.reports.hangs import hang_section
 from stepscope.reports.nodes import node_items
 from stepscope.reports.page import LABEL, NARROWEST, Page, bar, cut
-from stepscope.reports.text_communication import communication_lines
+from stepscope.reports.text_communication import communication_lines, measured_text
 
 __all__ = ["render_text"]
 
@@ -256,6 +256,8 @@ def _communication(page: Page, summary: Summary) -> None:
     lines = communication_lines(summary["communication"], page.width) if summary["communication"] else []
     if lines:
         page.lines += [page.paint(lines[0], "dim"), *lines[1:]]
+        measured = measured_text(summary["communication"])
+        page.lines += [f"  {line}" for line in textwrap.wrap(measured, page.width - 2)]
         page.blank()
 
 

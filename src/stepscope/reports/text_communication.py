@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.collectives import group_name
-from stepscope.records.units import bytes_text, count_text, ms_text
+from stepscope.records.units import bytes_text, count_text, ms_text, rate_text
 
-__all__ = ["communication_lines"]
+__all__ = ["communication_lines", "measured_text"]
 
 SENT_COLUMNS, TIME_COLUMNS, LAST_COLUMNS = 15, 10, 12
 NARROW = 76
@@ -18,6 +18,21 @@ OFTEN = 0.6
 """Of a group's collectives: a rank that comes last this often is named …"""
 COLLECTIVES = 8
 """… if so many were seen: of five, some rank comes last in most by chance."""
+
+
+def measured_text(communication: Mapping[str, Any]) -> str:
+    """How it was measured, where that was on the device; empty otherwise, and in summaries of earlier versions."""
+    measured = communication.get("measured")
+    if not measured:
+        return ""
+    steps, of, missed = measured["steps"], measured["of"], measured["missed"]
+    text = f"Communication measured on the device (NCCL's Flight Recorder) in {steps:,} of {count_text(of, 'step')}"
+    if missed:
+        were, they = ("was", "it") if missed == 1 else ("were", "they")
+        text += f"; {count_text(missed, 'step')} {were} overwritten before {they} could be read"
+    if last := measured["last_unread"]:
+        text += f"; the last {count_text(last, 'step')} {'was' if last == 1 else 'were'} not read before the job ended"
+    return f"{text}."
 
 
 def communication_lines(communication: Mapping[str, Any], width: int) -> list[str]:
@@ -30,10 +45,11 @@ def communication_lines(communication: Mapping[str, Any], width: int) -> list[st
         return []
     last = LAST_COLUMNS if width >= NARROW else 0
     columns = width - 2 - SENT_COLUMNS - 2 * TIME_COLUMNS - last
-    shown = sorted(alike.values(), key=lambda rows: -(_mean(rows, "exposed_ms") or 0.0))
+    shown = sorted(alike.values(), key=lambda rows: -(_mean(rows, "exposed_ms") or _mean(rows, "transfer_ms") or 0.0))
+    exposed = any(op["exposed_ms"] is not None for rows in shown for _, op in rows)
     cells = [
-        ("exchange", "per step", "exposed", "hidden", "often last"),
-        *(_cells(rows, columns - 1) for rows in shown[:LINES]),
+        ("exchange", "per step", *(("exposed", "hidden") if exposed else ("transfer", "bus")), "often last"),
+        *(_cells(rows, columns - 1, exposed=exposed) for rows in shown[:LINES]),
     ]
     lines = [
         (
@@ -47,16 +63,25 @@ def communication_lines(communication: Mapping[str, Any], width: int) -> list[st
     return lines
 
 
-def _cells(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int) -> tuple[str, str, str, str, str]:
-    """``columns``: for what it is; a long name makes room for the operation."""
+def _cells(
+    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int, *, exposed: bool
+) -> tuple[str, str, str, str, str]:
+    """``columns``: for what it is; a long name makes room for the operation.
+
+    ``exposed``: whether what blocks is known of any; else it is how long it takes, and how fast that is.
+    """
     group, op = rows[0]
     several = f" ×{len(rows)}" if len(rows) > 1 else ""
     count, size = _mean(rows, "count"), _mean(rows, "bytes")
     sent = f"{count:.3g} × {bytes_text((size or 0.0) / count)}" if count else bytes_text(size)
-    exposed, hidden = (ms_text(_mean(rows, name)) for name in ("exposed_ms", "overlapped_ms"))
+    if exposed:
+        first, second = (ms_text(_mean(rows, name)) for name in ("exposed_ms", "overlapped_ms"))
+    else:
+        bus = _mean(rows, "bus_bytes_per_s")
+        first, second = ms_text(_mean(rows, "transfer_ms")), rate_text(bus) if bus else ""
     who = group_name("" if several else group["name"], group["description"]) or group["kind"]
     what = f"{several} {op['op']}"
-    return f"{_cut(who, columns - len(what))}{what}", sent, exposed, hidden, _often_last(rows)
+    return f"{_cut(who, columns - len(what))}{what}", sent, first, second, _often_last(rows)
 
 
 def _cut(text: str, columns: int) -> str:
@@ -76,5 +101,5 @@ def _often_last(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
 
 
 def _mean(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) -> float | None:
-    values = [op[name] for _, op in rows if op[name] is not None]
+    values = [op[name] for _, op in rows if op.get(name) is not None]
     return sum(values) / len(values) if values else None

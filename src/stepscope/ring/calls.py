@@ -9,7 +9,7 @@ written, stays without an end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, OPS, kept_by_itself
 from stepscope.records.slot import (
@@ -24,7 +24,7 @@ from stepscope.records.slot import (
 )
 from stepscope.ring import words as w
 
-__all__ = ["CallBook"]
+__all__ = ["CallBook", "pack_entries"]
 
 MAX_KEPT = 512
 """Calls of one step that are kept one by one."""
@@ -127,8 +127,8 @@ class CallBook:
             for c in (self._kept if kept_by_itself(step) else ())
         ]
         return [
-            *_records(COMM_RECORD, step, seq, sums, COMM_ENTRIES),
-            *_records(COLLECTIVE, step, seq, calls, COLLECTIVE_ENTRIES),
+            *pack_entries(COMM_RECORD, step, seq, sums, COMM_ENTRIES),
+            *pack_entries(COLLECTIVE, step, seq, calls, COLLECTIVE_ENTRIES),
         ]
 
     def _call(self, value: int, at: int) -> None:
@@ -169,7 +169,8 @@ class CallBook:
         return one
 
 
-def _records(kind: int, step: int, seq: int, entries: list[bytes], size: int) -> Iterable[bytes]:
+def pack_entries(kind: int, step: int, seq: int, entries: Sequence[bytes], size: int) -> Iterable[bytes]:
+    """Records of ``size`` entries each, and one of the rest."""
     for first in range(0, len(entries), size):
         some = entries[first : first + size]
         yield (ENTRIES_HEAD.pack(kind, 0, seq, step, len(some)) + b"".join(some)).ljust(SLOT_BYTES, b"\0")

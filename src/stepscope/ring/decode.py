@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stepscope.records.collectives import kept_by_itself
 from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_BYTES, NOTE_SLOT, STEP, STEP_SLOT
 from stepscope.ring import words as w
@@ -58,6 +59,10 @@ class StreamDecoder:
         """Steps known to be missing."""
         self.torn = 0
         """Words that could not have been written there."""
+        self.changes: list[tuple[int, int]] = []
+        """When which phase began, in steps whose collectives are kept one by one; only if somebody follows them."""
+        self.follows = False
+        self._traced = True
         self._next_step: int | None = 0
         self._starting = False
         self._round_over = False
@@ -136,6 +141,8 @@ class StreamDecoder:
             self._enter(code - w.ENTER, spent)
         else:
             self._leave(code, spent)
+        if self.follows and self._traced:
+            self.changes.append((at, self._phase))
 
     def _enter(self, begun: int, spent: int) -> None:
         phase = self._phase
@@ -229,6 +236,7 @@ class StreamDecoder:
         self.lost += max(step - expected, 0) if expected is not None else 0
         self.lost += begin == _LOST and (expected is None or step >= expected)
         self._next_step = step + 1
+        self._traced = kept_by_itself(step + 1)
         if begin != _LOST:
             said, entries = self._about, self._entries
             record = STEP_SLOT.pack(
@@ -256,3 +264,5 @@ class StreamDecoder:
         self._begin = self._mark = end
         self._phase = phase
         self._under_way = phase != OTHER
+        if self.follows and self._traced:
+            self.changes.append((end, phase))

@@ -147,6 +147,7 @@ class RingReader:
         self._facts: dict[str, Any] = {}
         self._groups: tuple[ProcessGroup, ...] = ()
         self._decoder = StreamDecoder()
+        self._follows = False
         self._position = 0
         self._seen_head = 0
 
@@ -228,6 +229,15 @@ class RingReader:
         decoder.records, decoder.lost, decoder.torn = [], 0, 0
         return batch
 
+    def follow_phases(self) -> None:
+        """From here on ``phase_changes`` has something to tell."""
+        self._follows = self._decoder.follows = True
+
+    def phase_changes(self) -> list[tuple[int, int]]:
+        """When which phase began, as far as it was read and not yet told; of steps that are ``kept_by_itself``."""
+        changes, self._decoder.changes = self._decoder.changes, []
+        return changes
+
     def _read_until(self, end: int) -> None:
         """In pieces, none of which spans two rounds: the last words of a round may be unused."""
         while self._position < end:
@@ -263,6 +273,7 @@ class RingReader:
     def _find_way(self, after: int, head: int) -> None:
         """Stand before ``after`` at the end of a step, so that the step under way there is read from its beginning."""
         self._decoder = StreamDecoder()
+        self._decoder.follows = self._follows
         after = min(after, head)
         begin = max(self._oldest_safe(), after - CHUNK_WORDS)
         if begin:

@@ -75,8 +75,8 @@ def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] 
                 ended_wall_ns=about.ended_wall_ns,
                 facts=about.facts,
                 groups=about.groups,
-                comm=comm_rows(ring.slots, steps["step"]),
-                collectives=collective_rows(ring.slots, steps["step"]),
+                comm=comm_rows(ring.slots, steps["step"], about.groups),
+                collectives=collective_rows(ring.slots, steps["step"], about.groups),
             )
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))

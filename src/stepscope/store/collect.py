@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RingError
+from stepscope.records.collectives import merged_groups
 from stepscope.records.progress import Progress, unheard
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingReader
@@ -98,7 +99,7 @@ def _settle(ring: RingSidecar | None, sidecar: RingSidecar) -> RingSidecar:
     """The ring knows best, but only the sidecar knows when its process ended; see whether the process is there."""
     about = sidecar
     if ring is not None:
-        facts, groups = ring.facts or sidecar.facts, ring.groups or sidecar.groups
+        facts, groups = ring.facts or sidecar.facts, merged_groups(ring.groups, sidecar.groups)
         about = replace(ring, ended_wall_ns=sidecar.ended_wall_ns, facts=facts, groups=groups)
     if about.state in ("starting", "running"):
         here = about.identity.host == platform.node()

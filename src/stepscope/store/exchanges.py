@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, MAX_GROUPS, OPS, ProcessGroup
+from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, FLAG_DEVICE, MAX_GROUPS, OPS, ProcessGroup
 from stepscope.records.series import RankSeries
 from stepscope.records.slot import (
     COLLECTIVE,
@@ -32,6 +32,7 @@ __all__ = [
     "collective_rows",
     "comm_rows",
     "exchange_columns",
+    "joined_rows",
     "rows_of_columns",
 ]
 
@@ -44,18 +45,33 @@ _AT_FRONT = ("step", "group", "op")
 """Of a row, what is no plain number in the table: ``group`` and ``op`` are names there, and ``slot`` is the number."""
 
 
-def comm_rows(slots: NDArray[Any], steps: NDArray[Any]) -> NDArray[Any] | None:
-    """The sums of ``steps`` (their sorted numbers) by group and operation, in this order; None when there are none."""
-    return _rows(slots, COMM_RECORD, COMM_ENTRY.size, COMM_DTYPE, steps, "op")
+def comm_rows(slots: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGroup] = ()) -> NDArray[Any] | None:
+    """The sums of ``steps`` (their sorted numbers) by group and operation, in this order; None when there are none.
+
+    ``groups`` are the rank's: of one that has two slots (it gave it one after the agent had) the lower one counts.
+    """
+    rows = _rows(slots, COMM_RECORD, COMM_ENTRY.size, COMM_DTYPE, steps)
+    return None if rows is None else _settled(rows, steps, groups)
 
 
-def collective_rows(slots: NDArray[Any], steps: NDArray[Any]) -> NDArray[Any] | None:
+def collective_rows(
+    slots: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGroup] = ()
+) -> NDArray[Any] | None:
     """Each collective of ``steps`` that was kept by itself, in the order of the calls; None when there are none."""
-    return _rows(slots, COLLECTIVE, COLLECTIVE_ENTRY.size, COLLECTIVE_DTYPE, steps, "nth")
+    rows = _rows(slots, COLLECTIVE, COLLECTIVE_ENTRY.size, COLLECTIVE_DTYPE, steps)
+    return None if rows is None else _settled(rows, steps, groups)
+
+
+def joined_rows(old: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Those that came later with those that were there."""
+    if old is None or new is None:
+        return new if old is None else old
+    rows = np.concatenate([old, new])
+    return _settled(rows, np.unique(rows["step"]), ())
 
 
 def _rows(
-    slots: NDArray[Any], kind: int, entry_bytes: int, dtype: np.dtype[Any], steps: NDArray[Any], last_key: str
+    slots: NDArray[Any], kind: int, entry_bytes: int, dtype: np.dtype[Any], steps: NDArray[Any]
 ) -> NDArray[Any] | None:
     kinds = np.ascontiguousarray(slots[:, : _HEAD.itemsize]).view(_HEAD).reshape(-1)
     chosen = np.flatnonzero(kinds["kind"] == kind)
@@ -75,7 +91,28 @@ def _rows(
             np.broadcast_to(heads["step"][:, None], used.shape)[used] if name == "step" else entries[name][used]
         )
     rows["op"][rows["op"] >= len(OPS)] = 0
-    return _once(rows, np.searchsorted(steps, rows["step"]), last_key)
+    return rows
+
+
+def _settled(rows: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGroup]) -> NDArray[Any]:
+    """Each once, by step; where the device's own times of a group's operation are known, they alone count."""
+    rows["group"] = _one_slot_each(groups)[rows["group"]]
+    place = np.searchsorted(steps, rows["step"])
+    on_device = (rows["flags"] & FLAG_DEVICE) > 0
+    if on_device.any() and not on_device.all():
+        key = (place * MAX_GROUPS + rows["group"]) * len(OPS) + rows["op"]
+        kept = on_device | ~np.isin(key, np.unique(key[on_device]))
+        rows, place = rows[kept], place[kept]
+    return _once(rows, place, "nth" if "nth" in (rows.dtype.names or ()) else "op")
+
+
+def _one_slot_each(groups: Sequence[ProcessGroup]) -> NDArray[np.uint8]:
+    """[MAX_GROUPS]; slot → the lowest slot of the group of that name."""
+    slots = np.arange(MAX_GROUPS, dtype=np.uint8)
+    first: dict[str, int] = {}
+    for group in sorted(groups, key=lambda group: group.slot):
+        slots[group.slot] = first.setdefault(group.name, group.slot)
+    return slots
 
 
 def _entry_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -86,11 +123,14 @@ def _entry_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _once(rows: NDArray[Any], place: NDArray[np.intp], last_key: str) -> NDArray[Any]:
-    """By step; of rows with the same step, group and ``last_key`` the first: an agent that resumed may read twice."""
-    order = np.lexsort((np.arange(len(rows)), rows[last_key], rows["group"], place))
+    """By step; of rows with the same step, group and ``last_key`` the first: an agent that resumed may read twice.
+
+    Numbers of calls are the device's or the host's, and sends have numbers of their own: these are never the same.
+    """
+    order = np.lexsort((np.arange(len(rows)), rows["op"], rows[last_key], rows["group"], place))
     keys = rows[order]
     same = (np.diff(place[order]) == 0) & (np.diff(keys["group"].astype(np.int16)) == 0)
-    same &= keys[last_key][1:] == keys[last_key][:-1]
+    same &= (keys[last_key][1:] == keys[last_key][:-1]) & (keys["op"][1:] == keys["op"][:-1])
     first = order[np.concatenate(([True], ~same))]
     if last_key == "nth":  # calls of different groups stand in the order in which they came
         first = np.sort(first)

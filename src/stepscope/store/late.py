@@ -13,6 +13,7 @@ import numpy as np
 
 from stepscope.records.series import RankSeries
 from stepscope.store.assemble import Assembled
+from stepscope.store.exchanges import joined_rows
 from stepscope.store.nodes import NodeInfo
 from stepscope.store.sidecar import RingSidecar
 from stepscope.store.spools import Spool
@@ -98,15 +99,11 @@ def _joined(old: RankSeries, new: RankSeries) -> RankSeries:
         device_steps=_by_step(old.device_steps, new.device_steps),
         lost=old.lost + new.lost,
         torn=old.torn + new.torn,
-        comm=_rows(old.comm, new.comm),
-        collectives=_rows(old.collectives, new.collectives),
+        comm=joined_rows(old.comm, new.comm),
+        collectives=joined_rows(old.collectives, new.collectives),
     )
 
 
 def _by_step(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     rows = np.concatenate([old, new])
     return rows[np.unique(rows["step"], return_index=True)[1]]
-
-
-def _rows(old: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] | None:
-    return new if old is None else old if new is None else np.concatenate([old, new])

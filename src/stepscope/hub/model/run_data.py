@@ -144,8 +144,8 @@ def run_data_of(copy: Snapshot) -> RunData:
                 **known,
                 steps=own,
                 device_steps=device[place][copy.held["device"][:, place]] if device is not None else _NO_DEVICE,
-                comm=None if slots is None else comm_rows(slots, own["step"]),
-                collectives=None if slots is None else collective_rows(slots, own["step"]),
+                comm=None if slots is None else comm_rows(slots, own["step"], rank.groups),
+                collectives=None if slots is None else collective_rows(slots, own["step"], rank.groups),
             )
         )
     numbers = Numbers(series, str(copy.meta.get("host")))
