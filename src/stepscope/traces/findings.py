@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.units import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.communication import find_communication, find_slow_rank
+from stepscope.traces.rules.communication import exposed_times, find_communication, find_slow_rank
 from stepscope.traces.rules.device import find_device, find_underused
 from stepscope.traces.rules.host import find_host
 from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
 from stepscope.traces.rules.memory import find_memory
 from stepscope.traces.rules.practices import find_practices, find_start_up, find_truncated
 from stepscope.traces.rules.python import find_python
-from stepscope.traces.rules.stragglers import find_stragglers
+from stepscope.traces.rules.stragglers import find_bubble, find_jitter, find_stragglers
 from stepscope.traces.rules.view import Claim, View, view_of
 
 if TYPE_CHECKING:
@@ -47,12 +47,13 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     view = view_of(job)
     if not view.analyses:
         return tuple(find_truncated(view))
-    late = find_stragglers(view)
+    late, exposed = find_stragglers(view), exposed_times(view)
     claims: list[Claim] = []
     for rule in OF_THE_HOST:
         explained_ns = sum((claim.idle_ns for claim in (*late, *claims)), np.zeros(len(view.ranks), np.int64))
         claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
-    claims += [*find_device(view, claims), *find_communication(view, late), *find_slow_rank(view)]
+    claims += [*find_device(view, claims), *find_communication(view, exposed), *find_slow_rank(view)]
+    claims += [*([] if late else find_jitter(view)), *find_bubble(view, exposed.stages_ns)]
     claims = [*late, *_of_late_ranks(claims, late)]
     claims += find_underused(view, claims)
     findings = [claim.finding for claim in claims]
@@ -124,6 +125,9 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
-    """A late rank by what the others wait for it: while they do, nothing that makes them faster gains anything."""
-    share = max(float(finding.cost.get("share", 0.0)), float(finding.evidence.get("waited_share", 0.0)))
-    return SEVERITIES.index(finding.severity), share
+    """Late ranks by what the others wait for them: while they do, nothing that makes those faster gains anything."""
+    share, severity = float(finding.cost.get("share", 0.0)), finding.severity
+    if finding.kind == "collective_straggler" and severity != "info":
+        share = max(share, float(finding.evidence["waited_share"]))
+        severity = "critical" if share >= thresholds.CRITICAL_SHARE else severity
+    return SEVERITIES.index(severity), share
