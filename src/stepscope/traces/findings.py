@@ -52,8 +52,11 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     for rule in OF_THE_HOST:
         explained_ns = sum((claim.idle_ns for claim in (*late, *claims)), np.zeros(len(view.ranks), np.int64))
         claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
-    claims += [*find_device(view, claims), *find_communication(view, exposed), *find_slow_rank(view)]
-    claims += [*([] if late else find_jitter(view)), *find_bubble(view, exposed.stages_ns)]
+    jitter = [] if late else find_jitter(view)
+    claims += [*find_device(view, claims), *find_communication(view, exposed), *jitter]
+    # A rank that nobody waits for more than for others had bad luck in the steps traced.
+    claims += _told(find_slow_rank(view)) if jitter else find_slow_rank(view)
+    claims += find_bubble(view, exposed.stages_ns)
     claims = [*late, *_of_late_ranks(claims, late)]
     claims += find_underused(view, claims)
     findings = [claim.finding for claim in claims]
@@ -113,13 +116,16 @@ def _spent(view: View) -> str:
     return f"; the device computes {computing} of the time{told}"
 
 
+def _told(claims: Sequence[Claim]) -> list[Claim]:
+    """Without a warning."""
+    return [replace(claim, finding=replace(claim.finding, severity="info")) for claim in claims]
+
+
 def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
     """What only a late rank does is why it is late: one cause, and it is named there already."""
     known = {rank for claim in late if claim.finding.severity != "info" for rank in claim.finding.ranks}
     return [
-        replace(claim, finding=replace(claim.finding, severity="info"))
-        if claim.finding.ranks and known.issuperset(claim.finding.ranks)
-        else claim
+        _told([claim])[0] if claim.finding.ranks and known.issuperset(claim.finding.ranks) else claim
         for claim in claims
     ]
 

@@ -31,7 +31,7 @@ NAME_LENGTH = 48
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """``kind``: ``input``, ``garbage``, ``compiling``, ``slower_kernels``, ``more_work``, ``copies``, ``host``,
-    ``python``, ``before_the_trace``; empty: nothing in the traces explains it.
+    ``gaps``, ``python``, ``before_the_trace``; empty: nothing in the traces explains it by itself.
     """
 
     kind: str = ""
@@ -73,6 +73,7 @@ def _excesses(view: View, row: int, peers: Sequence[int]) -> Iterator[tuple[str,
         ("computing", view.times.compute_ns),
         ("copies", view.each(lambda one: one.pace.work.exposed_memory_ns)),
         ("host", np.where(view.on_device, view.idle.host_ns - waits_of_host(view), 0)),
+        ("gaps", view.idle.kernel_ns + view.idle.other_ns),
         ("python", view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
         ("before_the_trace", starts if view.stepped else np.zeros_like(starts)),
     )
@@ -93,6 +94,8 @@ def _words(
         if kind == "python":
             return f"it spends {each} more than its peers between operators", {}
         return f"its device waits {each} longer than its peers' for the host to launch", _launching(view, row, peers)
+    if kind == "gaps":
+        return f"its device idles {each} longer than its peers' before kernels that are queued already", {}
     doing = {
         "input": "in the DataLoader",
         "garbage": "collecting garbage",

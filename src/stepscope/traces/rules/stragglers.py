@@ -94,6 +94,11 @@ def _late_of(view: View, arrivals: Arrivals, rows: list[int]) -> _Late | None:
         if not members:
             continue
         members = _with_near(arrivals, members)
+        which = np.isin(arrivals.last, members) & ~arrivals.inherited
+        by_ns = arrivals.late_ns(members)[which].max(axis=1, initial=0).sum()
+        if by_ns < thresholds.EXPLAINS_SHARE * arrivals.lost_ns(members):
+            # Most of the others are as late: a few come early, and wait for all of them.
+            continue
         others = [row for at, row in enumerate(rows) if at not in members]
         shown_ns = int(np.sort(view.times.exposed_ns[others])[(len(others) - 1) // 2])
         lost_ns = min(arrivals.lost_ns(members), shown_ns)
@@ -165,11 +170,12 @@ def _claim(view: View, late: _Late, rows: list[int]) -> Claim:
     them = "it" if len(rows) == 1 else "them"
     alone = f"; fixing {them} alone gains {ms_text(gain_ns / steps / 1e6)}{_next(late)}" if little else ""
     others = "the other waits" if len(arrivals.members) == 2 else "the others wait"
+    seldom = bool(_few_steps(late))
+    how_long = f"{ms_text(late.lost_ns / 1e6)} in all" if seldom else view.each_step(each_ns)
     claim = claim_of(
         view,
         "collective_straggler",
-        f"{_who(view, late)}; {others} {view.each_step(each_ns)} for {them}{_times(arrivals)}"
-        f"{_why(late.ranks, causes)}{alone}.",
+        f"{_who(view, late)}; {others} {how_long} for {them}{_times(arrivals)}{_why(late.ranks, causes)}{alone}.",
         where=where,
         saved_ns=np.where(where, gain_ns, 0),
         of_ns=np.where(where, of_ns, view.step_ns),
@@ -198,7 +204,7 @@ def _claim(view: View, late: _Late, rows: list[int]) -> Claim:
             },
         },
         advice=_advice(late.ranks, causes),
-        confidence=0.6 if arrivals.lacking else 0.9,
+        confidence=0.6 if arrivals.lacking or seldom else 0.9,
     )
     finding = claim.finding
     if arrivals.lacking:
@@ -240,9 +246,20 @@ def _last_counts(arrivals: Arrivals) -> dict[str, int]:
 def _who(view: View, late: _Late) -> str:
     arrivals, ranks, of = late.arrivals, tuple(sorted(late.ranks)), int(late.judged.sum())
     come = "comes" if len(ranks) == 1 else "come"
-    heavy = of < int((~arrivals.inherited).sum())
-    what = f"the {of:,} collectives with nearly all of the waiting" if heavy else f"{of:,} collectives"
-    return f"{named_ranks(ranks)} {come} last to {late.last_count:,} of {what}{_of_group(view, arrivals)}{_turns(late)}"
+    heavy = _few_steps(late) or ", those with nearly all of the waiting" * (of < int((~arrivals.inherited).sum()))
+    what = f"{late.last_count:,} of {of:,} collectives{_of_group(view, arrivals)}"
+    return f"{named_ranks(ranks)} {come} last to {what}{heavy}{_turns(late)}"
+
+
+def _few_steps(late: _Late) -> str:
+    """Where nearly all of the waiting is in less than half of the steps: in which; else nothing."""
+    arrivals = late.arrivals
+    steps = np.unique(arrivals.step[arrivals.step >= 0])
+    own = np.unique(arrivals.step[late.judged & np.isin(arrivals.last, late.members)]).tolist()
+    if len(steps) < thresholds.SURE_STEPS or 2 * len(own) >= len(steps) or own[0] < 0:
+        return ""
+    numbers = ", ".join(map(str, own[:6])) + (" …" if len(own) > 6 else "")
+    return f" in {'step' if len(own) == 1 else 'steps'} {numbers}, where nearly all of the waiting is"
 
 
 def _of_group(view: View, arrivals: Arrivals) -> str:
@@ -284,14 +301,14 @@ def _times(arrivals: Arrivals) -> str:
 
 def _why(ranks: Sequence[int], causes: Sequence[Cause]) -> str:
     if not any(cause.kind for cause in causes):
-        return "; the traces do not show why"
+        return "; no single cause in the traces explains it"
     if len(ranks) == 1:
         return f"; {causes[0].words}"
     told = sorted(zip(ranks, causes, strict=True), key=lambda each: each[0])
-    if len(ranks) > 2 and {cause.kind for cause in causes} == {causes[0].kind}:
+    if {cause.kind for cause in causes} == {causes[0].kind}:
         others = named_ranks([rank for rank, _ in told[1:]]).lower()
         return f"; rank {told[0][0]}: {told[0][1].words}; {others} likewise"
-    return "".join(f"; rank {rank}: {cause.words or 'the traces do not show why'}" for rank, cause in told)
+    return "".join(f"; rank {rank}: {cause.words or 'no single cause in its trace'}" for rank, cause in told)
 
 
 def _next(late: _Late) -> str:
@@ -303,7 +320,8 @@ def _next(late: _Late) -> str:
     early_ns[:, list(late.members)] = np.nan
     usual_ns = lower_median(early_ns)
     latest = np.where(np.isnan(early_ns), np.inf, early_ns).argmin(axis=1)
-    cost_ns = np.bincount(latest, usual_ns - early_ns[np.arange(len(latest)), latest])
+    # A nanosecond each: where none is later than the others by itself, the one that most often is.
+    cost_ns = np.bincount(latest, usual_ns - early_ns[np.arange(len(latest)), latest] + 1)
     return f", then they wait for rank {arrivals.members[int(cost_ns.argmax())]}"
 
 
@@ -331,6 +349,8 @@ def _advice_on(kind: str, who: str, evidence: dict[str, Any]) -> tuple[str, ...]
         return (f"Balance what {who} gets: sequence length, batch, experts, layers; look for branches only it takes.",)
     if kind == "copies":
         return (f"Look at what {who} copies, from which memory, and whether its PCIe link is shared or slower.",)
+    if kind == "gaps":
+        return (f"Look for other processes on the device of {who}, and for waits of its streams for each other.",)
     if kind == "before_the_trace":
         return ("Trace three steps or more: what held it up lies before the first one.",)
     if kind == "":
@@ -371,12 +391,14 @@ def _jitter(view: View, share: float, arrivals: Arrivals, where: Bools, waited_n
     most, of = int(counts.argmax()), len(arrivals)
     often = f"rank {arrivals.members[most]} most often, {int(counts[most]):,} of {of:,} times"
     even = of >= thresholds.COLLECTIVES_FEW and counts[most] <= thresholds.LAST_TIMES_CHANCE * of / len(counts)
-    told = f"every rank about equally often ({often}): this is jitter" if even else f"now one, now another ({often})"
+    told = f"every rank comes last about equally often ({often}): this is jitter, and no rank is to blame"
+    if not even:
+        told = f"no rank comes last often enough to be blamed ({often})"
     return claim_of(
         view,
         "collective_jitter",
         f"The ranks wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time, in collectives"
-        f"{_of_group(view, arrivals)}; the last to come is {told}, and no rank is to blame.",
+        f"{_of_group(view, arrivals)}; {told}.",
         where=where,
         saved_ns=halved(waited_ns),
         most_ns=waited_ns,
