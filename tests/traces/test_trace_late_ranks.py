@@ -19,6 +19,7 @@ from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.ranks.arrivals import arrivals_of
 from stepscope.traces.ranks.exchange_groups import Group
+from stepscope.traces.rules.stragglers import _at_least
 
 MS = 1_000_000
 OF_TP = "of the tensor-parallel group"
@@ -248,6 +249,14 @@ def test_most_ranks_late_is_no_reason_to_name_one() -> None:
     assert job_of(slower=lambda rank, step, layer: 100.0 * (rank < 5)).findings == ()
 
 
+def test_chance_of_many_collectives() -> None:
+    assert _at_least(5, 8, 1 / 8) == pytest.approx(0.00123, rel=0.01)
+    assert _at_least(30, 100, 1 / 8) >= _at_least(60, 200, 1 / 8) >= _at_least(90, 300, 1 / 8) > 0
+    assert _at_least(60_000, 100_000, 1 / 8) == 0
+    assert _at_least(100_000, 100_000, 1 / 2) == 0
+    assert _at_least(10_000, 100_000, 1 / 8) == 1
+
+
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 TENSOR = ((0, 1, 2, 3), (4, 5, 6, 7))
@@ -281,7 +290,7 @@ def test_advice_on_transfer_fits_the_group(description: str, kind: str, first: s
 
 def test_waiting_is_no_part_of_low_overlap() -> None:
     job = job_of(transfer=100.0, slower=of_rank(3, 50))
-    late, low, _ = job.findings
+    late, low = job.findings
     assert [late.kind, low.kind] == ["collective_straggler", "low_overlap"]
     # 28 transfers of 100 µs; ranks wait for as long again.
     assert (low.evidence["exposed_ms_per_step"], low.evidence["waited_ms_per_step"]) == (2.8, 2.8)

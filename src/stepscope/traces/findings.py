@@ -122,7 +122,21 @@ def _told(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
-    """What only a late rank does is why it is late: one cause, and it is named there already."""
+    """What only a late rank does is why it is late: one cause, and it is named there already.
+
+    That it computes longer is left out where that is the cause: it would be said twice.
+    """
+    computing = {
+        int(rank)
+        for claim in late
+        for rank, cause in claim.finding.evidence["causes"].items()
+        if cause["cause"] in ("slower_kernels", "more_work")
+    }
+    claims = [
+        claim
+        for claim in claims
+        if claim.finding.kind != "slow_rank" or not claim.finding.ranks or not computing.issuperset(claim.finding.ranks)
+    ]
     known = {rank for claim in late if claim.finding.severity != "info" for rank in claim.finding.ranks}
     return [
         _told([claim])[0] if claim.finding.ranks and known.issuperset(claim.finding.ranks) else claim

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
     from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
-__all__ = ["Arrivals", "Shown", "arrivals_of", "lower_median", "shown_of"]
+__all__ = ["Arrivals", "Shown", "arrivals_of", "lower_median", "shown_of", "transfers_of"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -148,51 +148,57 @@ def arrivals_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalys
     exposed_wait_ns = exposed_ns - np.minimum(exposed_ns, split.own_transfer_ns)
     done_ns = _done_before(analyses, collectives, shift_ns)
     stages = _stages(analyses)
+    good = np.flatnonzero(split.counts[pairs.whole])
+    group = pairs.group[pairs.whole[good]].astype(np.int64)
     # Every rank that ever took part in a collective of the group.
-    taken = [
-        frozenset(pairs.rank[np.isin(pairs.whole, wholes[pairs.group[wholes] == code])].tolist())
-        for code in range(len(pairs.groups))
-    ]
+    taken: dict[int, set[int]] = {}
+    for key in np.unique(group * len(pairs.ranks) + pairs.rank[good]).tolist():
+        taken.setdefault(key // len(pairs.ranks), set()).add(key % len(pairs.ranks))
+    sets = sorted({tuple(sorted(members)) for members in taken.values()})
+    set_of = np.full(len(pairs.groups), -1, np.intp)
+    for code, took_part in taken.items():
+        set_of[code] = sets.index(tuple(sorted(took_part)))
+    waits = np.bincount(group, split.wait_ns[good], minlength=len(pairs.groups))
+    by_set = good[np.argsort(set_of[group], kind="stable")]
+    bounds = np.cumsum(np.bincount(set_of[group], minlength=len(sets)))
+    row, column = np.full(len(pairs.first), -1, np.intp), np.full(len(pairs.ranks), -1, np.intp)
     out = []
-    for places in sorted({members for members in taken if members}, key=sorted):
-        codes = [code for code, members in enumerate(taken) if members == places]
-        own = wholes[np.isin(pairs.group[wholes], codes)]
+    for members, parts in zip(sets, np.split(by_set, bounds[:-1]), strict=True):
+        codes = np.unique(pairs.group[pairs.whole[parts]]).tolist()
+        own = np.unique(pairs.whole[parts])
         own = own[np.argsort(split.arrived_ns[own], kind="stable")]
-        members = sorted(places)
-        column = np.full(len(pairs.ranks), -1, np.intp)
-        column[members] = np.arange(len(members))
-        row = np.full(len(pairs.first), -1, np.intp)
-        row[own] = np.arange(len(own))
-        parts = np.flatnonzero(row[pairs.whole] >= 0)
+        column[list(members)], row[own] = np.arange(len(members)), np.arange(len(own))
         at = (row[pairs.whole[parts]], column[pairs.rank[parts]])
         start_ns = pairs.start_ns[parts] - shift_ns[pairs.rank[parts]]
         arrived_ns = split.arrived_ns[own]
 
-        def laid_out(values: NDArray[np.generic], where: tuple[NDArray[np.intp], ...] = at) -> Floats:
-            grid = np.full((len(own), len(members)), np.nan)  # noqa: B023 - used within this round only
-            grid[where] = values
-            return grid
-
-        waits = np.bincount(pairs.group[pairs.whole[parts]], split.wait_ns[parts], minlength=len(pairs.groups))
-        group = pairs.groups[max(codes, key=lambda code: (waits[code], -code))]
+        shape = (len(own), len(members))
         ranks = tuple(pairs.ranks[place] for place in members)
         out.append(
             Arrivals(
-                group=group,
+                group=pairs.groups[max(codes, key=waits.__getitem__)],
                 members=ranks,
                 lacking=max(pairs.groups[code].size for code in codes) > len(members),
                 across_stages=any(len(stage.intersection(ranks)) > 1 for stage in stages),
                 arrived_ns=arrived_ns,
                 step=pairs.step[own],
                 last=column[split.last[own]],
-                early_ns=laid_out(arrived_ns[at[0]] - start_ns),
-                exposed_wait_ns=laid_out(exposed_wait_ns[parts]),
+                early_ns=_laid_out(shape, at, arrived_ns[at[0]] - start_ns),
+                exposed_wait_ns=_laid_out(shape, at, exposed_wait_ns[parts]),
                 wait_ns=int(split.wait_ns[parts].sum()),
                 transfer_ns=int(split.own_transfer_ns[parts].sum()),
-                done_ns=laid_out(arrived_ns[at[0]] - done_ns[parts]),
+                done_ns=_laid_out(shape, at, arrived_ns[at[0]] - done_ns[parts]),
             )
         )
     return tuple(out)
+
+
+def _laid_out(
+    shape: tuple[int, int], at: tuple[NDArray[np.intp], NDArray[np.intp]], values: NDArray[np.generic]
+) -> Floats:
+    grid = np.full(shape, np.nan)
+    grid[at] = values
+    return grid
 
 
 def shown_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, arrivals: Sequence[Arrivals]) -> Shown:
@@ -228,11 +234,27 @@ def shown_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis,
 def _exposed(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> Ints:
     """[parts]; the rank's time in it while it computed nothing."""
     pairs = collectives.pairs
-    out: Ints = pairs.end_ns - pairs.start_ns
-    for place, one in enumerate(analyses):
-        own = pairs.rank == place
-        out[own] -= one.exchanges.overlap_ns[pairs.entry[own]]
-    return np.asarray(np.maximum(out, 0), np.int64)
+    overlap_ns = np.concatenate([one.exchanges.overlap_ns for one in analyses])
+    hidden_ns = overlap_ns[_bases(analyses)[pairs.rank] + pairs.entry]
+    return np.asarray(np.maximum(pairs.end_ns - pairs.start_ns - hidden_ns, 0), np.int64)
+
+
+def _bases(analyses: Sequence[RankAnalysis]) -> NDArray[np.int64]:
+    """[ranks]; where its exchanges begin, if those of all ranks are in one list."""
+    return np.cumsum([0, *(len(one.exchanges) for one in analyses)])[:-1]
+
+
+def transfers_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> list[Ints]:
+    """By rank, [its exchanges]: exposed time without waiting; all of it where that is not known."""
+    pairs, split = collectives.pairs, collectives.split
+    everything = [each.exchanges.end_ns - each.exchanges.start_ns - each.exchanges.overlap_ns for each in analyses]
+    if not everything:
+        return []
+    out, bases = np.concatenate(everything), _bases(analyses)
+    good = split.counts[pairs.whole]
+    at = (bases[pairs.rank] + pairs.entry)[good]
+    out[at] = np.minimum(out[at], split.own_transfer_ns[good])
+    return np.split(out, bases[1:])
 
 
 def _done_before(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, shift_ns: Ints) -> Floats:

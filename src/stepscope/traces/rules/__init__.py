@@ -6,8 +6,9 @@
     python.py         Python that keeps a process without a device from computing
     host.py           synchronising calls, launches, and what else of the host a device waits for
     device.py         gaps between kernels, and how well kernels use the device
-    stragglers.py     ranks that come last to collectives
-    communication.py  exchanges that are not hidden, ranks that are slower than others
+    stragglers.py     ranks that come last to collectives, jitter, pipeline bubbles
+    lateness.py       why a rank comes late
+    communication.py  transfer that is not hidden, ranks that are slower than others
     memory.py         how full a device is
     practices.py      choices that are known to be slow, traces that end early
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.units import ms_text, share_text
-from stepscope.traces.ranks.arrivals import arrivals_of, shown_of
+from stepscope.traces.ranks.arrivals import shown_of, transfers_of
 from stepscope.traces.ranks.exchange_groups import GroupKind
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved
@@ -41,7 +41,7 @@ class ExposedTimes:
 
 def exposed_times(view: View) -> ExposedTimes:
     job = view.job
-    shown = shown_of(job.ranks, job.collectives, arrivals_of(job.ranks, job.collectives))
+    shown = shown_of(job.ranks, job.collectives, view.arrivals)
     rows = [at for at, one in enumerate(job.ranks) if one.rank in view.ranks]
     exposed_ns = view.times.exposed_ns
     total_ns = (shown.transfer_ns + shown.wait_ns + shown.send_ns)[rows]
@@ -144,15 +144,10 @@ def _beside(view: View, exposed: ExposedTimes, where: Bools) -> str:
 def _kind(view: View) -> GroupKind:
     """What sort of group most of the exposed transfer is of."""
     times: dict[GroupKind, int] = {}
-    pairs, split = view.job.collectives.pairs, view.job.collectives.split
-    for place, one in enumerate(view.job.ranks):
-        exchanges = one.exchanges
-        own_ns = exchanges.end_ns - exchanges.start_ns - exchanges.overlap_ns
-        mine = (pairs.rank == place) & split.counts[pairs.whole]
-        entries = pairs.entry[mine]
-        own_ns[entries] = np.minimum(own_ns[entries], split.own_transfer_ns[mine])
-        for code, group in enumerate(exchanges.groups):
-            times[group.kind] = times.get(group.kind, 0) + int(own_ns[exchanges.group == code].sum())
+    transfer_ns = transfers_of(view.job.ranks, view.job.collectives)
+    for one, own_ns in zip(view.job.ranks, transfer_ns, strict=True):
+        for code, group in enumerate(one.exchanges.groups):
+            times[group.kind] = times.get(group.kind, 0) + int(own_ns[one.exchanges.group == code].sum())
     return max(times, key=lambda kind: times[kind]) if times else "unknown"
 
 

@@ -32,7 +32,7 @@ from stepscope.records.finding import SEVERITIES
 from stepscope.records.units import ms_text, named_ranks, share_text
 from stepscope.traces.path.peers import like_peers
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.ranks.arrivals import Arrivals, arrivals_of, lower_median
+from stepscope.traces.ranks.arrivals import Arrivals, lower_median
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.lateness import Cause, cause_of, waits_of_host
 from stepscope.traces.rules.view import Claim, View, claim_of, cost_of, halved, severity_of
@@ -41,6 +41,7 @@ __all__ = ["find_bubble", "find_jitter", "find_stragglers"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+EXACT_TRIALS = 200
 GROUPS = {
     "data": "the data-parallel group",
     "tensor": "the tensor-parallel group",
@@ -74,7 +75,7 @@ def find_stragglers(view: View) -> list[Claim]:
         return []
     rows = {rank: row for row, rank in enumerate(view.ranks)}
     found = []
-    for arrivals in arrivals_of(view.job.ranks, view.job.collectives):
+    for arrivals in view.arrivals:
         if arrivals.across_stages or not rows.keys() >= set(arrivals.members):
             continue
         late = _late_of(view, arrivals, [rows[rank] for rank in arrivals.members])
@@ -140,7 +141,13 @@ def _often_last(arrivals: Arrivals, judged: Bools) -> tuple[int, ...]:
 
 
 def _at_least(count: int, of: int, chance: float) -> float:
-    """The probability of so many or more."""
+    """The probability of so many or more; of many trials what it is at most (Chernoff)."""
+    if of > EXACT_TRIALS:
+        share = count / of
+        if share <= chance:
+            return 1.0
+        rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
+        return math.exp(-of * (share * math.log(share / chance) + rest))
     return sum(math.comb(of, each) * chance**each * (1 - chance) ** (of - each) for each in range(count, of + 1))
 
 
@@ -365,7 +372,7 @@ def find_jitter(view: View) -> list[Claim]:
     """Ranks wait for each other, and nobody is late: asked where no straggler is found."""
     rows = {rank: row for row, rank in enumerate(view.ranks)}
     best: tuple[float, Arrivals, Bools, Ints] | None = None
-    for arrivals in arrivals_of(view.job.ranks, view.job.collectives) if len(rows) > 1 else ():
+    for arrivals in view.arrivals:
         if arrivals.across_stages or not arrivals.mostly_waiting or not rows.keys() >= set(arrivals.members):
             continue
         own = [rows[rank] for rank in arrivals.members]
