@@ -20,11 +20,12 @@ from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.communication import exposed_times, find_communication, find_slow_rank
 from stepscope.traces.rules.device import find_device, find_underused
 from stepscope.traces.rules.host import find_host
+from stepscope.traces.rules.jitter import find_bubble, find_jitter
 from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
 from stepscope.traces.rules.memory import find_memory
 from stepscope.traces.rules.practices import find_practices, find_start_up, find_truncated
 from stepscope.traces.rules.python import find_python
-from stepscope.traces.rules.stragglers import find_bubble, find_jitter, find_stragglers
+from stepscope.traces.rules.stragglers import find_stragglers
 from stepscope.traces.rules.view import Claim, View, view_of
 
 if TYPE_CHECKING:
