@@ -1,8 +1,8 @@
 """What the ranks exchange and nothing hides.
 
 A collective's kernel runs from when a rank has come to when the last one has, and then for the transfer.  Waiting is no
-matter of overlap: it is the late ranks' doing, jitter, or a pipeline's bubble (``stragglers.py``, ``jitter.py``).  What is
-found here is about the transfer that is exposed; with it counts what cannot be split, for want of the other ranks' traces.
+matter of overlap: it is the late ranks' doing, jitter, or a pipeline's bubble (``stragglers.py``, ``jitter.py``).
+What is found here is about exposed transfer; with it counts what cannot be split, for want of the other ranks' traces.
 """
 
 from __future__ import annotations
