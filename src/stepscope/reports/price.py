@@ -50,4 +50,4 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
         gain = f"; what helps gains {share_text(share)}, typically"
         then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
         return f"at most {share_text(most_share)} of the time ({duration_text(most_seconds)}){gain}{then}."
-    return f"{share_text(share)} of the time ({spent}){then}."
+    return f"{'up to ' if cost.get('up_to') else ''}{share_text(share)} of the time ({spent}){then}."

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.units import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.communication import find_communication, find_slow_rank
+from stepscope.traces.rules.communication import exposed_times, find_communication, find_slow_rank
 from stepscope.traces.rules.device import find_device, find_underused
 from stepscope.traces.rules.host import find_host
+from stepscope.traces.rules.jitter import find_bubble, find_jitter
 from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
 from stepscope.traces.rules.memory import find_memory
 from stepscope.traces.rules.practices import find_practices, find_start_up, find_truncated
@@ -47,12 +48,16 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     view = view_of(job)
     if not view.analyses:
         return tuple(find_truncated(view))
-    late = find_stragglers(view)
+    late, exposed = find_stragglers(view), exposed_times(view)
     claims: list[Claim] = []
     for rule in OF_THE_HOST:
         explained_ns = sum((claim.idle_ns for claim in (*late, *claims)), np.zeros(len(view.ranks), np.int64))
         claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
-    claims += [*find_device(view, claims), *find_communication(view, late), *find_slow_rank(view)]
+    jitter = [] if late else find_jitter(view)
+    claims += [*find_device(view, claims), *find_communication(view, exposed), *jitter]
+    # A rank that nobody waits for more than for others had bad luck in the steps traced.
+    claims += _told(find_slow_rank(view)) if jitter else find_slow_rank(view)
+    claims += find_bubble(view, exposed.stages_ns)
     claims = [*late, *_of_late_ranks(claims, late)]
     claims += find_underused(view, claims)
     findings = [claim.finding for claim in claims]
@@ -112,18 +117,38 @@ def _spent(view: View) -> str:
     return f"; the device computes {computing} of the time{told}"
 
 
+def _told(claims: Sequence[Claim]) -> list[Claim]:
+    """Without a warning."""
+    return [replace(claim, finding=replace(claim.finding, severity="info")) for claim in claims]
+
+
 def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
-    """What only a late rank does is why it is late: one cause, and it is named there already."""
+    """What only a late rank does is why it is late: one cause, and it is named there already.
+
+    That it computes longer is left out where that is the cause: it would be said twice.
+    """
+    computing = {
+        int(rank)
+        for claim in late
+        for rank, cause in claim.finding.evidence["causes"].items()
+        if cause["cause"] in ("slower_kernels", "more_work")
+    }
+    claims = [
+        claim
+        for claim in claims
+        if claim.finding.kind != "slow_rank" or not claim.finding.ranks or not computing.issuperset(claim.finding.ranks)
+    ]
     known = {rank for claim in late if claim.finding.severity != "info" for rank in claim.finding.ranks}
     return [
-        replace(claim, finding=replace(claim.finding, severity="info"))
-        if claim.finding.ranks and known.issuperset(claim.finding.ranks)
-        else claim
+        _told([claim])[0] if claim.finding.ranks and known.issuperset(claim.finding.ranks) else claim
         for claim in claims
     ]
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
-    """A late rank by what the others wait for it: while they do, nothing that makes them faster gains anything."""
-    share = max(float(finding.cost.get("share", 0.0)), float(finding.evidence.get("waited_share", 0.0)))
-    return SEVERITIES.index(finding.severity), share
+    """Late ranks by what the others wait for them: while they do, nothing that makes those faster gains anything."""
+    share, severity = float(finding.cost.get("share", 0.0)), finding.severity
+    if finding.kind == "collective_straggler" and severity != "info":
+        share = max(share, float(finding.evidence["waited_share"]))
+        severity = "critical" if share >= thresholds.CRITICAL_SHARE else severity
+    return SEVERITIES.index(severity), share

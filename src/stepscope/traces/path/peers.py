@@ -1,15 +1,16 @@
-"""What if a rank came to each collective as its peers do?
+"""What if a rank, or several, came to each collective as their peers do?
 
 Every rank's way to a collective, from the collective before on its path or from the step's start, is one *leg*; a
 collective is done for each of its ranks as long after the last arrival as it was.  The rank's legs are made as long as
-the median of its peers' to the same collective, where they were longer, and all arrivals counted anew.  Its first step
+the median of its peers' to the same collective, where they were longer, and all arrivals counted anew (of several ranks
+at once, peers are all others).  Its first step
 begins with its peers' (the median), if it began later: what held it up before the trace is its doing, too.  Only what
 was critical to each arrival is known here, so the gain is at most this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -39,8 +40,10 @@ class _Leg:
     length_ns: int
 
 
-def like_peers(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, change: Change) -> WhatIf:
-    """``change``: ``rank:3=peers``."""
+def like_peers(
+    analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, change: Change, also: Sequence[int] = ()
+) -> WhatIf:
+    """``change``: ``rank:3=peers``; ``also``: other ranks that come as their peers do at the same time."""
     ranks = [analysis.rank for analysis in analyses]
     if change.rank not in ranks:
         raise TraceError(f"what-if {change.text!r}: there is no trace of rank {change.rank}")
@@ -48,15 +51,15 @@ def like_peers(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysi
         raise TraceError(f"what-if {change.text!r} needs the traces of several ranks")
     job = JobRanks(analyses, collectives)
     legs = [leg for place in range(len(ranks)) for leg in _legs(job, place)]
-    place = ranks.index(change.rank)
-    earlier_ns = _earlier(job, place)
-    was, now = _ends(job, legs), _ends(job, _levelled(legs, place), {(place, 0): earlier_ns})
+    places = {ranks.index(rank) for rank in (change.rank, *also)}
+    earlier_ns = {(place, 0): _earlier(job, place, places) for place in places}
+    was, now = _ends(job, legs), _ends(job, _levelled(legs, places), earlier_ns)
     before_ns, after_ns, last = [], [], 0
     for number in job.numbers:
         latest = job.latest(number)
         index = job.at[latest][number]
         start_ns, end_ns = job.bounds(latest, index)
-        kept_ns = earlier_ns if (latest, index) == (place, 0) else 0
+        kept_ns = earlier_ns.get((latest, index), 0)
         last = max(now[number], key=lambda place: (now[number][place], -place))
         before_ns.append(end_ns - start_ns)
         after_ns.append(end_ns - start_ns - (max(was[number].values()) - now[number][last]) + kept_ns)
@@ -96,27 +99,27 @@ def _legs(job: JobRanks, place: int) -> list[_Leg]:
     return out
 
 
-def _levelled(legs: list[_Leg], place: int) -> list[_Leg]:
-    """With the legs of one rank no longer than is usual among the others with the same goal."""
+def _levelled(legs: list[_Leg], places: Set[int]) -> list[_Leg]:
+    """With the legs of some ranks no longer than is usual among the others with the same goal."""
     peers: dict[tuple[int, int], list[int]] = {}
     for leg in legs:
-        if leg.place != place:
+        if leg.place not in places:
             peers.setdefault(leg.goal, []).append(leg.length_ns)
 
     def levelled(leg: _Leg) -> _Leg:
-        if leg.place != place or leg.goal not in peers:
+        if leg.place not in places or leg.goal not in peers:
             return leg
         return replace(leg, length_ns=min(leg.length_ns, median_low(peers[leg.goal])))
 
     return [levelled(leg) for leg in legs]
 
 
-def _earlier(job: JobRanks, place: int) -> int:
+def _earlier(job: JobRanks, place: int, places: Set[int]) -> int:
     """By how much the rank's first step began later than is usual among the others."""
     if not job.analyses[place].steps:
         return 0
     number = job.analyses[place].steps[0].number
-    peers = [job.bounds(at, own[number])[0] for at, own in enumerate(job.at) if at != place and number in own]
+    peers = [job.bounds(at, own[number])[0] for at, own in enumerate(job.at) if at not in places and number in own]
     return max(job.bounds(place, 0)[0] - median_low(peers), 0) if peers else 0
 
 

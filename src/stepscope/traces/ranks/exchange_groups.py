@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,18 @@ from stepscope.traces.model.columns import Rows, Trace
 from stepscope.traces.model.window import Window
 from stepscope.traces.reading.builder import Numbering
 
-__all__ = ["Group", "groups_of"]
+__all__ = ["Group", "GroupKind", "groups_of"]
+
+GroupKind = Literal["data", "tensor", "pipeline", "expert", "context", "unknown"]
+WORDS: Final[dict[str, GroupKind]] = {
+    **dict.fromkeys(("dp", "data", "ddp", "fsdp", "hsdp", "shard", "replicate", "zero"), "data"),
+    **dict.fromkeys(("tp", "tensor"), "tensor"),
+    **dict.fromkeys(("pp", "pipe", "pipeline"), "pipeline"),
+    **dict.fromkeys(("ep", "expert"), "expert"),
+    **dict.fromkeys(("cp", "context", "sp", "sequence", "ulysses"), "context"),
+}
+"""As they are in the descriptions that torch's meshes (``mesh_tp``), Megatron (``TENSOR_MODEL_PARALLEL_GROUP``) and
+vLLM (``tp:0``) give their groups."""
 
 THREADS_OF_GROUP = 2
 """That gloo makes."""
@@ -34,6 +47,16 @@ class Group:
     @property
     def identity(self) -> tuple[str, tuple[int, ...], str]:
         return self.name, self.members, "" if self.members else self.wording
+
+    @property
+    def kind(self) -> GroupKind:
+        """What its ranks share, as far as its description or its name says so."""
+        words = re.split(r"[^a-z]+", f"{self.description} {self.name}".lower())
+        kinds = {WORDS[word] for word in words if word in WORDS}
+        if "data" in kinds and kinds <= {"data", "context", "expert"}:
+            # Gradients and shards go over the ranks of a sequence, or of an expert's copies, as well.
+            return "data"
+        return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
 def groups_of(

@@ -7,7 +7,9 @@
     host.py           synchronising calls, launches, and what else of the host a device waits for
     device.py         gaps between kernels, and how well kernels use the device
     stragglers.py     ranks that come last to collectives
-    communication.py  exchanges that are not hidden, ranks that are slower than others
+    jitter.py         waiting that no rank in particular causes, pipeline bubbles among it
+    lateness.py       why a rank comes late
+    communication.py  transfer that is not hidden, ranks that are slower than others
     memory.py         how full a device is
     practices.py      choices that are known to be slow, traces that end early
 

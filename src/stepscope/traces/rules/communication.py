@@ -1,121 +1,201 @@
 """What the ranks exchange and nothing hides.
 
-A collective's kernel runs from when a rank has come to when the last one has, and then for the transfer.  What a rank
-waited for one that is found to be late is that rank's doing (``stragglers.py``); the rest of what is exposed is the
-network's, or nobody's in particular.
+A collective's kernel runs from when a rank has come to when the last one has, and then for the transfer.  Waiting is no
+matter of overlap: it is the late ranks' doing, jitter, or a pipeline's bubble (``stragglers.py``, ``jitter.py``).
+What is found here is about exposed transfer; with it counts what cannot be split, for want of the other ranks' traces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.units import ms_text, share_text
+from stepscope.traces.ranks.arrivals import shown_of, transfers_of
+from stepscope.traces.ranks.exchange_groups import GroupKind
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
-__all__ = ["find_communication", "find_slow_rank"]
+__all__ = ["ExposedTimes", "exposed_times", "find_communication", "find_slow_rank"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-def find_communication(view: View, late: Sequence[Claim]) -> list[Claim]:
-    """``low_overlap`` and, where there is little to hide it behind, ``exposed_communication``.
+@dataclass(frozen=True, kw_only=True)
+class ExposedTimes:
+    """[R] each: communication while nothing was computed; the first three add up to all of it."""
 
-    ``late``: stragglers, for whom some of it is waiting, which is left out then.
-    """
-    waited_ns = view.each(lambda one: int(view.job.collectives.wait_ns.get(one.rank, 0)))
+    transfer_ns: Ints
+    """With what cannot be told apart."""
+    wait_ns: Ints
+    send_ns: Ints
+    """Sends and receives."""
+    stages_ns: Ints
+    """These, and waiting across pipeline stages."""
+
+
+def exposed_times(view: View) -> ExposedTimes:
+    job = view.job
+    shown = shown_of(job.ranks, job.collectives, view.arrivals)
+    rows = [at for at, one in enumerate(job.ranks) if one.rank in view.ranks]
     exposed_ns = view.times.exposed_ns
-    if late:
-        exposed_ns, waited_ns = np.maximum(exposed_ns - waited_ns, 0), np.zeros_like(waited_ns)
+    total_ns = (shown.transfer_ns + shown.wait_ns + shown.send_ns)[rows]
+    # Two collectives at a time count twice in their sum, and once in what is exposed.
+    scale = np.where(total_ns > 0, exposed_ns / np.maximum(total_ns, 1), 0.0)
+
+    def scaled(values: Ints) -> Ints:
+        return np.minimum(np.rint(values[rows] * scale).astype(np.int64), exposed_ns)
+
+    wait_ns, send_ns = scaled(shown.wait_ns), scaled(shown.send_ns)
+    return ExposedTimes(
+        transfer_ns=np.maximum(exposed_ns - wait_ns - send_ns, 0),
+        wait_ns=wait_ns,
+        send_ns=send_ns,
+        stages_ns=send_ns + scaled(shown.stages_ns),
+    )
+
+
+def find_communication(view: View, exposed: ExposedTimes) -> list[Claim]:
+    """``low_overlap`` and, where there is little to hide it behind, ``exposed_communication``."""
+    exposed_ns = exposed.transfer_ns
     least_share = np.where(view.host_comm, thresholds.EXPOSED_HOST_SHARE, thresholds.EXPOSED_SHARE)
     floor_ns = np.where(view.host_comm, thresholds.EXPOSED_HOST_FLOOR_NS, thresholds.FLOOR_NS)
     where = (view.share(exposed_ns) > least_share) & (view.per_step(exposed_ns) >= floor_ns)
     if not where.any():
         return []
-    hidden = view.times.overlap_ns / np.maximum(view.times.comm_ns, 1)
+    # Of what is no waiting: a rank that comes early and waits hides nothing less for that.
+    moved_ns = exposed_ns + view.times.overlap_ns
+    hidden = view.times.overlap_ns / np.maximum(moved_ns, 1)
     free_ns = view.times.compute_ns - view.times.overlap_ns
     hideable_ns = np.minimum((exposed_ns * thresholds.HIDEABLE_SHARE).astype(np.int64), free_ns)
     poorly = where & (hidden < thresholds.OVERLAP_LOW) & (hideable_ns >= exposed_ns / 2)
     if poorly.any():
-        return [_low_overlap(view, exposed_ns, waited_ns, hidden, hideable_ns, poorly)]
-    return [_exposed(view, exposed_ns, waited_ns, hidden, where)]
+        return [_low_overlap(view, exposed, hidden, hideable_ns, poorly)]
+    return [_exposed(view, exposed, hidden, where)]
 
 
-def _low_overlap(
-    view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, hideable_ns: Ints, where: Bools
-) -> Claim:
+def _low_overlap(view: View, exposed: ExposedTimes, hidden: Floats, hideable_ns: Ints, where: Bools) -> Claim:
+    exposed_ns = exposed.transfer_ns
     each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
+    kind = _kind(view)
     return claim_of(
         view,
         "low_overlap",
         f"Only {share_text(1 - view.typical(1 - hidden, where))} of the communication is hidden behind the "
         f"computation{view.of_whom(where)}: {view.each_step(each_ns)}, {share_text(share)} of the time, nothing is "
-        "computed.",
+        f"computed{_beside(view, exposed, where)}.",
         where=where,
         saved_ns=hideable_ns,
         most_ns=exposed_ns,
         phase="comm",
-        evidence=_evidence(view, exposed_ns, waited_ns, hidden, where),
-        advice=(
-            "DDP: smaller buckets (bucket_cap_mb) go out while backward still runs; no find_unused_parameters.",
-            "FSDP: fully_shard() each block, and prefetch the next (set_modules_to_forward_prefetch).",
-            "Accumulation under no_sync(), or bfloat16 gradients, sends less.",
-        ),
+        evidence=_evidence(view, exposed, hidden, where) | {"group_kind": kind},
+        advice=(*_overlap_advice(view, kind), *_all_ranks(view)),
         confidence=0.85 if len(view.ranks) > 1 else 0.7,
     )
 
 
-def _exposed(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, where: Bools) -> Claim:
+def _exposed(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) -> Claim:
+    exposed_ns = exposed.transfer_ns
     each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
-    waited = view.typical(view.per_step(np.minimum(waited_ns, exposed_ns)), where)
-    mostly_waiting = len(view.ranks) > 1 and waited >= each_ns / 2
-    told = f", {ms_text(waited / 1e6)} of it waiting for the last rank to arrive" if mostly_waiting else ""
-    if mostly_waiting:
-        advice: tuple[str, ...] = (
-            "No rank is always the last: look for work that varies from rank to rank and step to step.",
-            "Fewer collectives a step leave fewer occasions to wait for each other.",
-        )
-    else:
-        advice = (
-            "Send less: bfloat16 gradients (bf16_compress_hook), accumulation under no_sync(), larger batches.",
-            "Compare the bus bandwidth in the table of collectives with what the links can do.",
-        )
-    if len(view.ranks) == 1:
-        advice = (*advice, "Trace all ranks to tell waiting from transfer.")
+    kind = _kind(view)
+    less = {
+        "tensor": "Send less: fewer tensor-parallel ranks, sequence parallelism, larger batches to a collective.",
+        "expert": "Send less: fewer ranks to an expert group, tokens in FP8, a smaller capacity factor.",
+        "context": "Send less: fewer context-parallel ranks, or shorter sequences.",
+    }.get(kind, "Send less: bfloat16 gradients (bf16_compress_hook), accumulation under no_sync(), larger batches.")
     return claim_of(
         view,
         "exposed_communication",
         f"Communication that nothing hides takes {view.each_step(each_ns)}{view.of_whom(where)}, "
-        f"{share_text(share)} of the time{told}.",
+        f"{share_text(share)} of the time{_beside(view, exposed, where)}.",
         where=where,
         saved_ns=halved(exposed_ns),
         most_ns=exposed_ns,
         phase="comm",
-        evidence=_evidence(view, exposed_ns, waited_ns, hidden, where),
-        advice=advice,
+        evidence=_evidence(view, exposed, hidden, where) | {"group_kind": kind},
+        advice=(
+            less,
+            "Compare the bus bandwidth in the table of collectives with what the links can do.",
+            *_all_ranks(view),
+        ),
         # Threads that communicate may wait for a core as well as for the network.
         at_most="warning" if view.host_comm[where].any() else "critical",
         confidence=0.85 if len(view.ranks) > 1 else 0.7,
     )
 
 
-def _evidence(view: View, exposed_ns: Ints, waited_ns: Ints, hidden: Floats, where: Bools) -> dict[str, Any]:
+def _all_ranks(view: View) -> tuple[str, ...]:
+    return () if len(view.ranks) > 1 else ("Trace all ranks to tell waiting from transfer.",)
+
+
+def _beside(view: View, exposed: ExposedTimes, where: Bools) -> str:
+    """That waiting is not in it, where there is much."""
+    waited_ns = view.typical(view.per_step(exposed.wait_ns), where)
+    if waited_ns < thresholds.EXPOSED_SHARE * view.typical(view.per_step(view.step_ns), where):
+        return ""
+    return f", besides {ms_text(waited_ns / 1e6)} of waiting for each other"
+
+
+def _kind(view: View) -> GroupKind:
+    """What sort of group most of the exposed transfer is of."""
+    times: dict[GroupKind, int] = {}
+    transfer_ns = transfers_of(view.job.ranks, view.job.collectives)
+    for one, own_ns in zip(view.job.ranks, transfer_ns, strict=True):
+        for code, group in enumerate(one.exchanges.groups):
+            times[group.kind] = times.get(group.kind, 0) + int(own_ns[one.exchanges.group == code].sum())
+    return max(times, key=lambda kind: times[kind]) if times else "unknown"
+
+
+def _overlap_advice(view: View, kind: GroupKind) -> tuple[str, ...]:
+    if kind == "tensor":
+        return (
+            "Exchanges within layers hide behind other work only: async tensor parallelism, two microbatches in turn.",
+            "Keep tensor-parallel groups within one node (NVLink), and no larger than the model needs.",
+        )
+    if kind == "expert":
+        return (
+            "Hide the all-to-all of experts behind the shared expert, or behind another microbatch.",
+            "Keep expert groups within one node, or send tokens in a smaller data type.",
+        )
+    if kind == "context":
+        return (
+            "Ring attention hides the exchange behind the attention of the chunk before; all-gathers do not.",
+            "Fewer context-parallel ranks exchange less.",
+        )
+    ddp = "DDP: smaller buckets (bucket_cap_mb) go out while backward still runs; no find_unused_parameters."
+    fsdp = "FSDP: fully_shard() each block, and prefetch the next (set_modules_to_forward_prefetch)."
+    less = "Accumulation under no_sync(), or bfloat16 gradients, sends less."
+    if kind == "data" or _trains_data_parallel(view):
+        return (ddp, fsdp, less)
+    return (
+        "If gradients are exchanged: DDP with smaller buckets (bucket_cap_mb), or fully_shard() by block.",
+        "If layers are split (tensor, expert, context parallel): groups within one node, fewer ranks to a group.",
+    )
+
+
+def _trains_data_parallel(view: View) -> bool:
+    """Whether DDP or FSDP shows in the traces."""
+    tables = (one.tables.get(name) for one in view.analyses for name in ("annotations", "operators"))
+    starts = ("DistributedDataParallel", "FSDP", "FullyShardedDataParallel")
+    return any(str(row[0]).startswith(starts) for table in tables if table for row in table.rows)
+
+
+def _evidence(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) -> dict[str, Any]:
     def ms(values: Ints) -> float:
         return round(view.typical(view.per_step(values), where) / 1e6, 3)
 
     return {
-        "exposed_ms_per_step": ms(exposed_ns),
+        "exposed_ms_per_step": ms(exposed.transfer_ns),
         "communication_ms_per_step": ms(view.times.comm_ns),
         "compute_ms_per_step": ms(view.times.compute_ns),
-        "waited_ms_per_step": ms(waited_ns) if len(view.ranks) > 1 else None,
+        "waited_ms_per_step": ms(exposed.wait_ns) if len(view.ranks) > 1 else None,
         "hidden_share": round(1 - view.typical(1 - hidden, where), 4),
-        "exposed_share": round(view.typical(view.share(exposed_ns), where), 4),
+        "exposed_share": round(view.typical(view.share(exposed.transfer_ns), where), 4),
     }
 
 

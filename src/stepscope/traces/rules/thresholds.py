@@ -123,6 +123,13 @@ LAST_TIMES_CHANCE: Final = 2.0
 """… and twice as often as chance would have it, where there are only two or three."""
 LAST_AT_MOST: Final = 0.9
 """… but never more often than this: of two ranks one that is last nine times of ten is late."""
+BY_CHANCE: Final = 0.01
+"""The probability that some rank of equal ones comes last so often: one false accusation in a hundred traces."""
+HEAVY_SHARE: Final = 0.9
+"""Of the waiting: the collectives that have it are looked at by themselves.  A rank whose input is late comes last once
+a step, and to the eighty collectives that follow with the others."""
+MANY_TIMES: Final = 10.0
+"""What waiting takes by what the transfer takes: from here on that is worth a word."""
 STRAGGLER_SHARE: Final = 0.02
 """Of the step that others wait for it: as live, ranks of a healthy job differ by one or two per cent."""
 NEARLY_ALL: Final = 0.75

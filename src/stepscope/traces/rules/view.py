@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import SEVERITIES, Finding, Severity
 from stepscope.records.units import ms_text, named_ranks
+from stepscope.traces.ranks.arrivals import Arrivals, arrivals_of
 from stepscope.traces.rules import thresholds
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ class View:
     def times(self) -> Times:
         compute, comm, overlap = np.array([_times_of(one) for one in self.analyses], np.int64).reshape(-1, 3).T
         return Times(compute_ns=compute, comm_ns=comm, overlap_ns=overlap)
+
+    @cached_property
+    def arrivals(self) -> tuple[Arrivals, ...]:
+        """Of every set of ranks that shares collectives; none of a single rank."""
+        return arrivals_of(self.job.ranks, self.job.collectives)
 
     @cached_property
     def host_comm(self) -> Bools:
