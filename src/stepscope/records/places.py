@@ -27,6 +27,7 @@ __all__ = [
     "ENV_CLAIM",
     "ENV_HANG_AFTER",
     "ENV_HTML",
+    "ENV_KEEP_EVIDENCE",
     "ENV_RUN_DIR",
     "ENV_SERVER",
     "ENV_SESSION",
@@ -56,6 +57,8 @@ ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: no rank is ever asked for its stack."""
 ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog looks into it; ``0``: never."""
+ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
+"""``1``: what the watchdog gathers is kept in jobs of one host, too, for tests to replay."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
 ENV_HTML = "STEPSCOPE_HTML"
