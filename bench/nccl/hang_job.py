@@ -33,7 +33,7 @@ FOREVER_S = 3600.0
 READ_EVERY = 10
 
 
-class Net(nn.Module):
+class Net(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))

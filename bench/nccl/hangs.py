@@ -4,8 +4,8 @@
     PYTHONPATH=src:bench python -m nccl.hangs --device cpu --only sleep,skip      # on gloo
 
 Each case is ``nccl/hang_job.py`` under ``stepscope run --on-hang abort``.  The time is that from the fault, as the job
-itself wrote it down, to the verdict; of a rank that dies, to the summary.  ``--keep`` gets an archive per case with what
-tests replay: the evidence that the watchdog gathered, the dumps of the Flight Recorders, the events, the summary.
+itself wrote it down, to the verdict; of a rank that dies, to the summary.  ``--keep`` gets an archive per case with
+what tests replay: the evidence that the watchdog gathered, the dumps of the Flight Recorders, the events, the summary.
 """
 
 from __future__ import annotations

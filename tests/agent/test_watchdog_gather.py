@@ -263,8 +263,11 @@ def handlers(answers: dict[bytes, bytes], release: threading.Event) -> Callable[
 
     def behave(connection: socket.socket, request: bytes) -> None:
         name = request.split()[1].rpartition(b"/")[2]
-        if name not in answers:
+        if name == b"dump_traceback" and name not in answers:
             release.wait(60)
+            return
+        if name not in answers:
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
         body = answers[name]
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)

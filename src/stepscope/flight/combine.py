@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from stepscope.flight.entries import Dump, GroupKey, Trace
 
-__all__ = ["HOST_BACKENDS", "RECORDERS", "combined", "merged", "with_same_groups"]
+__all__ = ["HOST_BACKENDS", "OF_GLOO", "RECORDERS", "combined", "merged", "with_same_groups"]
 
 RECORDERS = "recorders"
 HOST_BACKENDS = ("gloo", "mpi", "ucc", "")

@@ -65,6 +65,8 @@ class Doing:
     """Whether its stack changed between two looks."""
     busy: bool = False
     """Whether it uses a processor."""
+    behind: bool = False
+    """Whether its device has not begun ``waiting_in``, and others' have."""
 
 
 def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mind_gil: bool = True) -> Doing:
@@ -76,7 +78,7 @@ def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mi
     waiting_in = _collective(rank, evidence, frames, pending)
     state, words = _alone(rank, frames, source, pending=bool(pending))
     process = _of_process(rank)
-    queue = recorders.queues.get(rank.rank)
+    queue, behind = recorders.queues.get(rank.rank), False
     if process is not None:
         state, words = process
     elif queue is not None and queue.stuck:
@@ -95,6 +97,7 @@ def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mi
         waiting_in=waiting_in or (pending[0] if pending and state == "device" else None),
         moved=places.moved(rank.threads, rank.threads_later),
         busy=is_busy(rank),
+        behind=behind,
     )
 
 

@@ -17,7 +17,7 @@ from stepscope.hangs.places import FOR_PROCESS, FOR_USER
 from stepscope.hangs.recorders import Recorders
 from stepscope.hangs.words import collective_text, one_line, place_text, seconds_text
 
-__all__ = ["NotAHang", "at_rest", "excuse_of", "unfinished", "under_way"]
+__all__ = ["NotAHang", "at_rest", "excuse_of", "under_way", "unfinished"]
 
 AT_WORK = 60.0
 """Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
@@ -76,7 +76,7 @@ def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
 
 
 def under_way(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
-    """Collectives end on some device: the job makes progress, only its rings do not tell (a CUDA graph, a long loop)."""
+    """Collectives end on some device: the job makes progress that its rings do not tell of (a CUDA graph)."""
     ended = {rank: queue.ended for rank, queue in recorders.queues.items() if queue.ended}
     if not ended:
         return None
@@ -191,7 +191,7 @@ def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:
 
 
 def _on_device(doing: Doing) -> str:
-    if doing.waiting_in is None:
+    if not doing.behind:
         return "Its device has not finished what it was given: a kernel may take its time."
     return (
         f"Its device has not begun {collective_text(doing.waiting_in)}, which others have: it is still at what came "

@@ -289,11 +289,7 @@ def _call(side: Side) -> str:
 
 def _behind(situation: Situation) -> Ruling | None:
     """Ranks whose device has not begun what the others' have, for a long time: a kernel before it does not end."""
-    guilty = [
-        rank
-        for rank, doing in situation.doings.items()
-        if doing.state == "device" and situation.recorders.behind(rank)
-    ]
+    guilty = [rank for rank, doing in situation.doings.items() if doing.behind]
     if not guilty:
         return None
     waiting = situation.doings[guilty[0]].waiting_in
@@ -307,7 +303,7 @@ def _behind(situation: Situation) -> Ruling | None:
         place = place_text(at, situation.evidence.source_lines)
         culprits.append(Culprit(rank=rank, reason=f"{reason}; its host is at {place}" if place else reason, at=at))
     evidence = (
-        f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}: the devices of the others have begun it.",
+        f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}: other devices have begun it.",
         *_idle(situation, guilty),
     )
     more = {"culprits": tuple(culprits), "collective": waiting, "evidence": evidence}

@@ -131,7 +131,8 @@ def _queue(first: Dump, later: Dump) -> DeviceQueue:
         for key, trace in later.groups.items()
         if (now := trace.status) is not None and key in first.groups and (then := first.groups[key].status) is not None
     )
-    ended = max(counted, len(before.keys() ^ after.keys()))
+    called = sum(1 for created_ns, _ in (after[one] for one in after.keys() - before) if created_ns > first.newest_ns)
+    ended = max(counted, len(before.keys() - after) + called)
     if ended:
         return DeviceQueue(ended=ended)
     return DeviceQueue(
