@@ -177,8 +177,10 @@ def test_a_kernel_before_the_collective_may_take_its_time() -> None:
     excuse = busy(25.0).excuse()
     assert excuse.reason == "Rank 1 waits for its device at train.py:33 (torch.cuda.synchronize())."
     assert excuse.evidence == (
-        "Its device has not begun all_reduce number 41 of default_pg, which others have: it is still at what came "
-        "before, and a kernel may take its time.",
+        (
+            "Its device has not begun all_reduce number 41 of default_pg, which others have: it is still at what came "
+            "before, and a kernel may take its time."
+        ),
         "That is taken for a hang after 60 s without a sign.",
     )
     assert excuse.look_again_s == 10.0

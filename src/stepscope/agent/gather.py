@@ -31,7 +31,7 @@ WINDOW_S = 1.5
 """Between the two looks at every rank."""
 STACKS_S = 0.6
 """For stacks by signal: they come within milliseconds, or the process cannot answer."""
-SERVER_S = 1.0
+SERVER_S = 1.5
 GIL_S = 0.5
 """Who does not answer in this time although its server does: its GIL is held."""
 WORKERS_S = 1.0

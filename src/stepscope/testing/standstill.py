@@ -187,7 +187,7 @@ def flight(*last: dict[str, Any], size: int = 0) -> bytes:
 
 
 def nccl_entry(sequence: int, op: str = "nccl:all_reduce", state: str = "completed", **fields: Any) -> dict[str, Any]:
-    """One row of NCCL's recorder, as torch 2.11 has them on an H200; ``peers`` (``0->1``) makes a send or recv of it."""
+    """One row of NCCL's recorder, as torch 2.11 has them on an H200; ``peers`` (``0->1``) makes it a send or recv."""
     peers = fields.pop("peers", "")
     row = entry(sequence, f"{op} {peers}".strip(), retired=state == "completed", **fields)
     at_ns = row["time_created_ns"]
