@@ -58,8 +58,10 @@ def _joined(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
     """Whether this rank waits in the same group, or may: what group it is, is not always known."""
     doing = situation.doings.get(rank)
     own = doing.waiting_in if doing is not None and rank in situation.waiting else None
-    return own is not None and not is_p2p(own) and (
-        _queue_of(own) == _queue_of(waiting) or not (own.group and waiting.group)
+    return (
+        own is not None
+        and not is_p2p(own)
+        and (_queue_of(own) == _queue_of(waiting) or not (own.group and waiting.group))
     )
 
 
