@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_server_stand_in import Behave, WorkerServer
 
 from stepscope.records.series import RunData
 from stepscope.store.create import RunPaths, create_run
@@ -168,46 +167,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(create_run(tmp_path / "runs", "test", command, environ={}, sessions=tmp_path / "sessions"))
     yield stage
     stage.close()
-
-
-Behave = Callable[[socket.socket, bytes], None]
-
-
-class WorkerServer:
-    """Listens on a Unix socket; each connection is served by ``behave(connection, request)``."""
-
-    def __init__(self, path: Path, behave: Behave) -> None:
-        self.path = path
-        self.requests: list[bytes] = []
-        self._behave = behave
-        self._over = threading.Event()
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while not self._over.is_set():
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            with connection:
-                request = connection.recv(4096)
-                if not request:
-                    continue
-                self.requests.append(request)
-                try:
-                    self._behave(connection, request)
-                except OSError:
-                    continue  # the client went away, as it may
-
-    def close(self) -> None:
-        self._over.set()
-        self._socket.shutdown(socket.SHUT_RDWR)  # its path may be gone
-        self._thread.join()
-        self._socket.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_server_stand_in import replaying
 
 from stepscope.agent import watchdog
 from stepscope.agent.drain import RingDrain
@@ -542,17 +543,14 @@ def test_a_full_disk_is_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_those_left_behind_are_asked_at_once(job: Job, serve: Any) -> None:
-    def behave(connection: Any, request: bytes) -> None:
-        connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"entries":[]}')
-
-    server = serve(behave)
+    server = serve(replaying({"fr_trace_json": b'{"entries":[]}'}))
     two(job)
     job.streams[0].ring.header[SERVER_WORD] = 1
     server.path.rename(job.session / "0-0.sock")
     server.path = job.session / "0-0.sock"
     job.die(1)
     assert (job.run_dir / "flight" / "rank_0.json").read_bytes() == b'{"entries":[]}'
-    assert len(server.requests) == 1
+    assert server.handlers() == ["fr_trace_json", "dump_nccl_trace_json"]
 
 
 def test_what_the_ring_knows_is_evidence(job: Job) -> None:

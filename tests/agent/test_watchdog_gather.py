@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_server_stand_in import EMPTY, replaying
 
 from stepscope.agent import gather as gathering
 from stepscope.agent import threads as asking
@@ -28,8 +29,10 @@ from stepscope.agent.procfs import descendants, read_process, spent_between, wai
 from stepscope.agent.pyspy import parse_dump
 from stepscope.agent.source import read_lines
 from stepscope.agent.threads import Offers, StacksQuestion, ask_stacks
-from stepscope.hangs.evidence import RankEvidence
-from stepscope.records.hang import Frame, ThreadStack
+from stepscope.hangs.evidence import Evidence, RankEvidence
+from stepscope.hangs.judge import judge
+from stepscope.records.hang import Frame, HangRecord, ThreadStack
+from stepscope.testing.standstill import nccl, nccl_entry
 
 NUMBER = signal.SIGRTMIN + 8
 
@@ -63,6 +66,10 @@ CHILD = textwrap.dedent(
     def hold_the_gil():
         ctypes.PyDLL(None).sleep(600)
 
+    def spin():
+        import hashlib  # in C, without the GIL, as a rank does that waits for its device
+        hashlib.pbkdf2_hmac("sha256", b"x", b"y", 1 << 30)
+
     def have_worker():
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
@@ -85,7 +92,7 @@ CHILD = textwrap.dedent(
         threading.Thread(target=wait_for_lock, daemon=True).start()
     if what != "worker":
         print(fds, flush=True)
-    parts = {"work": work, "busy thread": have_busy_thread, "worker": have_worker}
+    parts = {"work": work, "spin": spin, "busy thread": have_busy_thread, "worker": have_worker}
     (hold_the_gil if what.startswith("gil") else parts.get(what, rest))()
     """
 )
@@ -100,7 +107,7 @@ class Child:
         self.ring = folder / f"{rank}.ring"
         command = [sys.executable, str(self.script), str(folder / str(rank)), str(int(NUMBER)), what]
         self.rank = rank
-        self.busy = what == "work"
+        self.busy = what in ("work", "spin")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout is not None
         all_threads, single = map(int, self.process.stdout.readline().split())
@@ -263,8 +270,11 @@ def handlers(answers: dict[bytes, bytes], release: threading.Event) -> Callable[
 
     def behave(connection: socket.socket, request: bytes) -> None:
         name = request.split()[1].rpartition(b"/")[2]
-        if name not in answers:
+        if name == b"dump_traceback" and name not in answers:
             release.wait(60)
+            return
+        if name not in answers:
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
         body = answers[name]
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -335,6 +345,42 @@ def test_a_thread_that_gets_no_processor_runs_all_the_same(tmp_path: Path, threa
     (process / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t13\n")
     assert not waits_on(process, posture, all_threads=False)
     assert not waits_on(tmp_path / "none", posture, all_threads=True)
+
+
+TRACEBACK = b"""Current thread 0x0000ffff9ca391a0 (most recent call first):
+  <no Python frame>
+
+Thread 0x0000ffffbbdb8020 (most recent call first):
+  File "/job/train.py", line 15 in step
+  File "/job/train.py", line 17 in <module>
+"""
+
+
+def test_a_rank_that_spins_in_nccl_waits_for_the_one_that_sleeps(start: Start, serve: Any) -> None:
+    """From the processes and their servers to the verdict; the dumps have the form of those of an H200."""
+    waiting = nccl(nccl_entry(41, state="started"), nccl_entry(42, state="scheduled"), before=40)["flight"]
+    asleep = nccl(before=40)["flight"]
+    spinning = serve(
+        replaying({"fr_trace_json": EMPTY, "dump_nccl_trace_json": waiting, "dump_traceback": TRACEBACK}),
+    )
+    sleeping = serve(replaying({"fr_trace_json": EMPTY, "dump_nccl_trace_json": asleep, "dump_traceback": TRACEBACK}))
+    found = look(start("spin").subject(spinning.path), start("rest").subject(sleeping.path))
+    first, second = found.ranks
+    assert (first.process_state, first.gil_held, second.process_state) == ("R", False, "S")
+    assert functions(first.threads) == [[], ["step", "<module>"]]  # no signal is answered: the server shows them
+    assert first.threads_later == first.threads
+    assert functions(thread for thread in second.threads if thread.main) == [["rest", "<module>"]]
+    evidence = Evidence(
+        host="node0", world_size=2, ranks=found.ranks, threshold_s=10.0, source_lines=found.source_lines
+    )
+    hang = judge(evidence, number=1, declared_wall_ns=2, stopped_wall_ns=1)
+    assert isinstance(hang, HangRecord)
+    assert (hang.kind, [culprit.rank for culprit in hang.culprits], hang.victims) == (
+        "hang_missing_collective",
+        [1],
+        (0,),
+    )
+    assert hang.title.startswith("Rank 1 never called all_reduce number 41 of default_pg: it sleeps at child.py:")
 
 
 def test_children_and_theirs(tmp_path: Path) -> None:

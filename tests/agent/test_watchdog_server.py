@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from worker_server_stand_in import EMPTY, Behave, replaying
 
 from stepscope.agent import worker_server
-from stepscope.agent.worker_server import FLIGHT, Questions, ask_flights, ask_servers
+from stepscope.agent.worker_server import FLIGHT, Questions, ask_active, ask_flights, ask_servers
+from stepscope.testing.standstill import entry, flight, nccl, nccl_entry
 
-Behave = Callable[[socket.socket, bytes], None]
 Serve = Callable[[Behave], Any]
 
 
@@ -38,31 +40,46 @@ def test_all_are_asked_and_answer(serve: Serve, tmp_path: Path) -> None:
     assert request.endswith(b"\r\n\r\n")
 
 
-def test_nccl_has_a_flight_recorder_of_its_own(serve: Serve) -> None:
-    """On a build with NCCL both handlers are there; on others the second is not found."""
+NCCL = nccl(nccl_entry(1, state="started"))["flight"].replace(b": ", b":")
+GLOO = flight(entry(1, "gloo:barrier")).replace(b": ", b":")
+ON_CUDA = {"fr_trace_json": EMPTY, "dump_nccl_trace_json": EMPTY}
+"""A build with NCCL in which nothing was recorded."""
 
-    def both(gloo: bytes, nccl: bytes | None) -> Behave:
-        def behave(connection: socket.socket, request: bytes) -> None:
-            if b"/handler/fr_trace_json " in request:
-                answer(gloo)(connection, request)
-            elif nccl is None:
-                answer(b"no", status="404 Not Found")(connection, request)
-            else:
-                answer(nccl)(connection, request)
 
-        return behave
-
-    none, some, other = b'{"version":"2.10"}', b'{"entries":[1]}', b'{"entries":[2]}'
+def test_every_recorder_of_a_rank_is_asked(serve: Serve) -> None:
+    unused_gloo = b'{"pg_config":{"":{"desc":"","name":"","ranks":"[0]"}},"pg_status":{},"version":"2.10"}'
     servers = {
-        "nccl": serve(both(none, other)),
-        "gloo": serve(both(some, none)),
-        "mixed": serve(both(some, other)),
-        "cpu build": serve(both(none, None)),
-        "unused": serve(both(none, none)),
+        "nccl": serve(replaying({**ON_CUDA, "dump_nccl_trace_json": NCCL, "fr_trace_json": unused_gloo})),
+        "gloo": serve(replaying({**ON_CUDA, "fr_trace_json": GLOO})),
+        "both": serve(replaying({"fr_trace_json": GLOO, "dump_nccl_trace_json": NCCL})),
+        "cpu build": serve(replaying({"fr_trace_json": GLOO})),
+        "unused": serve(replaying(ON_CUDA)),
     }
     answers = ask_flights({key: server.path for key, server in servers.items()}, patience_s=30)
-    assert answers == {"nccl": other, "gloo": some, "mixed": some, "cpu build": none, "unused": none}
-    assert len(servers["gloo"].requests) == 1
+    both = b'{"recorders":[%b,%b]}' % (NCCL, GLOO)
+    assert answers == {"nccl": NCCL, "gloo": GLOO, "both": both, "cpu build": GLOO, "unused": EMPTY}
+    assert servers["nccl"].handlers() == ["fr_trace_json", "dump_nccl_trace_json"]
+    assert servers["cpu build"].handlers() == ["fr_trace_json", "dump_nccl_trace_json"]
+
+
+def test_torch_2_15_has_a_recorder_for_each_backend(serve: Serve) -> None:
+    """ProcessGroupNCCL2 records where one has to ask by name; older versions answer that as gloo."""
+    nccl2 = NCCL.replace(b"nccl:", b"nccl2:")
+    newer = serve(replaying({**ON_CUDA, "fr_trace_json?backend=nccl2": nccl2}))
+    beside = serve(replaying({**ON_CUDA, "fr_trace_json?backend=nccl2": nccl2, "fr_trace_json": GLOO}))
+    older = serve(replaying({**ON_CUDA, "fr_trace_json": GLOO}))
+    places = {"newer": newer.path, "beside": beside.path, "older": older.path}
+    both = b'{"recorders":[%b,%b]}' % (nccl2, GLOO)
+    assert ask_flights(places, patience_s=30) == {"newer": nccl2, "beside": both, "older": GLOO}
+    assert ask_active(places, patience_s=30) == {"newer": nccl2, "beside": nccl2, "older": EMPTY}
+
+
+def test_the_second_look_asks_for_what_has_not_ended(serve: Serve) -> None:
+    whole = nccl(nccl_entry(1), nccl_entry(2, state="started"))["flight"]
+    server = serve(replaying({"dump_nccl_trace_json": whole}))
+    answers = ask_active({0: server.path}, patience_s=30)
+    assert [row["collective_seq_id"] for row in json.loads(answers[0])["entries"]] == [2]
+    assert server.handlers() == ["dump_nccl_trace_json?includecollectives=true&onlyactive=true"]
 
 
 def test_an_answer_may_come_in_pieces(serve: Serve) -> None:

@@ -95,3 +95,24 @@ def test_a_missing_call_is_believed_only_if_nobody_went_without_a_word() -> None
 )
 def test_nothing_is_told_that_the_dumps_do_not_say(verdict: dict[str, Any]) -> None:
     assert [finding.kind for finding in found_in(a_run(raised(1), raised(2), verdict=verdict))] == ["rank_crashed"]
+
+
+def test_nccls_watchdog_aborts_the_rank_that_waited_and_the_one_it_waited_for_is_named() -> None:
+    """No rank left a word: SIGABRT, and SIGTERM from the launcher. The watchdog had the recorders written down."""
+    title = "Rank 2 has not called all_reduce 9 of default_pg; ranks 0 and 1 wait in it."
+    verdict = {**VERDICT, "kind": "hang_missing_collective", "title": title, "nccl_dumps": [0, 1, 2]}
+    found, crash = found_in(a_run(verdict=verdict, codes={0: -6, 1: -15, 2: -15}))
+    assert (found.kind, found.severity, found.ranks) == ("hang_missing_collective", "critical", (2,))
+    assert found.title == (
+        "Rank 2 had not called all_reduce 9 of default_pg; ranks 0 and 1 waited in it. NCCL's watchdog aborted rank 0."
+    )
+    assert found.evidence["told_by"][0] == (
+        "NCCL's watchdog, or its heartbeat monitor, wrote the dumps of ranks 0–2 and aborted rank 0."
+    )
+    assert (crash.kind, crash.severity, crash.ranks) == ("rank_crashed", "info", (0,))
+
+
+@pytest.mark.parametrize("codes", [{0: -9, 1: -15}, {0: 7, 1: -15}])
+def test_another_death_is_not_the_watchdogs(codes: dict[int, int]) -> None:
+    verdict = {**VERDICT, "kind": "hang_missing_collective", "nccl_dumps": [0, 1, 2]}
+    assert [finding.kind for finding in found_in(a_run(verdict=verdict, codes=codes))] == ["rank_crashed"]

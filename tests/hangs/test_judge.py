@@ -259,7 +259,8 @@ def test_a_dataset_that_blocks_in_the_rank_itself() -> None:
     ],
 )
 def test_a_job_of_one_process(threads: Stack, fields: dict[str, object], kind: str, title: str) -> None:
-    hang = Job(ranks=1).alone(0, threads, **fields).hang()
+    job = Job(ranks=1, silent_s=61.0 if kind == "hang_device" else 11.0)  # a kernel may take its time
+    hang = job.alone(0, threads, **fields).hang()
     assert verdict(hang) == (kind, [0], (), False)
     assert hang.title == title
 
@@ -396,7 +397,7 @@ def test_a_culprit_on_this_host_is_named_though_there_are_others() -> None:
 
 
 def test_devices_that_never_finish() -> None:
-    job = Job()
+    job = Job(silent_s=61.0)
     for rank in range(4):
         job.alone(rank, SYNCHRONISING, device="cuda:0", gpu_util_percent=100.0)
     hang = job.hang()
@@ -419,7 +420,10 @@ def test_a_collective_that_all_called_and_whose_device_does_not_get_there() -> N
 def test_a_value_read_from_a_busy_device() -> None:
     job = Job(ranks=1, lines={(SCRIPT, 34): "    print(loss.item())"})
     busy = {"device": "cuda:0", "gpu_util_percent": 100.0, "cpu_share": 1.0, "process_state": "R"}
-    assert job.alone(0, stack(("train.py", 34, "step"), LOOP), **busy).hang().kind == "hang_device"
+    reading = job.alone(0, stack(("train.py", 34, "step"), LOOP), **busy)
+    assert reading.excuse().reason == "The process waits for its device at train.py:34 (print(loss.item()))."
+    reading.silent_s = 61.0
+    assert reading.hang().kind == "hang_device"
 
 
 @pytest.mark.parametrize("size", SIZES)

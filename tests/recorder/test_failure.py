@@ -78,6 +78,31 @@ def test_nor_one_whose_torch_has_no_flight_recorder(
     assert not (tmp_path / "run" / "flight").exists()
 
 
+def test_every_recorder_is_kept(
+    make_recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NCCL's beside gloo's; torch 2.15 has one for each backend and says so."""
+    gloo, nccl, nccl2 = (b'{"entries":["%b"]}' % name for name in (b"gloo", b"nccl", b"nccl2"))
+
+    def named(collectives: bool, active: bool, backend: str = "gloo") -> bytes:
+        """_dump_fr_trace_json(includeCollectives, onlyActive, backend: str = 'gloo') -> bytes"""
+        return {"gloo": gloo, "nccl2": nccl2}[backend]
+
+    module: Any = ModuleType("torch._C._distributed_c10d")
+    module._dump_fr_trace_json = lambda *_: gloo
+    module._dump_nccl_trace_json = lambda *_: nccl
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    recorder = make_recorder()
+    recorder.appear(WHO, serve=False)
+    die(recorder, tmp_path / "run")
+    kept = tmp_path / "run" / "flight" / "rank_3.json"
+    assert kept.read_bytes() == b'{"recorders":[%b,%b]}' % (nccl, gloo)
+    module._dump_fr_trace_json = named
+    module._dump_nccl_trace_json = lambda *_: b'{"pg_config":{}}'
+    die(recorder, tmp_path / "run")
+    assert kept.read_bytes() == b'{"recorders":[%b,%b]}' % (nccl2, gloo)
+
+
 @pytest.mark.parametrize(
     ("over", "ago_s", "leaves"),
     [(None, None, False), ("ended", 0, False), ("recovered", 0, True), ("ended", 1000, True)],

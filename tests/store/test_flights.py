@@ -68,3 +68,15 @@ def test_too_much_is_left_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest
     verdict, notices = read_flights(tmp_path, {}, since_ns=0)
     assert verdict == {}
     assert notices == [f"flight/ is large and was not looked at: stepscope flight {tmp_path / 'flight'} does."]
+
+
+def test_what_nccls_watchdog_wrote_is_read_and_comes_before_what_was_asked_later(tmp_path: Path) -> None:
+    disagreed(tmp_path / "flight")
+    job = FlightJob(4)
+    job.run({rank: [Call()] if rank == 1 else [Call(), Call()] for rank in range(4)})
+    job.write(tmp_path / "flight", name="nccl_trace_rank_{}", form="pickle", ranks=(0, 1, 2, 3))
+    verdict, notices = read_flights(tmp_path, {}, since_ns=0)
+    assert (notices, verdict["problems"], verdict["nccl_dumps"]) == ([], [], [0, 1, 2, 3])
+    assert (verdict["kind"], verdict["culprits"]) == ("hang_missing_collective", [1])
+    keep_flights(tmp_path, {0: b"{}"})
+    assert "nccl_trace_rank_0" in names(tmp_path)

@@ -20,7 +20,7 @@ from stepscope.agent.procfs import Reading, descendants, read_process, spent_bet
 from stepscope.agent.pyspy import spy
 from stepscope.agent.source import read_lines
 from stepscope.agent.threads import STOPPED, Offers, StacksQuestion, ask_stacks
-from stepscope.agent.worker_server import NEEDS_GIL, Questions, ask_flights
+from stepscope.agent.worker_server import NEEDS_GIL, Questions, ask_active, ask_flights, ask_servers
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
 from stepscope.records.hang import ThreadStack
@@ -31,7 +31,7 @@ WINDOW_S = 1.5
 """Between the two looks at every rank."""
 STACKS_S = 0.6
 """For stacks by signal: they come within milliseconds, or the process cannot answer."""
-SERVER_S = 1.0
+SERVER_S = 1.5
 GIL_S = 0.5
 """Who does not answer in this time although its server does: its GIL is held."""
 WORKERS_S = 1.0
@@ -72,6 +72,7 @@ class _Answers:
     first: dict[int, Reading | None]
     second: dict[int, Reading | None]
     flights: dict[int, bytes]
+    flights_later: dict[int, bytes]
     gil_held: dict[int, bool]
     texts: dict[int, str]
     texts_later: dict[int, str]
@@ -121,15 +122,21 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
         gil.wait(GIL_S)
         gil_held = {pid: pid not in gil.answers for pid in asked}
         texts = _ask_ranks(alive, gil)
+        in_c = {pid: servers[pid] for pid in gil.answers if pid not in texts}
+        texts |= {pid: _text(gil.answers[pid]) for pid in in_c}
         worker_texts = _ask_workers(alive, family)
         spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
         time.sleep(max(0.0, began_s + window_s - time.monotonic()))
         texts_later = _ask_ranks(alive, gil)
+        again = ask_servers(in_c, NEEDS_GIL, patience_s=GIL_S)
+        texts_later |= {pid: _text(answer) for pid, answer in again.items()}
+        flights_later = ask_active({pid: servers[pid] for pid in flights}, patience_s=SERVER_S)
     return _Answers(
         family=family,
         first=first,
         texts=texts,
         flights=flights,
+        flights_later=flights_later,
         gil_held=gil_held,
         worker_texts=worker_texts,
         spied=spied,
@@ -156,6 +163,7 @@ def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | Non
         threads_later=parse_threads(later[pid]) if pid in later else (),
         workers=_workers(pid, answers),
         flight=answers.flights.get(pid, before.flight if before else b""),
+        flight_later=answers.flights_later.get(pid, b""),
     )
 
 
@@ -177,6 +185,14 @@ def _ask_ranks(subjects: Iterable[Subject], gil: Questions[int]) -> dict[int, st
             held = partial(gil.unanswered, pid)
             questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=held)
     return ask_stacks(questions, patience_s=STACKS_S)
+
+
+def _text(traceback: bytes) -> str:
+    """The stacks that torch's worker server shows of a process whose main thread runs C code and answers no signal.
+
+    That is how a rank waits for NCCL: in ``cudaStreamSynchronize``, which spins, without the GIL.
+    """
+    return traceback.decode(errors="replace")
 
 
 def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -> dict[int, str]:

@@ -11,6 +11,7 @@ In a job of several hosts what was gathered is kept, hang or not, to be judged w
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.kept import KeptEvidence
 from stepscope.hangs.text import hang_lines
 from stepscope.records.hang import HangRecord
+from stepscope.records.places import ENV_KEEP_EVIDENCE
 from stepscope.store.flights import keep_flights
 from stepscope.store.hangs import read_hangs, write_evidence, write_hang
 from stepscope.store.paths import hang_path
@@ -227,7 +229,7 @@ class Watchdog:
             outcome = self._judge(evidence, number=number, **instants)
             if isinstance(outcome, HangRecord):
                 self._keep(gathered)
-            if world.size > len(gathered.ranks):
+            if world.size > len(gathered.ranks) or os.environ.get(ENV_KEEP_EVIDENCE) == "1":
                 inquiry.kept = self._keep_evidence(evidence, outcome, number=number, **instants)
             inquiry.outcome = outcome
 

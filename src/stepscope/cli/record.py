@@ -29,7 +29,15 @@ from stepscope.cli.slurm import SlurmStep, rank_variables
 from stepscope.cli.slurm_tasks import Leader, Member
 from stepscope.cli.supervise import Beside, signals_held, supervise, supervise_alone
 from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
-from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, timed_collectives
+from stepscope.records.places import (
+    ENV_CLAIM,
+    ENV_RUN_DIR,
+    ENV_SESSION,
+    ENV_SWITCH,
+    ENV_TORCH_DUMPS,
+    nccl_dumps,
+    timed_collectives,
+)
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.hub_file import read_hub_file
 from stepscope.store.meta import end_run
@@ -262,6 +270,8 @@ def _environment(job: Job, run_dir: Path, session: Path) -> dict[str, str]:
     environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
     environment[ENV_RUN_DIR] = str(run_dir)
     environment[ENV_SESSION] = str(session)
+    if not any(environment.get(name) for name in ENV_TORCH_DUMPS):
+        environment[ENV_TORCH_DUMPS[0]] = nccl_dumps(run_dir)
     return {**timed_collectives(environment), **environment}
 
 

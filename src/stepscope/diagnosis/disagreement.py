@@ -4,6 +4,10 @@ gloo raises when the sizes of a collective differ, NCCL's watchdog when somebody
 error of the network, and none says whose fault it is.  What the Flight Recorders of those ranks knew when they died
 says it (``flight/``), or what they called last (``last_calls.py``), if it can be said: it is told like a hang, because
 that is what it is on other backends.
+
+NCCL's watchdog ends a rank whose collective does not end in time (SIGABRT), and its heartbeat monitor one whose
+watchdog is stuck; both have all ranks write down their Flight Recorders first.  The rank that is aborted waited; who it
+waited for is to blame.
 """
 
 from __future__ import annotations
@@ -37,10 +41,19 @@ def find_disagreement(run: RunData) -> list[Finding]:
 def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
     verdict = run.flight
     kind = str(verdict.get("kind") or "")
-    if not kind.startswith("hang_") or not verdict["culprits"] or not _nobody_else(failures, kind):
+    aborted = sorted(failure.rank for failure in failures if failure.signal in GAVE_UP or failure.cause == "vanished")
+    by_watchdog = bool(verdict.get("nccl_dumps")) and _only_aborted(failures)
+    if not kind.startswith("hang_") or not verdict["culprits"] or not (by_watchdog or _nobody_else(failures, kind)):
         return None
+    ended: tuple[str, ...] = ()
+    title = verdict["title"]
+    if by_watchdog:
+        who = ranks_text(aborted) if aborted else "the job"
+        title = f"{title} NCCL's watchdog aborted {who}."
+        wrote = f"NCCL's watchdog, or its heartbeat monitor, wrote the dumps of {ranks_text(verdict['nccl_dumps'])}"
+        ended = (f"{wrote} and aborted {who}.",)
     return replace(
-        _record(failures, kind=verdict["kind"], title=verdict["title"]),
+        _record(failures, kind=verdict["kind"], title=title),
         culprits=tuple(
             Culprit(rank=one["rank"], reason=one["reason"], at=_frame(one["at"])) for one in verdict["reasons"]
         ),
@@ -48,8 +61,13 @@ def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
         undecidable=verdict["undecidable"],
         collective=WaitingIn(**verdict["waiting_in"]) if verdict["waiting_in"] else None,
         cycle=tuple(verdict["cycle"]),
-        evidence=tuple(verdict["evidence"]),
+        evidence=(*ended, *verdict["evidence"]),
     )
+
+
+def _only_aborted(failures: list[Failure]) -> bool:
+    """Whether all that died gave up in C, vanished or were taken along: nobody failed by itself."""
+    return bool(failures) and all(one.taken or one.signal in GAVE_UP or one.cause == "vanished" for one in failures)
 
 
 def _by_last_calls(run: RunData, failures: list[Failure]) -> HangRecord | None:

@@ -60,7 +60,10 @@ def diagnose(run: RunData, window: Window | None = None, *, reached: bool = Fals
     """
     window = build_window(run) if window is None else window
     view = view_of(window)
-    stopped = led_by_hangs(find_hangs(run) or find_disagreement(run), find_crashes(run))
+    hangs = find_hangs(run)
+    if all(hang.kind == "rank_crashed" for hang in hangs):  # who died first may only have waited too long
+        hangs = find_disagreement(run) or hangs
+    stopped = led_by_hangs(hangs, find_crashes(run))
     slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
     # A death is never a matter of its price, and after one nobody asks for more steps.
     findings = [*stopped, *slow, *([] if stopped else find_insufficient(run, window, view, reached=reached))]

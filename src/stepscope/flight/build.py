@@ -26,6 +26,8 @@ MAX_FRAMES = 512
 RawFrames = tuple[tuple[str, int, str], ...]
 
 _OF_FRAME = itemgetter("filename", "line", "name")
+COALESCED = "coalesced"
+"""The entry for a batch of calls as a whole, which alone has its state."""
 _ENDS_WHEN_RETIRED = ("gloo:", "mpi:", "ucc:")
 
 
@@ -138,6 +140,9 @@ class Builder:
         if shape.p2p:
             if now != DONE and shape.peers is not None:
                 self._add_p2p(shape, p2p_sequence, created)
+            elif now == DONE and shape.peers is None:
+                # Sends and recvs of one batch have no state of their own: what ends is the batch, recorded after them.
+                into.p2p[:] = [one for one in into.p2p if one.sequence != p2p_sequence]
         elif sequence >= 0:
             if into.sequences and into.sequences[-1] == sequence:
                 self._coalesce(into, shape.operation, now)
@@ -229,7 +234,8 @@ class Builder:
         """Several operations of one coalesced call share the number of its only launch."""
         merged = _merged(self.operations[into.operations[-1]], self.operations[operation])
         into.operations[-1] = self._number(merged)
-        into.states[-1] = min(into.states[-1], state)
+        whole_call = self.operations[operation].name == COALESCED
+        into.states[-1] = state if whole_call else min(into.states[-1], state)
 
     def _group_of(self, row: Mapping[str, Any]) -> GroupKey:
         group = row.get("process_group")
@@ -285,7 +291,7 @@ def whole(value: Any, default: int) -> int:
 def _merged(first: Operation, second: Operation) -> Operation:
     names = first.name.split("+")
     return Operation(
-        name=first.name if second.name in (names[-1], "coalesced") else f"{first.name}+{second.name}",
+        name=first.name if second.name in (names[-1], COALESCED) else f"{first.name}+{second.name}",
         backend=first.backend,
         input_sizes=first.input_sizes + second.input_sizes,
         output_sizes=first.output_sizes + second.output_sizes,

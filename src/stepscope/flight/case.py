@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepscope.flight.align import Group, groups_of, world_of
+from stepscope.flight.combine import HOST_BACKENDS, with_same_groups
 from stepscope.flight.compare import ONE_SIDED, Departure, departure, difference
 from stepscope.flight.entries import Dump
 from stepscope.flight.failures import FailureText, failure_in
@@ -16,7 +17,6 @@ __all__ = ["Case", "Place", "build_case", "place_of"]
 
 NOT_SYMMETRIC = ("broadcast", "reduce", *ONE_SIDED)
 """Operations that may end on one rank before another has come."""
-HOST_BACKENDS = ("gloo", "mpi", "")
 INPUT = ("torch/utils/data/", "torchdata/", "webdataset/", "/datasets/", "nvidia/dali")
 DISTRIBUTED = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 P2P_CALLS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -65,6 +65,7 @@ def build_case(
     unreadable: Collection[int],
 ) -> Case:
     failures = {rank: failure for rank, text in errors.items() if (failure := failure_in(text)) is not None}
+    dumps = with_same_groups(dumps)
     ranks = world_of(dumps, world, (*unreadable, *failures))
     groups = groups_of(dumps, ranks, failed=failures.keys())
     have = [dump.rank for dump in dumps]
@@ -173,4 +174,10 @@ def _lagging(groups: Sequence[Group]) -> dict[int, tuple[Group, int]]:
                 other != rank and one.has_ended(sequence) for other, one in group.progress.items()
             ):
                 found.setdefault(rank, (group, sequence))
-    return found
+    return {rank: (group, sequence) for rank, (group, sequence) in found.items() if _alike(group, sequence)}
+
+
+def _alike(group: Group, sequence: int) -> bool:
+    """Whether all asked for the same there: NCCL ends what gets enough bytes, and another rank waits for the rest."""
+    told = [one for progress in group.progress.values() if (one := progress.operation(sequence)) is not None]
+    return not any(difference(told[0], other) for other in told[1:])

@@ -13,17 +13,31 @@ from typing import Any
 
 from stepscope.errors import DumpError
 from stepscope.flight.build import Builder, Columns, text, whole
+from stepscope.flight.combine import RECORDERS, merged
 from stepscope.flight.entries import DONE, Dump, GroupKey, Status, Trace
 from stepscope.flight.spelling import rank_or, ranks_of
 from stepscope.records.hang import Frame
 
 __all__ = ["builder_for", "decode_dump", "finish_dump"]
 
+MOST_RECORDERS = 8
+"""Of one rank: one for each backend."""
+
 
 def decode_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
     """DumpError when this is no dump; single entries that make no sense are passed over."""
     if isinstance(raw, list):
         raw = {"entries": raw}  # the first versions had nothing around the entries
+    if isinstance(raw, dict) and isinstance(parts := raw.get(RECORDERS), list):
+        found = [_part(one, source=source, rank=rank) for one in parts[:MOST_RECORDERS]]
+        if not found:
+            raise DumpError("no dump of a Flight Recorder: it combines none")
+        return merged(found)
+    return _part(raw, source=source, rank=rank)
+
+
+def _part(raw: Any, *, source: str, rank: int | None) -> Dump:
+    """The dump of one recorder."""
     builder = builder_for(raw)
     rows = raw.get("entries") or []
     if not isinstance(rows, list):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from stepscope.flight.align import Group
 from stepscope.flight.case import Case, Place
+from stepscope.flight.combine import HOST_BACKENDS
 from stepscope.flight.compare import Departure, usually_follows
 from stepscope.flight.entries import GroupKey
 from stepscope.flight.failures import FailureText
@@ -86,14 +87,14 @@ def went_past(case: Case, group: Group, left: Departure) -> tuple[int, ...]:
     Told by what came next whenever it was called before; the first time it is called, by which side is further on in
     the same function.
     """
-    if left.differs != "operation" or len(left.sides) != 2:
+    if left.differs == "call site" or len(left.sides) != 2:
         return ()
     one, other = left.sides
     usual = {
         side: usually_follows(group, side[0], back[0], left.sequence) for side, back in ((one, other), (other, one))
     }
     past = [side for side, follows in usual.items() if follows]
-    if not past and not any(follows is False for follows in usual.values()):
+    if not past and left.differs == "operation" and not any(follows is False for follows in usual.values()):
         past = _further_on(case, group, left)
     return past[0] if len(past) == 1 and set(left.ranks) <= set(past[0]) else ()
 
@@ -113,7 +114,9 @@ def _further_on(case: Case, group: Group, left: Departure) -> list[tuple[int, ..
 def _site(case: Case, group: Group, rank: int, sequence: int) -> tuple[Frame, ...]:
     """From where a rank called it: as recorded, or by its stack if it waits there now."""
     recorded = group.progress[rank].site(sequence)
-    if recorded or group.waiting.get(rank) != sequence:
+    operation = group.progress[rank].operation(sequence)
+    ahead = operation is not None and operation.backend not in HOST_BACKENDS  # of its device: its stack tells nothing
+    if recorded or ahead or group.waiting.get(rank) != sequence:
         return recorded
     return next((thread.frames for thread in case.stacks.get(rank, ()) if thread.main), ())
 

@@ -1,7 +1,10 @@
 """What a rank that is silent is doing: the one thing that its process, its words and its stack agree on.
 
-In order of trust: what the kernel says of the process (gone, stopped), whether the GIL is free, the word that says a
-wait for a collective is under way, the stack, and where there is none the phase.
+In order of trust: what the kernel says of the process (gone, stopped), what its device has not ended (NCCL), whether
+the GIL is free, the word that says a wait for a collective is under way, the stack, and where there is none the phase.
+
+A collective that does not end on the device of a rank counts before what its host does: whoever it waits for holds the
+job up, and a host that waits for its device spins as if it computed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Literal
 from stepscope.flight.stacks import is_users, user_frame
 from stepscope.hangs import places
 from stepscope.hangs.evidence import Evidence, RankEvidence, WorkerEvidence
+from stepscope.hangs.recorders import Recorders
 from stepscope.records.hang import Frame, WaitingIn
 from stepscope.records.phases import COMPUTE_PHASES
 
@@ -61,20 +65,26 @@ class Doing:
     """Whether its stack changed between two looks."""
     busy: bool = False
     """Whether it uses a processor."""
+    behind: bool = False
+    """Whether its device has not begun ``waiting_in``, and others' have."""
 
 
-def doing_of(
-    rank: RankEvidence, evidence: Evidence, pending: Sequence[WaitingIn] = (), *, mind_gil: bool = True
-) -> Doing:
-    """``pending``: what its Flight Recorder has as begun and not ended, in order."""
+def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mind_gil: bool = True) -> Doing:
+    pending = recorders.pending.get(rank.rank, ())
+    """What its Flight Recorders have as begun and not ended, in order."""
     frames = places.main_frames(rank.threads)
     at = user_frame(rank.threads)
     source = evidence.source_lines.get((at.file, at.line), "") if at is not None else ""
     waiting_in = _collective(rank, evidence, frames, pending)
     state, words = _alone(rank, frames, source, pending=bool(pending))
     process = _of_process(rank)
+    queue, behind = recorders.queues.get(rank.rank), False
     if process is not None:
         state, words = process
+    elif queue is not None and queue.stuck:
+        waiting_in = _oldest(waiting_in, queue.stuck[0], pending)
+        behind = recorders.behind(rank.rank)
+        state, words = ("device", "waits for its device") if behind else ("collective", "waits")
     elif mind_gil and _holds_gil(rank) and not _long_call(rank, state, waiting_in):
         state, words = "gil", "is in a C call that holds the GIL"
     elif waiting_in is not None:
@@ -87,7 +97,15 @@ def doing_of(
         waiting_in=waiting_in or (pending[0] if pending and state == "device" else None),
         moved=places.moved(rank.threads, rank.threads_later),
         busy=is_busy(rank),
+        behind=behind,
     )
+
+
+def _oldest(told: WaitingIn | None, stuck: WaitingIn, pending: Sequence[WaitingIn]) -> WaitingIn:
+    """What its device waits in, or its host in another backend's collective, whichever it called first."""
+    order = list(pending)
+    known = told is not None and told in order and stuck in order
+    return told if told is not None and known and order.index(told) < order.index(stuck) else stuck
 
 
 def is_busy(one: RankEvidence | WorkerEvidence) -> bool:

@@ -71,7 +71,9 @@ class RankEvidence:
     gpu_util_percent: float | None = None
     workers: tuple[WorkerEvidence, ...] = ()
     flight: bytes = b""
-    """What its Flight Recorder answered: JSON; empty: nothing."""
+    """What its Flight Recorders answered: JSON; empty: nothing."""
+    flight_later: bytes = b""
+    """… and what that of NCCL had, seconds later, that had not ended; empty: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """A rank that is silent because it is at work: compiling, saving, evaluating, preparing, computing.  Not a hang, yet.
 
 Every excuse ends: it holds for some times the threshold and no longer, and much less when nothing about the process
-moves.  Only a job that has nothing to do, all of it, may rest as long as it likes.  One that is stopped, or whose GIL a
-C call never gives back, has no excuse (``judge.py`` asks for them first).
+moves.  Only a job that has nothing to do, all of it, may rest as long as it likes, and one whose collectives end, one
+after the other, is at work whatever its rings say.  One that is stopped, or whose GIL a C call never gives back, has no
+excuse (``judge.py`` asks for them first).
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ from dataclasses import dataclass
 from stepscope.hangs.activity import Activity, Doing, is_busy, moves_data
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.places import FOR_PROCESS, FOR_USER
-from stepscope.hangs.words import one_line, place_text, seconds_text
+from stepscope.hangs.recorders import Recorders
+from stepscope.hangs.words import collective_text, one_line, place_text, seconds_text
 
-__all__ = ["NotAHang", "at_rest", "excuse_of"]
+__all__ = ["NotAHang", "at_rest", "excuse_of", "under_way", "unfinished"]
 
 AT_WORK = 60.0
 """Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
 BUSY = 6.0
 """… a rank that computes, nobody knows what, or whose workers do; the first batch, of which nothing moves."""
+BEGUN = 1.5
+"""… a collective that the devices of all ranks have begun, and that is under way on the network."""
 STILL = 12.0
 """… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
 LOOK_AGAIN_S = 1.0
 """At least, until the next look."""
+RARELY_S = 60.0
+"""At most, until the next look at a job whose collectives end."""
 AT_REST_S = 60.0
 """Between two looks at a notebook in which nothing runs: each asks it for its stack."""
 FIRST = "No step was made yet."
@@ -69,6 +75,39 @@ def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     )
 
 
+def under_way(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
+    """Collectives end on some device: the job makes progress that its rings do not tell of (a CUDA graph)."""
+    ended = {rank: queue.ended for rank, queue in recorders.queues.items() if queue.ended}
+    if not ended:
+        return None
+    rank = min(ended)
+    silent_s = min((one.silent_s for one in evidence.ranks), default=0.0)
+    return NotAHang(
+        reason=f"Rank {rank} makes progress in its collectives.",
+        evidence=(f"{ended[rank]:,} were called or ended between two looks at its Flight Recorder.",),
+        look_again_s=max(LOOK_AGAIN_S, evidence.threshold_s, min(silent_s / 4, RARELY_S)),
+    )
+
+
+def unfinished(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
+    """A collective that all ranks have called, on devices: it waits for work before it, or is under way."""
+    found = recorders.verdict
+    if found is None or found.kind != "hang_device" or found.culprits or found.waiting_in is None:
+        return None
+    begun = recorders.begun_by_all(found.waiting_in)
+    patience_s = (BEGUN if begun else BUSY) * evidence.threshold_s
+    left_s = patience_s - min((one.silent_s for one in evidence.ranks if one.alive), default=0.0)
+    if left_s <= 0:
+        return None
+    what = collective_text(found.waiting_in)
+    sign = "Every device has begun it." if begun else "It is not known whether every device has begun it."
+    return NotAHang(
+        reason=f"All ranks have called {what}, and their devices have not finished it yet.",
+        evidence=(sign, f"That is taken for a hang after {seconds_text(patience_s)} without a sign."),
+        look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
+    )
+
+
 def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     """Of the rank that has the best one, if any of them has one that still holds."""
     ranks = {rank.rank: rank for rank in evidence.ranks}
@@ -107,6 +146,8 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
         return _Excuse(what="waits for ranks that have not been heard of yet", patience=STILL, signs=(FIRST,))
     if doing.state == "blocked":
         return _program(rank, doing)
+    if doing.state == "device":
+        return _Excuse(what="waits for its device", patience=BUSY, signs=(_on_device(doing),))
     if doing.state != "computing" or not moving:
         return None
     if rank.step is None:
@@ -147,6 +188,15 @@ def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:
     if doing.moved and not (doing.state == "input" and not doing.busy):
         signs.append("Its stack moved between two looks.")
     return tuple(signs)
+
+
+def _on_device(doing: Doing) -> str:
+    if not doing.behind:
+        return "Its device has not finished what it was given: a kernel may take its time."
+    return (
+        f"Its device has not begun {collective_text(doing.waiting_in)}, which others have: it is still at what came "
+        "before, and a kernel may take its time."
+    )
 
 
 def _told_by(rank: RankEvidence, doing: Doing) -> str:

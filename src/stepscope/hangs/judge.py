@@ -13,7 +13,7 @@ from typing import Any
 from stepscope.flight.stacks import group_stacks, user_frame
 from stepscope.flight.verdict import Verdict
 from stepscope.hangs.evidence import Evidence
-from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of
+from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of, under_way, unfinished
 from stepscope.hangs.kinds import rule_certain, rule_waiting
 from stepscope.hangs.recorders import read_recorders
 from stepscope.hangs.situation import Situation, situation_of
@@ -32,7 +32,11 @@ def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wal
         return rest
     ruling = rule_certain(situation)
     if ruling is None:
-        excuse = excuse_of(evidence, situation.doings.values())
+        excuse = (
+            under_way(evidence, recorders)
+            or excuse_of(evidence, situation.doings.values())
+            or unfinished(evidence, recorders)
+        )
         if excuse is not None:
             return excuse
         ruling = rule_waiting(situation)

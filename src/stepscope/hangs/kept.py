@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from stepscope.flight.combine import RECORDERS
 from stepscope.hangs.evidence import Evidence, LastCollective, RankEvidence, WorkerEvidence
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.decode import decoded, encoded
@@ -99,6 +100,7 @@ class _Rank:
     gpu_util_percent: float | None
     workers: tuple[_Worker, ...]
     flight: str
+    flight_later: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +221,7 @@ def _row(rank: RankEvidence, stacks: _Table, groups: _Table, most: int) -> _Rank
             for worker in rank.workers
         ),
         flight=_newest(rank.flight, most),
+        flight_later=_newest(rank.flight_later, most // 8),
     )
 
 
@@ -243,6 +246,7 @@ def _rank(row: _Rank, stacks: list[tuple[ThreadStack, ...]], groups: tuple[Proce
             for worker in row.workers
         ),
         flight=row.flight.encode(),
+        flight_later=row.flight_later.encode(),
     )
 
 
@@ -281,9 +285,19 @@ def _newest(flight: bytes, most: int) -> str:
         return text
     try:
         dump = json.loads(text)
-        entries = dump["entries"]
-    except (ValueError, RecursionError, LookupError, TypeError):
+        parts = dump.get(RECORDERS)
+        if isinstance(parts, list) and parts:
+            cut = [_cut(part, most // len(parts)) for part in parts]
+            return json.dumps({RECORDERS: [part for part in cut if part]}, separators=(",", ":")) if any(cut) else ""
+        cut = [_cut(dump, most)]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return ""
+    return json.dumps(cut[0], separators=(",", ":")) if cut[0] else ""
+
+
+def _cut(dump: dict[str, Any], most: int) -> dict[str, Any] | None:
+    """With the newest entries, as many as there is room for; None when there is room for none."""
+    entries = dump.get("entries")
     kept: list[Any] = []
     room = most - len(json.dumps({**dump, "entries": []}))
     for entry in reversed(entries) if isinstance(entries, list) else ():
@@ -291,4 +305,4 @@ def _newest(flight: bytes, most: int) -> str:
         if room < 0:
             break
         kept.append(entry)
-    return json.dumps({**dump, "entries": kept[::-1]}, separators=(",", ":")) if kept else ""
+    return {**dump, "entries": kept[::-1]} if kept else None

@@ -40,7 +40,7 @@ def rule_certain(situation: Situation) -> Ruling | None:
 
 
 def rule_waiting(situation: Situation) -> Ruling:
-    for rule in (_held_up, _disagreeing, _circle, _as_recorded, _mismatch, rule_elsewhere, _on_device):
+    for rule in (_held_up, _disagreeing, _behind, _circle, _as_recorded, _mismatch, rule_elsewhere, _on_device):
         ruling = rule(situation)
         if ruling is not None:
             return ruling
@@ -242,6 +242,9 @@ def _mismatch(situation: Situation) -> Ruling | None:
     by_group: dict[str, dict[tuple[str, int], list[int]]] = {}
     for rank in situation.waiting:
         last, waiting = situation.ranks[rank].collective, situation.doings[rank].waiting_in
+        queue = situation.recorders.queues.get(rank)
+        if queue is not None and queue.stuck:
+            continue  # the host of a rank on NCCL is ahead of what its device waits in
         if last is not None and last.waiting and waiting is not None and waiting.group and not is_p2p(waiting):
             by_group.setdefault(waiting.group, {}).setdefault((last.op, last.bytes), []).append(rank)
     for calls in by_group.values():
@@ -282,6 +285,29 @@ def _numbered(found: Verdict) -> str:
 
 def _call(side: Side) -> str:
     return " ".join(part for part in (side.op, side.sizes, side.dtypes) if part)
+
+
+def _behind(situation: Situation) -> Ruling | None:
+    """Ranks whose device has not begun what the others' have, for a long time: a kernel before it does not end."""
+    guilty = [rank for rank, doing in situation.doings.items() if doing.behind]
+    if not guilty:
+        return None
+    waiting = situation.doings[guilty[0]].waiting_in
+    owner = "its device has" if len(guilty) == 1 else "their devices have"
+    title = f"{situation.who(guilty)}: {owner} not begun {collective_text(waiting)}, which all ranks called, and "
+    title += f"{'does' if len(guilty) == 1 else 'do'} not finish what comes before"
+    reason = f"called {collective_text(waiting)}; its device does not finish what comes before it"
+    culprits = []
+    for rank in guilty:
+        at = situation.doings[rank].at
+        place = place_text(at, situation.evidence.source_lines)
+        culprits.append(Culprit(rank=rank, reason=f"{reason}; its host is at {place}" if place else reason, at=at))
+    evidence = (
+        f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}: other devices have begun it.",
+        *_idle(situation, guilty),
+    )
+    more = {"culprits": tuple(culprits), "collective": waiting, "evidence": evidence}
+    return _with(situation, "hang_device", guilty, f"{title}{situation.wait_for(guilty, named=False)}.", **more)
 
 
 def _as_recorded(situation: Situation) -> Ruling | None:
@@ -349,6 +375,7 @@ def _unfinished(situation: Situation, found: Verdict) -> Ruling:
     spinning = [rank for rank, share in shares.items() if share >= SPINNING_SHARE]
     if (
         not spinning
+        or situation.recorders.queues  # waiting for peers spins, too, on NCCL
         or len(spinning) == len(shares)
         or any(SLEEPING_SHARE < s < SPINNING_SHARE for s in shares.values())
     ):

@@ -100,12 +100,12 @@ class Situation:
 def situation_of(evidence: Evidence, recorders: Recorders) -> Situation:
     # Of two processes that claim a rank the one that lives counts.
     ranks = {rank.rank: rank for rank in sorted(evidence.ranks, key=lambda one: (one.rank, one.alive))}
-    doings = {number: doing_of(rank, evidence, recorders.pending.get(number, ())) for number, rank in ranks.items()}
+    doings = {number: doing_of(rank, evidence, recorders) for number, rank in ranks.items()}
     alive = [doing for doing in doings.values() if doing.state != "gone"]
     if len(alive) > 1 and all(doing.state == "gil" for doing in alive):
         # A call that keeps the GIL while it waits: where all are in it, that tells nobody apart.
         doings |= {
-            number: doing_of(rank, evidence, recorders.pending.get(number, ()), mind_gil=False)
+            number: doing_of(rank, evidence, recorders, mind_gil=False)
             for number, rank in ranks.items()
             if doings[number].state == "gil" and doings[number].waiting_in is not None
         }

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stepscope.flight.combine import OF_GLOO
 from stepscope.hangs.situation import Situation
 from stepscope.hangs.words import group_text
 from stepscope.records.hang import WaitingIn
@@ -43,7 +44,7 @@ def waits_of(situation: Situation) -> Waits:
             missing = set() if waiting.peer is None or _answers(situation, rank, waiting) else {waiting.peer}
             edges["", rank] = tuple(("", peer) for peer in missing if peer in here)
         else:
-            call = (f"in {waiting.group}", 0)
+            call = (f"in {_queue_of(waiting)}", 0)
             edges["", rank] = (call,)
             if call in edges:
                 continue
@@ -57,7 +58,16 @@ def _joined(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
     """Whether this rank waits in the same group, or may: what group it is, is not always known."""
     doing = situation.doings.get(rank)
     own = doing.waiting_in if doing is not None and rank in situation.waiting else None
-    return own is not None and not is_p2p(own) and (own.group == waiting.group or not (own.group and waiting.group))
+    return (
+        own is not None
+        and not is_p2p(own)
+        and (_queue_of(own) == _queue_of(waiting) or not (own.group and waiting.group))
+    )
+
+
+def _queue_of(waiting: WaitingIn) -> str:
+    """Its group, or gloo's half of one that NCCL is in, too: calls in the one do not meet calls in the other."""
+    return f"{waiting.group}{OF_GLOO}" if waiting.description.endswith(OF_GLOO) else waiting.group
 
 
 def _answers(situation: Situation, rank: int, waiting: WaitingIn) -> bool:

@@ -104,19 +104,25 @@ def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
     more than what it says now.
     """
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    if (
-        not hasattr(c10d, "_dump_fr_trace_json")
-        or recorder.ring is None
-        or recorder.identity.world_size < 2
-        or _hung(run_dir)
-    ):
+    if c10d is None or recorder.ring is None or recorder.identity.world_size < 2 or _hung(run_dir):
         return
-    path = flight_path(run_dir, recorder.identity.rank)
-    path.parent.mkdir(exist_ok=True)
-    said = c10d._dump_fr_trace_json(True, False)
-    if b'"entries"' not in said and hasattr(c10d, "_dump_nccl_trace_json"):  # NCCL has a Flight Recorder of its own
-        said = c10d._dump_nccl_trace_json(True, False)
-    _replace(path, said)
+    said = _flight(c10d)
+    if said:
+        path = flight_path(run_dir, recorder.identity.rank)
+        path.parent.mkdir(exist_ok=True)
+        _replace(path, said)
+
+
+def _flight(c10d: Any) -> bytes:
+    """Of all recorders: NCCL has its own, and so has, from torch 2.15 on, every backend."""
+    from stepscope.flight.combine import combined
+
+    nccl: Any = getattr(c10d, "_dump_nccl_trace_json", None)
+    gloo: Any = getattr(c10d, "_dump_fr_trace_json", None)
+    answers = [nccl(True, False) if nccl else b""]
+    if "backend" in (getattr(gloo, "__doc__", None) or ""):
+        answers.append(gloo(True, False, "nccl2"))
+    return combined(*answers, gloo(True, False) if gloo else b"")
 
 
 def _hung(run_dir: Path) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.inherited import immortal
-from stepscope.records.places import ENV_SERVER, SERVER_SUFFIX
+from stepscope.records.places import ENV_RUN_DIR, ENV_SERVER, ENV_TORCH_DUMPS, FLIGHT, SERVER_SUFFIX, nccl_dumps
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import SERVER_WORD
 
@@ -58,6 +58,7 @@ class ServerOffer:
     @failsafe
     def open(self, ring: RingWriter, *, ranks_here: int) -> None:
         """``ranks_here``: how many processes of this machine are likely to do the same at this moment."""
+        _make_room_for_dumps()
         path = ring.path.with_suffix(SERVER_SUFFIX)
         if self._started or not _wanted() or len(os.fsencode(path)) >= MAX_PATH_BYTES:
             return
@@ -90,6 +91,14 @@ class ServerOffer:
             os.close(self._fd)
         self._fd = -1
         self._started = False
+
+
+@failsafe
+def _make_room_for_dumps() -> None:
+    """NCCL's watchdog writes its dumps into the run (the launcher told torch so) and makes no folder for them."""
+    run_dir = os.environ.get(ENV_RUN_DIR)
+    if run_dir and os.environ.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(run_dir)):
+        (Path(run_dir) / FLIGHT).mkdir(exist_ok=True)
 
 
 def _wanted() -> bool:

@@ -9,7 +9,8 @@ as the run.  The *run directory* is where the run stays.
     <session>/<pid>.sock              where torch's worker server listens, in jobs of several ranks
     <run>/rings/<pid>.ring            the same, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
-    <run>/flight/rank_<rank>.json     what its Flight Recorder knew then
+    <run>/flight/rank_<rank>.json     what its Flight Recorders knew then
+    <run>/flight/nccl_trace_rank_<rank>   what NCCL's own watchdog wrote down before it ended the process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
     <run>/logs/terminal.log           what would have gone to the terminal, had the view not been there
 """
@@ -27,11 +28,13 @@ __all__ = [
     "ENV_CLAIM",
     "ENV_HANG_AFTER",
     "ENV_HTML",
+    "ENV_KEEP_EVIDENCE",
     "ENV_RUN_DIR",
     "ENV_SERVER",
     "ENV_SESSION",
     "ENV_STACKS",
     "ENV_SWITCH",
+    "ENV_TORCH_DUMPS",
     "FLIGHT",
     "HANGS",
     "RING_SUFFIX",
@@ -45,6 +48,7 @@ __all__ = [
     "helper_environment",
     "log_of_rank",
     "log_path",
+    "nccl_dumps",
     "ring_paths",
     "session_root",
     "terminal_log",
@@ -57,6 +61,8 @@ ENV_STACKS = "STEPSCOPE_STACKS"
 """``0``: no rank is ever asked for its stack."""
 ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog looks into it; ``0``: never."""
+ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
+"""``1``: what the watchdog gathers is kept in jobs of one host, too, for tests to replay."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
 NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"
@@ -75,6 +81,8 @@ THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
 BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
 """What goes when the ring goes."""
+ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""By these torch learns where NCCL's watchdog writes the Flight Recorder of a rank, whose number it appends."""
 FLIGHT = "flight"
 HANGS = "hangs"
 SESSION_LOCK = "agent.lock"
@@ -98,6 +106,11 @@ def error_path(run_dir: Path, pid: int) -> Path:
 
 def flight_path(run_dir: Path, rank: int) -> Path:
     return run_dir / FLIGHT / f"rank_{rank}.json"
+
+
+def nccl_dumps(run_dir: Path) -> str:
+    """What the paths of the dumps of NCCL's watchdog begin with; the number of the rank follows."""
+    return str(run_dir / FLIGHT / "nccl_trace_rank_")
 
 
 def hangs_folder(run_dir: Path) -> Path:

@@ -13,7 +13,7 @@ from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.store import staging
 from stepscope.store.failures import Numbers, read_errors
-from stepscope.store.flights import read_flights
+from stepscope.store.flights import nccl_dumped, read_flights
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
 from stepscope.store.node_notices import node_notices
@@ -281,4 +281,5 @@ def _read_flight(
     last = max((series.identity.attempt for series in ranks), default=0)
     since_ns = min((series.anchor_wall_ns for series in ranks if series.identity.attempt == last), default=0)
     texts = {error.rank: error.traceback for error in errors if error.rank is not None and error.wall_ns >= since_ns}
-    return read_flights(path, texts, since_ns=since_ns) if texts else ({}, [])
+    failed = texts or nccl_dumped(path, since_ns=since_ns)
+    return read_flights(path, texts, since_ns=since_ns) if failed else ({}, [])

@@ -15,7 +15,20 @@ from stepscope.hangs.judge import NotAHang, judge
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import Frame, HangRecord, ThreadStack
 
-__all__ = ["IN_ALL_REDUCE", "LOOP", "SCRIPT", "SLEEPING", "TORCH", "Job", "entry", "flight", "stack", "worker"]
+__all__ = [
+    "IN_ALL_REDUCE",
+    "LOOP",
+    "SCRIPT",
+    "SLEEPING",
+    "TORCH",
+    "Job",
+    "entry",
+    "flight",
+    "nccl",
+    "nccl_entry",
+    "stack",
+    "worker",
+]
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 SCRIPT = "/job/train.py"
@@ -171,6 +184,48 @@ def flight(*last: dict[str, Any], size: int = 0) -> bytes:
             "entries": entries,
         }
     ).encode()
+
+
+def nccl_entry(sequence: int, op: str = "nccl:all_reduce", state: str = "completed", **fields: Any) -> dict[str, Any]:
+    """One row of NCCL's recorder, as torch 2.11 has them on an H200; ``peers`` (``0->1``) makes it a send or recv."""
+    peers = fields.pop("peers", "")
+    row = entry(sequence, f"{op} {peers}".strip(), retired=state == "completed", **fields)
+    at_ns = row["time_created_ns"]
+    row |= {"state": state, "thread_id": "139731311325504", "thread_name": "python", "timeout_ms": 600000}
+    if state != "scheduled":
+        row["time_discovered_started_ns"] = at_ns + 100
+    if state == "completed":
+        row |= {"time_discovered_completed_ns": at_ns + 200, "duration_ms": 0.5}
+    if peers:
+        row |= {"is_p2p": True, "p2p_seq_id": sequence, "collective_seq_id": 0}
+    return row
+
+
+def nccl(*last: dict[str, Any], ranks: int = 2, before: int = 0) -> dict[str, bytes]:
+    """What the recorder of NCCL answers at both looks: ``before`` all_reduces that have ended, then these."""
+    entries = [*(nccl_entry(number) for number in range(1, before + 1)), *last]
+    for number, row in enumerate(entries):
+        row["record_id"] = number
+    collectives = [row for row in entries if not row["is_p2p"]]
+    ended = [row["collective_seq_id"] for row in collectives if row["state"] == "completed"]
+    status = {
+        "last_enqueued_collective": str(max((row["collective_seq_id"] for row in collectives), default=-1)),
+        "last_started_collective": str(max(ended, default=-1)),
+        "last_completed_collective": str(max(ended, default=-1)),
+    }
+    head = {
+        "comm_lib_version": "2.28.9",
+        "nccl_comm_state": {},
+        "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": str(list(range(ranks)))}},
+        "pg_status": {"0": status},
+        "version": "2.10",
+    }
+    active = [row for row in entries if row["state"] != "completed"]
+    later = {**head, "entries": active} if active else head
+    return {
+        "flight": json.dumps({**head, "entries": entries}).encode(),
+        "flight_later": json.dumps(later).encode(),
+    }
 
 
 def worker(pid: int = 5001, kind: str = "dataloader", **fields: Any) -> WorkerEvidence:
