@@ -12,6 +12,8 @@ as the run.  The *run directory* is where the run stays.
     <run>/flight/rank_<rank>.json     what its Flight Recorder knew then
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
     <run>/logs/terminal.log           what would have gone to the terminal, had the view not been there
+    <run>/outputs/<pid>.json          into which files the output of a process goes, for the agent to copy
+    <run>/outputs/<pid>.<streams>     with --native-output, such a file: 1, 2 or, where they go to one place, 12
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "ENV_CLAIM",
     "ENV_HANG_AFTER",
     "ENV_HTML",
+    "ENV_NATIVE",
     "ENV_RUN_DIR",
     "ENV_SERVER",
     "ENV_SESSION",
@@ -45,6 +48,8 @@ __all__ = [
     "helper_environment",
     "log_of_rank",
     "log_path",
+    "output_note",
+    "outputs_folder",
     "ring_paths",
     "session_root",
     "terminal_log",
@@ -60,6 +65,8 @@ ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
 ENV_HTML = "STEPSCOPE_HTML"
 """``0``: no ``report.html`` at the end of a run."""
+ENV_NATIVE = "STEPSCOPE_NATIVE_OUTPUT"
+"""Set by ``run --native-output``: what the launcher's descriptors 1 and 2 are, as ``DEV:INODE``; ``-``: left alone."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
@@ -119,12 +126,20 @@ def terminal_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "terminal.log"
 
 
+def outputs_folder(run_dir: Path) -> Path:
+    return run_dir / "outputs"
+
+
+def output_note(run_dir: Path, pid: int) -> Path:
+    return outputs_folder(run_dir) / f"{pid}.json"
+
+
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a Python process of ours that is no part of the job: it finds this very Stepscope.
 
     A module of the user's in the working directory must not stand in for one of the standard library's.
     """
-    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM)
+    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_NATIVE)
     environment = {name: value for name, value in environ.items() if name not in ours}
     environment["PYTHONSAFEPATH"] = "1"
     package = str(Path(__file__).parents[2])
