@@ -19,22 +19,27 @@ _TORCH = re.compile(r"^\[rank(?P<rank>\d+)\]:\s?\[[A-Z]\d{4} ")
 _TORCH_RANK = re.compile(r"\[PG .{0,200}?\bRank (?P<rank>\d+)\]")
 _TELLING = re.compile(
     r"""
-    \bNCCL\ (?:WARN|ERROR)\b
-    | ^(?:\[rank\d+\]:\s?)?\[[EF]\d{4}[ ]                               # torch's C++: an error, or fatal
-    | ^(?:terminate\ called\b|libc\+\+abi:\ |\s*what\(\):)            # the C++ runtime
-    | ^(?:malloc|free|realloc|calloc|munmap_chunk|mremap_chunk|sysmalloc|tcache_\w+)(?:\(\))?:[ ]       # glibc
-    | ^(?:double\ free\ or\ corruption|corrupted\ (?:size|double-linked|unsorted)|Fatal\ glibc\ error)
-    | ^\*\*\*\ (?:stack\ smashing|buffer\ overflow|longjmp|Error\ in|.*\ in\ fork\b)
-    | \bAssertion\ [`'].*\ failed                                     # assert() of C, and of a CUDA kernel
-    | ^Fatal\ Python\ error:[ ]                                         # faulthandler
-    | ^\*\*\*\ (?:SIG[A-Z]+|Aborted\ at)[ ]                             # glog
-    | ^==\d+==\ ?ERROR:[ ]                                              # sanitizers
+    (?P<bare>                                  # may come right behind a progress bar, whose line has no end yet
+        terminate\ called\ (?:after|without|recursively)\b
+        | (?:malloc|free|realloc|calloc|munmap_chunk|mremap_chunk|sysmalloc|tcache_\w+)\(\):[ ]
+        | double\ free\ or\ corruption\b
+        | corrupted\ (?:size\ vs|double-linked|unsorted)
+        | Fatal\ glibc\ error\b
+        | \*\*\*\ (?:stack\ smashing|buffer\ overflow|longjmp)
+        | Fatal\ Python\ error:[ ]           # faulthandler
+    )
+    | \bNCCL\ (?:WARN|ERROR)\b
+    | ^(?:\[rank\d+\]:\s?)?\[[EF]\d{4}[ ]      # torch's C++: an error, or fatal
+    | ^(?:libc\+\+abi:\ |\s*what\(\):)         # the C++ runtime
+    | \bAssertion\ [`'].*\ failed              # assert() of C, and of a CUDA kernel
+    | ^\*\*\*\ (?:SIG[A-Z]+|Aborted\ at)[ ]    # glog
+    | ^==\d+==\ ?ERROR:[ ]                     # sanitizers
     """,
     re.VERBOSE,
 )
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _SECRET = re.compile(
-    r"(?i)((?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|authorization)\w*['\"]?\s*[=:]\s*)"
+    r"(?i)((?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|authorization)\w*['\"]?\s*[=:]\s*['\"]?)"
     r"(?:bearer\s+|basic\s+)?[^\s'\",;]+"
 )
 _USER_IN_URL = re.compile(r"(://)[^/\s@]+@")
@@ -62,9 +67,11 @@ def last_native_lines(lines: Iterable[str], most: int = MOST_LINES) -> tuple[str
     """The last ones, made plain; lines that differ by numbers alone (one for each thread of a kernel) are told once."""
     kinds: dict[str, tuple[str, int]] = {}
     for line in lines:
-        if not is_native(line):
+        text = line.rstrip().rpartition("\r")[2]
+        found = _TELLING.search(text)
+        if found is None:
             continue
-        text = plain_line(line)
+        text = plain_line(text[found.start() :] if found["bare"] else text)
         kind = _NUMBERS.sub("0", text)
         first, times = kinds.pop(kind, (text, 0))
         kinds[kind] = first, times + 1
@@ -74,7 +81,7 @@ def last_native_lines(lines: Iterable[str], most: int = MOST_LINES) -> tuple[str
 
 def plain_line(line: str) -> str:
     """One line of bounded length, without what a terminal would obey and without what reads like a password."""
-    text = _ESCAPES.sub("", line.rpartition("\r")[2] if not line.endswith("\r") else line).strip()
+    text = _ESCAPES.sub("", line).strip()
     text = "".join(char if char.isprintable() else "?" for char in text)
     text = _USER_IN_URL.sub(r"\1…@", _SECRET.sub(r"\1…", text))
     return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 1] + "…"
