@@ -58,7 +58,7 @@ def _sources(log: int, *, alone: bool, spooled: set[int]) -> list[dict[str, Any]
     ``whole``: what comes into it from now on is ours and our children's, and nobody else's.
     """
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    for fd in (1, 2):
+    for fd in _printed_to():
         try:
             info = os.fstat(fd)
             path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a rank's start waits for this
@@ -73,6 +73,12 @@ def _sources(log: int, *, alone: bool, spooled: set[int]) -> list[dict[str, Any]
         )
         source["fds"].append(fd)
     return list(found.values())
+
+
+def _printed_to() -> list[int]:
+    """Which of descriptors 1 and 2 are the script's streams; those of a notebook go elsewhere."""
+    plain = [stream for stream in (sys.stdout, sys.stderr) if type(stream) is io.TextIOWrapper and not stream.closed]
+    return sorted({fd for stream in plain if (fd := stream.fileno()) in (1, 2)})
 
 
 def _parent_has(info: os.stat_result) -> bool:
@@ -103,7 +109,7 @@ def _spool(run_dir: Path) -> set[int]:
     if len(targets) != 2:
         return set()
     folder = outputs_folder(run_dir)
-    kinds = {fd: kind for fd in (1, 2) if (kind := _kind(fd, targets, folder))}
+    kinds = {fd: kind for fd in _printed_to() if (kind := _kind(fd, targets, folder))}
     done: set[int] = set()
     for fd, kind in kinds.items():
         try:
