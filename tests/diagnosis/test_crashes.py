@@ -337,3 +337,51 @@ def test_a_phase_that_is_older_than_the_last_step_is_not_told() -> None:
     run = Cluster(ranks=2, steps=40, deaths=(Death(rank=1, step=30, phase="forward"),)).run()
     stale = tuple(replace(one, live_since_ns=1) if one.rank else one for one in run.ranks)
     assert [failure.phase for failure in failures_of(replace(run, ranks=stale))] == [None]
+
+
+WATCHDOG = "[rank1]:[E1116 12:00 ProcessGroupNCCL.cpp:1] Process group watchdog thread terminated: "
+
+
+def aborted(native: dict[int | None, tuple[str, ...]], *deaths: int) -> Finding:
+    cluster = Cluster(
+        ranks=3,
+        steps=50,
+        deaths=tuple(Death(rank=rank, step=40) for rank in deaths),
+        errors=(raised(None, "ChildFailedError", "", exit_codes=dict.fromkeys(deaths, -6)),),
+    )
+    run = replace(cluster.run(), native=native)
+    return diagnose(run, build_window(run))[0]
+
+
+def test_what_native_code_said_is_evidence() -> None:
+    found = aborted({1: (WATCHDOG + "CUDA error: device-side assert triggered",), None: ("free(): of any",)}, 1)
+    assert found.evidence["native"] == [WATCHDOG + "CUDA error: device-side assert triggered"]
+    assert found.evidence["native_rank"] == 1
+    assert found.advice[0].endswith("its last lines, shown below, say which.")
+
+
+def test_what_is_in_the_output_of_the_job_alone_is_nobodys_unless_one_was_aborted() -> None:
+    assert aborted({None: ("free(): of any",)}, 1).evidence["native_rank"] == 1
+    both = aborted({None: ("free(): of any",)}, 0, 1)
+    assert (both.evidence["native"], both.evidence["native_rank"]) == (["free(): of any"], None)
+
+
+def test_one_whose_native_code_only_lost_a_peer_is_a_victim() -> None:
+    native: dict[int | None, tuple[str, ...]] = {
+        0: (WATCHDOG + "NCCL error: remote process exited or there was a network error",),
+        2: (WATCHDOG + "CUDA error: an illegal memory access was encountered",),
+    }
+    found = aborted(native, 0, 2)
+    assert (found.ranks, [one["rank"] for one in found.evidence["followed_by"]]) == ((2,), [0])
+    assert found.evidence["native"] == list(native[2])
+
+
+def test_a_killed_rank_has_no_share_in_what_others_printed() -> None:
+    cluster = Cluster(
+        ranks=2,
+        steps=50,
+        deaths=(Death(rank=1, step=40),),
+        errors=(raised(None, "ChildFailedError", "", exit_codes={1: -9}),),
+    )
+    run = replace(cluster.run(), native={None: ("free(): of any",)})
+    assert diagnose(run, build_window(run))[0].evidence["native"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -147,6 +148,29 @@ def test_the_view_is_there_until_the_job_ends(start: Start, tmp_path: Path) -> N
     assert log.startswith("isatty False \n")
     if log.count("\n") > 20:
         assert b"all of it is in runs/live/logs/terminal.log" in shown
+
+
+def test_what_native_code_prints_is_in_the_log_too(start: Start, script: Callable[..., Path], tmp_path: Path) -> None:
+    script(
+        """
+        import os, sys, stepscope
+        print("of Python", file=sys.stderr)
+        os.write(2, b"of native code\\n")
+        print("of Python again")
+        with stepscope.step():
+            pass
+        os.write(2, b"free(): invalid pointer\\n")
+        os.abort()
+        """,
+        "train.py",
+    )
+    code, _ = start("--live").finish()
+    assert code == 128 + signal.SIGABRT
+    run = tmp_path / "runs" / "live"
+    kept = [line for line in (run / "logs" / "main.log").read_text().splitlines() if not line.startswith("stepscope: ")]
+    assert kept == ["of Python", "of native code", "of Python again", "free(): invalid pointer"]
+    crash = json.loads((run / "summary.json").read_text())["findings"][0]
+    assert (crash["evidence"]["native"], crash["evidence"]["native_rank"]) == (["free(): invalid pointer"], 0)
 
 
 @pytest.mark.soak

@@ -37,6 +37,7 @@ from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta, write_meta
+from stepscope.store.outputs import OutputCopier
 from stepscope.store.paths import EVENTS, STACKS
 from stepscope.store.processes import remove_session
 from stepscope.store.watched import is_watched
@@ -95,6 +96,7 @@ class Agent:
         self._control = Control(stdin)
         self._journal = Journal(run_dir)
         self._rings = Rings(run_dir, session)
+        self._outputs = OutputCopier(run_dir)
         self._host = HostSampler(self._node)
         self._gpu = GpuSampler(self._node)
         self._gpu_said = False
@@ -174,6 +176,7 @@ class Agent:
                 self._try(drain.save_sidecar, drain)
                 if drain.due(watched=watched):
                     self._try(drain.drain, drain)
+        self._copy_output()
         self._watchdog.look(self._rings.known.values())
         if not self._watchdog.asks:
             self._flights.look(self._rings.known.values(), watched=watched)
@@ -316,6 +319,14 @@ class Agent:
             self._gpu_said = True
             self._journal.event("warning", message="the GPU driver (NVML) does not answer; there are no GPU samples")
 
+    def _copy_output(self, *, last: bool = False) -> bool:
+        try:
+            self._outputs.look(last=last)
+        except OSError as error:
+            self._journal.refused(error)
+            return False
+        return True
+
     def _log_of(self, header: RingHeader) -> Path:
         return log_of_rank(self._run_dir, rank=header.identity.rank, attempt=header.identity.attempt)
 
@@ -335,8 +346,9 @@ class Agent:
         reason = {"reason": ending, **({"end": self._control.end} if self._control.end else {})}
         self._journal.event("agent_end", pid=os.getpid(), host=self._node, **reason)
         deadline = time.monotonic() + LAST_TRIES_S
-        while not self._write_all() and time.monotonic() < deadline:
+        while not self._write_all(last=ending != "terminated") and time.monotonic() < deadline:
             time.sleep(0.1)
+        self._outputs.close()
         for drain in self._rings.known.values():
             drain.close()
         remove_session(self._session)
@@ -388,9 +400,9 @@ class Agent:
             rank, pid = drain.header.identity.rank, drain.header.pid
             self._journal.event("warning", message=f"rank {rank} (process {pid}) still ran when the job was over")
 
-    def _write_all(self) -> bool:
+    def _write_all(self, *, last: bool) -> bool:
         self._look_for_rings()
-        done = True
+        done = self._copy_output(last=last)
         for drain in list(self._rings.known.values()):
             if not drain.alive():
                 self._bury(drain)

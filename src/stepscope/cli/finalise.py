@@ -20,6 +20,7 @@ from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
 from stepscope.store.load import open_run
+from stepscope.store.outputs import copy_rest
 from stepscope.store.paths import REPORT_FILE
 from stepscope.store.processes import processes_alive
 from stepscope.store.results import printed, save_summary
@@ -51,6 +52,8 @@ def finalise(
     problems = []
     alive = processes_alive(run_dir)
     fresh = not alive and needs_seal(run_dir)
+    if not alive:
+        copy_rest(run_dir)
     if fresh:
         try:
             with progress_bar("sealing", None, quiet=quiet) as told:

@@ -20,6 +20,7 @@ from stepscope import __version__
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.cli.agent_child import AgentChild, HubLink, host_of
 from stepscope.cli.ends import JobEnd
+from stepscope.cli.forward_child import OutputForwarder, output_targets
 from stepscope.cli.helper import say
 from stepscope.cli.hub_child import DEFAULT_PORT, HubChild, HubOptions, open_hub, url_of
 from stepscope.cli.links import page_link
@@ -31,6 +32,7 @@ from stepscope.cli.supervise import Beside, signals_held, supervise, supervise_a
 from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
 from stepscope.records.places import (
     ENV_CLAIM,
+    ENV_NATIVE,
     ENV_RUN_DIR,
     ENV_SESSION,
     ENV_SWITCH,
@@ -66,6 +68,8 @@ class Job:
     """Of that step: each of its tasks is one rank."""
     live: bool = False
     """Show it on the terminal."""
+    native_output: bool = False
+    """Keep what native code prints, by way of files."""
 
     @property
     def shared(self) -> bool:
@@ -125,10 +129,13 @@ def _record(job: Job, leader: Leader | None) -> int:
         _tell_where(job, paths.run_dir, hub, link)
     agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
     view = _open_view(job, paths.run_dir, hub) if job.live else None
-    beside = Beside(session=paths.session, agent=agent, hub=hub, others=leader, view=view)
+    forwarder = _open_forwarder(paths.run_dir) if job.native_output else None
+    beside = Beside(session=paths.session, agent=agent, hub=hub, others=leader, view=view, forwarder=forwarder)
     with signals_held() as mask:
         try:
             environment = _environment(job, paths.run_dir, paths.session)
+            if forwarder is not None:
+                environment[ENV_NATIVE] = forwarder.targets
             if view is not None:
                 # What a script prints into a file comes only when a block of it is full, or when it ends.
                 environment.setdefault("PYTHONUNBUFFERED", "1")
@@ -212,6 +219,15 @@ def _open_view(job: Job, run_dir: Path, hub: HubChild | None) -> LiveView | None
     return None
 
 
+def _open_forwarder(run_dir: Path) -> OutputForwarder | None:
+    """For the output that goes by way of files; None, and a line that says why, when all of it goes to a terminal."""
+    targets = output_targets()
+    if targets is None:
+        say("--native-output does not come between a job and its terminal; with --live the output goes to a file")
+        return None
+    return OutputForwarder(run_dir, targets)
+
+
 def _meta(job: Job, link: HubLink | None) -> dict[str, Any]:
     """What ``run.json`` says of nodes, of the hub and of Slurm."""
     found: dict[str, Any] = {}
@@ -266,6 +282,7 @@ def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *
 def _environment(job: Job, run_dir: Path, session: Path) -> dict[str, str]:
     environment = _bare_environment(job)
     environment.pop(ENV_CLAIM, None)
+    environment.pop(ENV_NATIVE, None)
     earlier = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
     environment[ENV_RUN_DIR] = str(run_dir)

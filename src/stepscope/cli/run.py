@@ -67,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the run on the terminal while it goes on; what the job prints goes to logs/terminal.log",
     )
+    parser.add_argument(
+        "--native-output",
+        "--native_output",
+        action="store_true",
+        help="keep what native code (NCCL, CUDA, the C library) prints in each rank's log, too: output goes by way of "
+        "files in the run, unless it goes to a terminal",
+    )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
     parser.add_argument("--no-html", "--no_html", action="store_true", help="no report.html at the end")
     _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
@@ -145,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
         step=step,
         ranks_are_tasks=tasks,
         live=args.live,
+        native_output=args.native_output,
     )
     return record(job)
 

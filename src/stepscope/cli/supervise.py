@@ -19,6 +19,7 @@ from typing import Protocol
 
 from stepscope.cli.agent_child import AgentChild
 from stepscope.cli.ends import JobEnd, aborted_end, job_end, worst_end
+from stepscope.cli.forward_child import OutputForwarder
 from stepscope.cli.helper import ENDING, Mask, say, spawn, watched_signals
 from stepscope.cli.hub_child import HubChild
 from stepscope.cli.live_child import LiveView
@@ -54,9 +55,12 @@ class Beside:
     hub: HubChild | None = None
     others: Others | None = None
     view: LiveView | None = None
+    forwarder: OutputForwarder | None = None
 
     def start(self, mask: Mask) -> None:
         self.agent.start(mask)
+        if self.forwarder is not None:
+            self.forwarder.start(mask)
         if self.hub is not None:
             self.hub.start(mask)
         if self.view is not None:
@@ -65,6 +69,8 @@ class Beside:
     def keep_alive(self) -> float:
         """In how many seconds to come again at the latest."""
         self.agent.keep_alive()
+        if self.forwarder is not None:
+            self.forwarder.keep_alive()
         if self.hub is not None:
             self.hub.keep_alive()
         return TEND_S if self.view is None else self.view.keep_alive()
@@ -102,6 +108,8 @@ def supervise(
     job = _start(command, environment, mask)
     beside.start(mask)
     own, aborted = _wait(job, beside, lambda: _Abort(job, beside.session))
+    if beside.forwarder is not None:
+        beside.forwarder.finish()
     if beside.view is not None:
         beside.view.finish(quiet=quiet)
     whole = own

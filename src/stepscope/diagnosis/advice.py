@@ -130,8 +130,10 @@ def for_crash(
     memory_low: bool,
     alone: bool,
     last_call: Mapping[str, Any] | None = None,
+    native: bool = False,
 ) -> tuple[str, ...]:
-    """``alone``: a job of one process; ``last_call``: the collective that native code ended it in."""
+    """``alone``: a job of one process; ``last_call``: the collective that native code ended it in; ``native``: whether
+    the run has what native code printed last."""
     log = "its log" if alone else "the rank's log"
     if cause == "oom_cuda":
         return (
@@ -153,11 +155,16 @@ def for_crash(
             "The host had hardly any memory left: the kernel's out-of-memory killer is the likely sender (see dmesg).",
             FEWER_COPIES,
         )
+    said = (
+        "its last lines, shown below, say which."
+        if native
+        else "its last lines on the error output say which (`stepscope run --native-output` keeps them in the log)."
+    )
     by_signal = {
         "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
         "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
         "SIGABRT": "Native code gave up: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
-        "different sizes; the last lines on the error output say which (with --live they are in logs/terminal.log).",
+        f"different sizes; {said}",
         "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
         "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
     }

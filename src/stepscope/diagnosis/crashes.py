@@ -96,6 +96,7 @@ def find_crashes(run: RunData) -> list[Finding]:
     ranks = tuple(sorted(failure.rank for failure in together))
     steps = [failure.last_step for failure in together if failure.last_step is not None]
     call = _last_call(run, attempt, lead)
+    native, of_rank = _native(run, lead, together)
     return [
         Finding(
             kind="rank_crashed",
@@ -105,7 +106,12 @@ def find_crashes(run: RunData) -> list[Finding]:
             phase=lead.phase,
             steps=(min(steps), max(steps)) if steps else None,
             cost=_cost(attempt),
-            evidence={**_evidence(attempt, lead, victims), "last_call": call},
+            evidence={
+                **_evidence(attempt, lead, victims),
+                "last_call": call,
+                "native": list(native),
+                "native_rank": lead.rank if of_rank else None,
+            },
             advice=for_crash(
                 cause=lead.cause,
                 signal=lead.signal,
@@ -113,6 +119,7 @@ def find_crashes(run: RunData) -> list[Finding]:
                 memory_low=_memory_low(run, attempt, lead),
                 alone=_alone(attempt, failures),
                 last_call=call,
+                native=bool(native),
             ),
             confidence=0.97 if lead.cause not in ("vanished", "exit_code") else 0.7,
         )
@@ -135,7 +142,8 @@ def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
     for rank in sorted({*by_rank, *codes, *errors}):
         series = by_rank.get(rank)
         oom_killed = series is not None and series.identity.pid in starved
-        failure = _failure(rank, series, errors.get(rank), codes.get(rank), oom_killed=oom_killed)
+        native = run.native.get(rank, ()) if last else ()
+        failure = _failure(rank, series, errors.get(rank), codes.get(rank), native, oom_killed=oom_killed)
         if failure is not None and not (interrupted and _ended_by_hand(failure)):
             found.append(failure)
     if found and all(failure.victim for failure in found):
@@ -231,7 +239,13 @@ def _exit_codes(run: RunData, attempt: Attempt) -> dict[int, int]:
 
 
 def _failure(
-    rank: int, series: RankSeries | None, error: RankError | None, code: int | None, *, oom_killed: bool
+    rank: int,
+    series: RankSeries | None,
+    error: RankError | None,
+    code: int | None,
+    native: Sequence[str],
+    *,
+    oom_killed: bool,
 ) -> Failure | None:
     state = series.state if series is not None else None
     if error is None and code in (None, 0) and state not in ("vanished", "exception"):
@@ -242,7 +256,9 @@ def _failure(
     type_name, message = (error.type, error.message) if error is not None else ("", "")
     if not type_name and state == "exception":
         type_name = "Exception"  # all that is known of one whose account could not be written
-    text = f"{type_name} {message}".lower()
+    # One that its own native code ended, NCCL's watchdog or gloo, may say there that it only lost a peer.
+    told = native if not type_name and name == "SIGABRT" else ()
+    text = " ".join((type_name, message, *told)).lower()
     lost_peer = type_name in OF_THE_NETWORK or any(words in text for words in (*TAKEN_ALONG, *DISAGREED))
     taken = lost_peer or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
     wall_ns = error.wall_ns if error is not None else (series.ended_wall_ns or 0) if series is not None else 0
@@ -324,8 +340,20 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
     }
 
 
+def _native(run: RunData, lead: Failure, together: Sequence[Failure]) -> tuple[tuple[str, ...], bool]:
+    """What native code printed last, and whether that was in the rank that began it.
+
+    What is only in the job's own output says nothing of whose it is: it is shown for a rank that went without a word
+    of its own.
+    """
+    if own := run.native.get(lead.rank):
+        return own, True
+    speechless = not lead.type and lead.signal not in (*ASKED_TO_STOP, "SIGKILL") and not lead.oom_killed
+    return (run.native.get(None, ()) if speechless else ()), len(together) == 1 and lead.signal == "SIGABRT"
+
+
 def _last_call(run: RunData, attempt: Attempt, lead: Failure) -> dict[str, Any] | None:
-    """The collective that a rank was in when native code ended it; the library's own words are not in the run."""
+    """The collective that a rank was in when native code ended it."""
     call = last_calls(run, attempt).get(lead.rank)
     if call is None or lead.signal != "SIGABRT" or lead.phase != "comm":
         return None

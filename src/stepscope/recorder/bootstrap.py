@@ -58,7 +58,8 @@ def _claim(run_dir: Path, rank: int | None) -> bool:
     if os.environ.get(ENV_CLAIM) == claim:
         return False
     os.environ[ENV_CLAIM] = claim
-    keep_output(log_path(run_dir, rank=rank, attempt=attempt_from(os.environ)))
+    log = log_path(run_dir, rank=rank, attempt=attempt_from(os.environ))
+    keep_output(run_dir, log, rank=rank, launcher=is_launcher(sys.orig_argv))
     return True
 
 

@@ -1,33 +1,143 @@
 """Keep a copy of what a process prints, without standing between it and its terminal.
 
-Below ``sys.stdout`` and ``sys.stderr`` goes a raw stream that writes to the same descriptor as before and then to the
-log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``, whoever holds them;
-if the log cannot be written the copy stops and the script never knows.  (What native code prints past Python goes to
-the terminal only.)
+Whatever its streams are, a process goes on to write to them directly.  How the copy comes about depends on what they
+are:
+
+    a regular file that is this process's own   the agent copies the file: all of it, native code's and children's
+    a file that ranks share                     a tee in Python; the agent adds native lines that say whose they are
+    a pipe, a socket, a terminal                a tee in Python; what native code prints is not kept
+
+The tee is a raw stream below ``sys.stdout`` and ``sys.stderr`` that writes to the same descriptor as before and then
+to the log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``, whoever holds
+them; if the log cannot be written the copy stops and the script never knows.
+
+``stepscope run --native-output`` makes the first case of all but terminals: each rank's descriptors 1 and 2 become a
+file of the run, which a process of ours forwards to where they went before (``agent/forward.py``).
 """
 
 from __future__ import annotations
 
 import atexit
 import io
+import json
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
+
+from stepscope.records.places import ENV_NATIVE, output_note, outputs_folder
 
 __all__ = ["keep_output"]
 
 LONGEST_LINE = 1 << 13
 
 
-def keep_output(log: Path) -> None:
+def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -> None:
+    """``rank``: None for the script, or for what starts ranks (``launcher``)."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         copy = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError:
         return
+    spooled = _spool(run_dir)
+    sources = _sources(copy, alone=rank is None and not launcher, spooled=spooled)
+    if sources and not _leave_note(run_dir, log, rank, sources):
+        sources = []
+    copied = {fd for source in sources if source["whole"] for fd in source["fds"]}
     for stream in (sys.stdout, sys.stderr):
-        _put_copy_below(stream, copy)
+        _put_copy_below(stream, copy, copied)
+
+
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sources(log: int, *, alone: bool, spooled: set[int]) -> list[dict[str, Any]]:
+    """Those of our descriptors 1 and 2 that are regular files: the agent can read them without touching us.
+
+    ``whole``: what comes into it from now on is ours and our children's, and nobody else's.
+    """
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for fd in _printed_to():
+        try:
+            info = os.fstat(fd)
+            path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a rank's start waits for this
+        except OSError:
+            continue
+        if not stat.S_ISREG(info.st_mode) or os.path.samestat(info, os.fstat(log)):
+            continue
+        whole = alone or fd in spooled or not _parent_has(info)
+        source = found.setdefault(
+            (info.st_dev, info.st_ino),
+            {"path": path, "dev": info.st_dev, "ino": info.st_ino, "from": info.st_size, "fds": [], "whole": whole},
+        )
+        source["fds"].append(fd)
+    return list(found.values())
+
+
+def _printed_to() -> list[int]:
+    """Which of descriptors 1 and 2 are the script's streams; those of a notebook go elsewhere."""
+    plain = [stream for stream in (sys.stdout, sys.stderr) if type(stream) is io.TextIOWrapper and not stream.closed]
+    return sorted({fd for stream in plain if (fd := stream.fileno()) in (1, 2)})
+
+
+def _parent_has(info: os.stat_result) -> bool:
+    """Whether our parent writes to the same file: torchrun, and so the other ranks; True when that cannot be seen."""
+    try:
+        return any(os.path.samestat(info, os.stat(f"/proc/{os.getppid()}/fd/{fd}")) for fd in (1, 2))  # noqa: PTH116
+    except OSError:
+        return True
+
+
+def _leave_note(run_dir: Path, log: Path, rank: int | None, sources: list[dict[str, Any]]) -> bool:
+    """Whether the agent will hear of the files."""
+    note = {"schema": 1, "pid": os.getpid(), "rank": rank, "log": f"{log.parent.name}/{log.name}", "sources": sources}
+    path = output_note(run_dir, os.getpid())
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(note))
+        partial.replace(path)
+    except OSError:
+        return False
+    return True
+
+
+def _spool(run_dir: Path) -> set[int]:
+    """With ``--native-output``: make our descriptors files of the run, where they are the job's; which ones."""
+    targets = os.environ.get(ENV_NATIVE, "").split()
+    if len(targets) != 2:
+        return set()
+    folder = outputs_folder(run_dir)
+    kinds = {fd: kind for fd in _printed_to() if (kind := _kind(fd, targets, folder))}
+    done: set[int] = set()
+    for fd, kind in kinds.items():
+        try:
+            folder.mkdir(exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            spool = os.open(folder / f"{os.getpid()}.{kind}", flags, 0o644)
+        except OSError:
+            continue
+        os.dup2(spool, fd)
+        os.close(spool)
+        done.add(fd)
+    return done
+
+
+def _kind(fd: int, targets: list[str], folder: Path) -> str:
+    """Which of the job's streams a descriptor is: ``1``, ``2``, ``12`` for both in one, or none of them."""
+    try:
+        info = os.fstat(fd)
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        if folder.exists() and path.parent.samefile(folder):
+            return path.suffix[1:]  # our parent's file: torchrun's, or of the process that we are a fork of
+    except OSError:
+        return ""
+    own = f"{info.st_dev}:{info.st_ino}"
+    return "".join(name for name, target in zip("12", targets, strict=True) if target == own)
+
+
+# ── the tee ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _TeeRaw(io.RawIOBase):
@@ -77,14 +187,16 @@ class _TeeRaw(io.RawIOBase):
         return self._raw.isatty()
 
 
-def _put_copy_below(stream: Any, copy: int) -> None:
-    """A stream that is no plain file stream (a notebook's, a test's) is left alone."""
+def _put_copy_below(stream: Any, copy: int, copied: set[int]) -> None:
+    """Not below one that the agent copies (``copied``), nor what is no plain file stream (a notebook's, a test's)."""
     if type(stream) is not io.TextIOWrapper:
         return
     buffer = stream.buffer
     for raw in (getattr(buffer, "raw", None), buffer):
         if isinstance(raw, _TeeRaw):
-            raw.copy_to(copy)
+            raw.copy_to(-1 if raw.fileno() in copied else copy)
+            return
+        if isinstance(raw, io.FileIO) and raw.fileno() in copied:
             return
     # In place: a logging handler that was made before has the same stream as ``print`` and shares its buffer.
     if type(buffer) is io.BufferedWriter and isinstance(buffer.raw, io.FileIO):

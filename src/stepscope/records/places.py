@@ -13,6 +13,8 @@ as the run.  The *run directory* is where the run stays.
     <run>/flight/nccl_trace_rank_<rank>   what NCCL's own watchdog wrote down before it ended the process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
     <run>/logs/terminal.log           what would have gone to the terminal, had the view not been there
+    <run>/outputs/<pid>.json          into which files the output of a process goes, for the agent to copy
+    <run>/outputs/<pid>.<streams>     with --native-output, such a file: 1, 2 or, where they go to one place, 12
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = [
     "ENV_HANG_AFTER",
     "ENV_HTML",
     "ENV_KEEP_EVIDENCE",
+    "ENV_NATIVE",
     "ENV_RUN_DIR",
     "ENV_SERVER",
     "ENV_SESSION",
@@ -49,6 +52,8 @@ __all__ = [
     "log_of_rank",
     "log_path",
     "nccl_dumps",
+    "output_note",
+    "outputs_folder",
     "ring_paths",
     "session_root",
     "terminal_log",
@@ -71,6 +76,8 @@ OLD_FR_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """torch warns of it, so it is never set here."""
 ENV_HTML = "STEPSCOPE_HTML"
 """``0``: no ``report.html`` at the end of a run."""
+ENV_NATIVE = "STEPSCOPE_NATIVE_OUTPUT"
+"""Set by ``run --native-output``: what the launcher's descriptors 1 and 2 are, as ``DEV:INODE``; ``-``: left alone."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
@@ -149,12 +156,20 @@ def timed_collectives(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
+def outputs_folder(run_dir: Path) -> Path:
+    return run_dir / "outputs"
+
+
+def output_note(run_dir: Path, pid: int) -> Path:
+    return outputs_folder(run_dir) / f"{pid}.json"
+
+
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a Python process of ours that is no part of the job: it finds this very Stepscope.
 
     A module of the user's in the working directory must not stand in for one of the standard library's.
     """
-    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM)
+    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_NATIVE)
     environment = {name: value for name, value in environ.items() if name not in ours}
     environment["PYTHONSAFEPATH"] = "1"
     package = str(Path(__file__).parents[2])

@@ -35,6 +35,7 @@ WIDE = 76
 """From here on there is room for host beside device times."""
 OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
+NATIVE_SHOWN = 5
 FILES_SHOWN = 6
 COMMAND_LINES = 3
 MANY_HOSTS = 3
@@ -78,12 +79,21 @@ def _verdict(page: Page, summary: Summary) -> None:
             "to gain" if healthy else "price", [f"at most {verdict['price']}" if healthy else verdict["price"]]
         )
     page.labelled("to do", verdict["advice"])
+    page.labelled("said", _native(summary["findings"][0]["evidence"]))
     followers = summary["findings"][0]["evidence"].get("followed_by")
     if followers:
         page.labelled("after it", [_followers(summary["findings"][0]["evidence"])])
     if verdict["confidence"] < 0.75 and verdict["kind"] != "rank_crashed":
         page.labelled("certainty", [f"{verdict['confidence']:.0%}: {_doubt(summary['findings'][0])}"])
     page.blank()
+
+
+def _native(evidence: Mapping[str, Any]) -> list[str]:
+    """The last lines that native code printed in a rank that died."""
+    lines = [str(line) for line in evidence.get("native") or ()]
+    left = len(lines) - NATIVE_SHOWN
+    more = f"{left} earlier {'line' if left == 1 else 'lines'} of native code in its log"
+    return [*([more] if left > 0 else []), *lines[-NATIVE_SHOWN:]]
 
 
 def _followers(evidence: Mapping[str, Any]) -> str:

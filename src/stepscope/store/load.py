@@ -16,6 +16,7 @@ from stepscope.store.failures import Numbers, read_errors
 from stepscope.store.flights import nccl_dumped, read_flights
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.meta import read_meta
+from stepscope.store.native import read_native
 from stepscope.store.node_notices import node_notices
 from stepscope.store.nodes import NodeInfo, clock_offsets, read_nodes, read_refused
 from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
@@ -137,6 +138,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         stacks=_in_order(stacks, sent_stacks),
         hangs=hangs,
         flight=flight,
+        native={} if found.live else read_native(path, found.series, errors),
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
         notices=(*notices, *large, *told, *remote.reduced),
     )
