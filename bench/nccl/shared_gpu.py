@@ -18,6 +18,9 @@ __all__ = ["gpu_count", "mps"]
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Under MPS a client has so few by default that streams share them: what one stream waits for then stops another, and
+FSDP's computation stood still where nothing made it wait (seen on an H200)."""
 WAIT_S = 30.0
 
 
@@ -56,7 +59,7 @@ def mps(*, ranks: int, wanted: bool = True) -> Iterator[tuple[dict[str, str], st
             yield {}, f"without MPS, which did not start ({problem}): ranks share the GPU in time slices"
             return
         try:
-            yield places, f"with MPS: kernels of up to {ranks} ranks run side by side on {gpus} GPUs"
+            yield {**places, **CONNECTIONS}, f"with MPS: kernels of up to {ranks} ranks run side by side on {gpus} GPUs"
         finally:
             # It ends its servers too; what is left of them if it cannot ends with the last client.
             _control([], environment, says="quit\n")

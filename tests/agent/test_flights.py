@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import platform
 import select
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -15,24 +17,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.flight_reader import HANDLERS, FlightReader
+from stepscope.agent.flight_records import Dump, FlightRecords, read_dump
 from stepscope.diagnosis import build_window
 from stepscope.diagnosis.view import view_of
-from stepscope.records.collectives import kept_by_itself
+from stepscope.records.collectives import FLAG_DEVICE, FLAG_MISSED, OPS, PHASE_SHIFT, ProcessGroup, kept_by_itself
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, FORWARD, OTHER
 from stepscope.records.series import RunData
+from stepscope.records.slot import COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD, STEP, STEP_SLOT
 from stepscope.ring import RingReader
 from stepscope.ring.layout import SERVER_WORD
 from stepscope.ring.words import START, data_word
 from stepscope.store.create import RunPaths, create_run
 from stepscope.store.load import open_run
+from stepscope.store.meta import end_run
+from stepscope.store.seal import seal
+from stepscope.store.segments import parts_from, read_segment
 from stepscope.testing.rings import RingStream
 
 MS = 1_000_000
-S = 1000 * MS
 DATA = Path(__file__).parent / "data" / "h200_flights"
 WALL_NS = 1_794_847_940_000_000_000
 """The wall clock at instant 0 of the rings."""
@@ -132,15 +140,18 @@ class Node:
         """Until both were asked and heard."""
         asked = [len(rank.server.asked) for rank in self.ranks]
         drains = [rank.drain for rank in self.ranks]
-        for _ in range(2000):
-            self.reader.look(drains, watched=False)
-            while (number := self.reader.fileno()) is not None:
-                select.select([number], [], [], 5.0)
-                self.reader.receive()
-            self.now_s += 0.1
+        for _ in range(200):
+            self.turn(drains)
             if all(len(rank.server.asked) > before for rank, before in zip(self.ranks, asked, strict=True)):
                 return
         raise AssertionError("nobody was asked")
+
+    def turn(self, drains: list[RingDrain]) -> None:
+        self.reader.look(drains, watched=False)
+        while (number := self.reader.fileno()) is not None:
+            select.select([number], [], [], 5.0)
+            self.reader.receive()
+        self.now_s += 0.1
 
     def drain(self) -> None:
         for rank in self.ranks:
@@ -193,3 +204,337 @@ def test_who_waited_for_whom_in_real_dumps(node: Callable[[str], Node], fault: s
     columns = [view.steps.tolist().index(step) for step in kept]
     assert np.allclose(by_step[:, columns] / 1e6, waits.sum(axis=2), atol=1e-4)
     assert np.isnan(by_step[:, view.steps.tolist().index(33)]).all()
+
+
+def test_real_agent(stage: Any, serve: Callable[..., Any]) -> None:
+    """The whole way: a real agent, a ring on the real clock, and a recorder that times collectives a little later."""
+    began_ns = time.time_ns() - time.perf_counter_ns()
+    path = stage.paths.session / f"{os.getpid()}.ring"
+    who = RankIdentity(host=platform.node(), pid=os.getpid(), world_size=1, backend="nccl", device="cuda")
+    stream = RingStream(path, who)
+    server = FlightServer({"pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0]"}}, "entries": []})
+    serve(server, path.with_suffix(".sock"))
+    stream.ring.header[SERVER_WORD] = 1
+    agent = stage.agent()
+    stage.until_event("rank_start")
+    for step in range(61):
+        if step == 60:
+            time.sleep(1.0)  # what is known by then is written with the next step
+        begin_ns = time.perf_counter_ns()
+        stream.clock.now_ns = begin_ns
+        if not step:
+            stream.ledger.put(data_word(START, 0), begin_ns << 5)
+        outer = stream.ledger.enter(BACKWARD)
+        time.sleep(0.05)
+        server.dump["entries"].append(
+            entry(step, begin_ns + 10 * MS + began_ns, op="all_reduce", duration_ms=1.0 + step / 100)
+        )
+        stream.clock.now_ns = time.perf_counter_ns()
+        stream.ledger.leave(outer)
+        stream.ledger.end_step(OTHER, step, 0, ())
+    agent.end()
+    stream.close()
+    (series,) = stage.data().ranks
+    assert series.comm is not None and series.collectives is not None
+    assert series.comm["step"].tolist() == list(range(60))
+    assert series.comm["span_ns"].tolist() == [round((1.0 + step / 100) * MS) for step in range(60)]
+    assert (series.comm["flags"] == FLAG_DEVICE).all()
+    assert series.collectives["step"].tolist() == [*range(33), 48]
+    assert (series.collectives["flags"] == FLAG_DEVICE | BACKWARD << PHASE_SHIFT).all()
+    assert [(group.name, group.kind) for group in series.groups] == [("0", "world")]
+
+
+class Records:
+    """What becomes of dumps of one rank whose steps last ten milliseconds each."""
+
+    def __init__(self, *, said: tuple[ProcessGroup, ...] = (), world_size: int = 2) -> None:
+        self.flights = FlightRecords(said=lambda: said, world_size=world_size)
+
+    def steps(self, *numbers: int) -> None:
+        slots = [
+            STEP_SLOT.pack(STEP, 0, 1, step, step * 10 * MS, 10 * MS, *[0] * 16, *[0] * 3, 1, 1, 0, 0, 1, 0, 0, 0)
+            for step in numbers
+        ]
+        self.flights.see_steps(slots)
+
+    def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None) -> int:
+        dump = read_dump(json.dumps({"pg_config": config or {}, "entries": entries}).encode())
+        assert dump is not None
+        return self.flights.take(dump, asked_ns=round(asked_ms * MS), wall_offset_ns=0)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Of sums: step, slot, operation, flags, count, bytes and span; taken away."""
+        found: list[tuple[Any, ...]] = []
+        slots, count = self.flights.records(7, 10_000)
+        self.flights.taken(count)
+        for slot in slots:
+            kind, _, seq, step, entries = ENTRIES_HEAD.unpack_from(slot)
+            assert seq == 7
+            for at in range(entries if kind == COMM_RECORD else 0):
+                op, group, flags, number, size, exposed, span = COMM_ENTRY.unpack_from(
+                    slot, ENTRIES_HEAD.size + at * COMM_ENTRY.size
+                )
+                assert exposed == 0
+                found.append((step, group, OPS[op], flags, number, size, span))
+        return found
+
+
+def at(step: float) -> int:
+    return round((step * 10 + 5) * MS)
+
+
+def test_a_step_waits_until_all_of_it_is_over_and_was_read() -> None:
+    records = Records()
+    records.steps(0, 1)
+    assert records.take(entry(0, at(0), duration_ms=2.0), asked_ms=8.0) == 1
+    assert records.rows() == []  # the dump is older than the end of the step
+    assert records.take(entry(0, at(0), duration_ms=2.0), entry(1, at(1)), asked_ms=21.0) == 1
+    assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 1, 4000, 2 * MS)]
+    assert records.take(entry(1, at(1), duration_ms=3.0), asked_ms=22.0) == 0
+    assert records.rows() == [(1, 62, "all_reduce", FLAG_DEVICE, 1, 4000, 3 * MS)]
+    assert not records.flights.waiting
+
+
+def test_what_was_overwritten_is_counted_and_not_guessed() -> None:
+    records = Records()
+    records.steps(*range(6))
+    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), asked_ms=20.0)
+    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(4, 6)))
+    assert [(row[0], row[3], row[4]) for row in records.rows()] == [
+        (0, FLAG_DEVICE, 1),
+        (1, FLAG_DEVICE, 1),
+        (2, FLAG_MISSED, 0),
+        (3, FLAG_MISSED, 0),
+        (4, FLAG_MISSED, 0),  # something of it may have come before the first entry that is left
+        (5, FLAG_DEVICE, 1),
+    ]
+
+
+def test_one_that_was_overwritten_before_it_was_over_spoils_its_step_alone() -> None:
+    records = Records()
+    records.steps(0, 1)
+    records.take(entry(0, at(0)), asked_ms=10.0)
+    records.take(entry(1, at(1), duration_ms=1.0))
+    assert [(row[0], row[3]) for row in records.rows()] == [(0, FLAG_MISSED), (1, FLAG_DEVICE)]
+
+
+def test_a_recorder_that_was_reset_counts_anew() -> None:
+    records = Records()
+    records.steps(0, 1, 2, 3)
+    records.take(entry(70, at(0), duration_ms=1.0), entry(71, at(1), duration_ms=1.0), asked_ms=20.0)
+    records.take(entry(0, at(3), duration_ms=1.0))
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        (0, FLAG_MISSED),  # it may have begun before the first entry
+        (1, FLAG_DEVICE),
+        (2, FLAG_MISSED),
+        (3, FLAG_MISSED),  # likewise
+    ]
+
+
+def test_entries_out_of_order_groups_and_sends() -> None:
+    """Two groups, one of them the rank's own; sends and recvs, which are summed and never hold a step up in vain."""
+    said = (ProcessGroup(slot=3, name="7", description="mesh_tp", kind="tensor", backend="nccl", ranks=(0, 1), size=2),)
+    records = Records(said=said, world_size=4)
+    records.steps(0)
+    pipe = {"process_group": ["9", "mesh_pp"], "is_p2p": True, "collective_seq_id": 0}
+    entries = [
+        entry(0, at(0), duration_ms=1.0, process_group=["7", "mesh_tp"]),
+        entry(1, at(0), op="_all_gather_base", duration_ms=2.0, output_sizes=[[4000]]),
+        entry(2, at(0), op="send 0->1", duration_ms=3.0, p2p_seq_id=1, **pipe),
+        entry(3, at(0), op="recv 0<-1", duration_ms=4.0, p2p_seq_id=2, **pipe),
+        entry(4, at(0), op="all_reduce_barrier", duration_ms=0.5),
+    ]
+    records.take(*reversed(entries), config={"0": {"ranks": "[0, 1, 2, 3]"}, "9": {"ranks": "[0, 2]"}})
+    assert sorted(records.rows()) == [
+        (0, 3, "all_reduce", FLAG_DEVICE, 1, 4000, 1 * MS),
+        (0, 61, "recv", FLAG_DEVICE, 1, 4000, 4 * MS),
+        (0, 61, "send", FLAG_DEVICE, 1, 4000, 3 * MS),
+        (0, 62, "all_gather", FLAG_DEVICE, 1, 16000, 2 * MS),
+        (0, 62, "barrier", FLAG_DEVICE, 1, 0, MS // 2),
+    ]
+    assert [(g.slot, g.name, g.kind, g.ranks, g.size) for g in records.flights.found] == [
+        (62, "0", "world", (0, 1, 2, 3), 4),
+        (61, "9", "pipeline", (0, 2), 2),
+    ]
+
+
+def test_a_coalesced_call_is_one_collective_with_the_time_of_its_last_entry() -> None:
+    records = Records()
+    records.steps(0)
+    inner = [entry(number, at(0), seq=5) for number in range(3)]
+    records.take(*inner, entry(3, at(0), op="coalesced", seq=5, input_sizes=[]), entry(4, at(0), seq=6), asked_ms=10.0)
+    assert records.rows() == []
+    done = entry(3, at(0), op="coalesced", seq=5, input_sizes=[], duration_ms=6.0)
+    records.take(*inner, done, entry(4, at(0), seq=6, duration_ms=1.0))
+    assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 4 * 4000, 7 * MS)]
+
+
+def test_entries_without_a_duration_are_counted_where_others_have_one() -> None:
+    """Captured into a CUDA graph, say: nothing is ever heard of them, but what comes later in their group is over."""
+    records = Records()
+    records.steps(0, 1)
+    records.take(entry(0, at(0)), entry(1, at(0), duration_ms=1.0), entry(2, at(1), retired=True))
+    assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 8000, 1 * MS)]  # of step 1 nothing is known
+    assert not records.flights.waiting
+
+
+def test_the_recorder_of_another_backend_is_none() -> None:
+    body = json.dumps({"entries": [{**entry(0, 5), "profiling_name": "gloo:all_reduce"}]}).encode()
+    assert read_dump(body) == Dump()
+
+
+HOSTILE = [
+    b"",
+    b"null",
+    b"[]",
+    b"{",
+    b'{"entries": {}}',
+    b'{"entries": [null]}',
+    b'{"entries": [{"record_id": -1}]}',
+    b'{"entries": [{"record_id": 1e400, "profiling_name": "", "time_created_ns": 0}]}',
+    b'{"entries": [{"record_id": 99999999999999999999999, "profiling_name": "", "time_created_ns": 0}]}',
+    b'{"entries": [{"record_id": 1, "profiling_name": "x", "time_created_ns": 1, "process_group": []}]}',
+    b'{"entries": [{"record_id": 1, "profiling_name": "x", "time_created_ns": 1, "input_sizes": [["a"]]}]}',
+    b'{"entries": ' + b"[" * 100_000,
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE)
+def test_what_is_no_dump_is_none(body: bytes) -> None:
+    assert read_dump(body) is None
+
+
+words = st.integers(-(1 << 70), 1 << 70) | st.integers(0, 50)
+texts = st.sampled_from(["nccl:all_reduce", "nccl:coalesced", "nccl:send 0->1", "x", "", "nccl2:_all_gather_base"])
+hostile_entries = st.fixed_dictionaries(
+    {
+        "record_id": st.integers(0, 50) | words,
+        "profiling_name": texts,
+        "time_created_ns": st.integers(0, 200 * MS) | words,
+    },
+    optional={
+        "process_group": st.tuples(st.text(max_size=100), st.text(max_size=3)),
+        "collective_seq_id": st.integers(0, 9) | words,
+        "p2p_seq_id": st.integers(0, 9),
+        "is_p2p": st.booleans(),
+        "retired": st.booleans(),
+        "duration_ms": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "input_sizes": st.lists(st.lists(st.integers(-5, 1 << 40), max_size=5), max_size=3),
+        "input_dtypes": st.lists(st.sampled_from(["Float", "Bool", "?"]), max_size=3),
+    },
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(dumps=st.lists(st.lists(hostile_entries, max_size=12), max_size=4), ranks=st.text(max_size=20))
+def test_fuzz_dumps(dumps: list[list[Any]], ranks: str) -> None:
+    """Whatever comes, what is made of it are records that hold what records can hold, each step once."""
+    records = Records()
+    records.steps(*range(12))
+    for entries in dumps:
+        dump = read_dump(json.dumps({"pg_config": {"0": {"ranks": ranks}}, "entries": entries}).encode())
+        if dump is not None:
+            records.flights.take(dump, asked_ns=120 * MS, wall_offset_ns=0)
+    rows = records.rows()
+    assert len({row[:3] for row in rows}) == len(rows)
+    assert all(0 <= row[6] < 1 << 62 and row[3] in (FLAG_DEVICE, FLAG_MISSED) for row in rows)
+
+
+def test_a_second_agent_goes_on_where_the_first_one_was(node: Callable[[str], Node]) -> None:
+    job = node("backward")
+    job.write_steps(0, 20)
+    job.drain()
+    job.look()
+    job.write_steps(20, 30)
+    job.drain()  # with it the collectives of the first twenty
+    job.write_steps(30, STEPS)
+    for rank in job.ranks:
+        rank.drain.close()
+        rank.drain = RingDrain(RingReader(rank.stream.ring.path), job.paths.run_dir)
+    job.reader = job.new_reader()
+    job.look()
+    job.drain()
+    window = build_window(job.end())
+    assert window.communication is not None and window.communication.measured is not None
+    assert window.communication.measured.places.all()
+    assert [len(group.ranks) for group in window.communication.groups] == [2]
+    (flow,) = window.communication.flows
+    assert np.allclose(flow.least_ns / 1e6, durations_ms("backward").sum(axis=2).min(axis=0), rtol=1e-5)
+
+
+def test_a_buffer_that_is_too_small_is_a_sample(node: Callable[[str], Node]) -> None:
+    job = node("backward")
+    for rank in job.ranks:
+        rank.server.buffer = 30
+    for first in range(0, STEPS, 20):
+        job.write_steps(first, first + 20)
+        job.drain()
+        for number, rank in enumerate(job.ranks):
+            rank.server.until_ns = job.bounds(number)[first + 20] + WALL_NS
+        job.ring_ns = max(job.bounds(number)[first + 20] for number in (0, 1))
+        job.look()
+    window = build_window(job.end())
+    seen = window.communication
+    assert seen is not None and seen.measured is not None
+    # Ten steps fill it; the first of them may have begun before its first entry.
+    assert np.flatnonzero(seen.measured.places).tolist() == [*range(11, 20), *range(31, 40)]
+    assert seen.measured.missed == 11  # of the first twenty nobody says so: they were there before we looked
+
+
+def test_readers_of_the_segment_get_all_of_it_frame_by_frame_and_sealed(node: Callable[[str], Node]) -> None:
+    """As the hub's own reader and an agent that ships to a hub read it: what comes after the last seq they had."""
+    job = node("forward")
+    path = job.ranks[0].drain.segment.path
+    parts, offset = [], 0
+    for first in range(0, STEPS, 10):
+        job.write_steps(first, first + 10)
+        job.drain()
+        job.look()
+        after_seq = parts[-1].last_seq if parts else 0
+        found, offset = parts_from(path, offset, after_seq=after_seq, most_slots=1 << 20)
+        parts += found
+    run = job.end()
+    found, offset = parts_from(path, offset, after_seq=parts[-1].last_seq, most_slots=1 << 20)
+    slots = b"".join(part.slots for part in [*parts, *found])
+    assert slots == read_segment(path).slots
+    before = [(series.comm, series.collectives, series.groups) for series in run.ranks]
+    end_run(job.paths.run_dir, exit_code=0, status="finished")
+    seal(job.paths.run_dir)
+    for (comm, collectives, groups), series in zip(before, open_run(job.paths.run_dir).ranks, strict=True):
+        assert comm is not None and collectives is not None
+        assert series.comm is not None and series.collectives is not None
+        assert np.array_equal(comm, series.comm) and len(comm) == STEPS
+        assert np.array_equal(collectives, series.collectives) and groups == series.groups
+
+
+def test_the_right_recorder_is_found_and_a_silent_server_left_alone(node: Callable[[str], Node]) -> None:
+    job = node("backward")
+    job.ranks[0].server.handler = HANDLERS[1]  # torch 2.15
+    job.ranks[1].server.handler = "none"
+    job.write_steps()
+    job.drain()
+    for _ in range(200):  # twenty seconds
+        job.turn([rank.drain for rank in job.ranks])
+    assert job.ranks[0].server.asked[:2] == list(HANDLERS[:2])
+    assert set(job.ranks[0].server.asked[2:]) <= {HANDLERS[1]}
+    assert job.ranks[1].server.asked[:5] == [*HANDLERS, HANDLERS[0]]
+    assert 8 <= len(job.ranks[1].server.asked) <= 24  # ever more rarely
+
+
+def entry(record_id: int, created_ns: int, *, op: str = "all_reduce", seq: int | None = None, **more: Any) -> Any:
+    seq = record_id + 1 if seq is None else seq
+    return {
+        "record_id": record_id,
+        "collective_seq_id": seq,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": f"nccl:{op}",
+        "time_created_ns": created_ns,
+        "input_sizes": [[1000]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[1000]],
+        "output_dtypes": ["Float"],
+        "retired": "duration_ms" in more,
+        "state": "completed" if "duration_ms" in more else "scheduled",
+        **more,
+    }

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.communication import Communication
-from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_WAITED, OPS, ProcessGroup
+from stepscope.diagnosis.communication import Communication, bus_factor
+from stepscope.diagnosis.view import view_of
+from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_MISSED, FLAG_WAITED, OPS, ProcessGroup
 from stepscope.records.series import RankSeries, RunData
 from stepscope.testing.cluster import Cluster, Death, slow_at
 from stepscope.testing.traffic import Exchange, Traffic
@@ -250,3 +251,51 @@ def test_of_a_large_job_fewer_steps_are_looked_at(monkeypatch: pytest.MonkeyPatc
     every = np.unique(seen(run).arrivals.place)
     monkeypatch.setattr(communication_arrivals, "LOOKED_AT", 300)  # of 4 ranks with 34 steps of 4 each
     assert np.unique(seen(run).arrivals.place).tolist() == every[::2].tolist()
+
+
+# -- NCCL: the times are the device's -------------------------------------------------------------------------------
+
+
+def on_device(run: RunData, missed: dict[int, list[int]]) -> RunData:
+    """Without the rows of some steps, by rank, and with a row that says so."""
+    ranks = []
+    for series in run.ranks:
+        assert series.comm is not None and series.collectives is not None
+        lost = missed.get(series.rank, [])
+        marks = np.zeros(len(lost), series.comm.dtype)
+        marks["step"], marks["group"], marks["flags"] = lost, 63, FLAG_MISSED
+        comm = np.concatenate([series.comm[~np.isin(series.comm["step"], lost)], marks])
+        calls = series.collectives[~np.isin(series.collectives["step"], lost)]
+        ranks.append(replace(series, comm=comm[np.argsort(comm["step"], kind="stable")], collectives=calls))
+    return replace(run, ranks=tuple(ranks))
+
+
+def test_on_the_device_steps_that_were_overwritten_are_left_out_of_every_figure() -> None:
+    nccl = replace(EVEN, device_timed=True, traffic=replace(MESH, work_ms=0.0, backend="nccl", device=True))
+    job = replace(nccl, faults=(slow_at(3, "forward", 5.0),)).run()
+    found = seen(on_device(job, {0: [4, 5, 40], 2: [5, 41]}))
+    assert found.measured is not None
+    assert np.flatnonzero(~found.measured.places).tolist() == [4, 5, 40, 41]
+    assert (found.measured.missed, found.measured.last_unread) == (4, 0)
+    assert all(group.device and group.timed for group in found.groups if group.name != "0")
+    flows = {(flow.group.name, flow.op): flow for flow in found.flows}
+    tp2 = flows["tp2", "all_reduce"]
+    assert (tp2.count, tp2.bytes / MIB, tp2.exposed_ns) == (3.0, 24.0, 0.0)
+    assert tp2.transfer_ns / MS == pytest.approx(3.0, abs=0.001)
+    assert (tp2.waited_by_row / MS).tolist() == pytest.approx([5.0, 0.0], abs=0.01)
+    assert np.flatnonzero(np.isnan(tp2.least_ns)).tolist() == [5, 41]
+    window = build_window(on_device(job, {0: [4, 5, 40], 2: [5, 41]}))
+    waited = found.waited_by_step(view_of(window))
+    assert waited is not None
+    at = {step: column for column, step in enumerate(view_of(window).steps.tolist())}
+    assert (waited[:, at[10]] / MS).tolist() == pytest.approx([5.0, 5.0, 5.0, 0.0], abs=0.01)
+    # Ranks 1 and 3 have all their groups in step 4, but of dp0 and tp0 rank 0 is missing.
+    assert np.isnan(waited[:, at[4]]).tolist() == [True, True, True, False]
+    assert np.isnan(waited[:, at[33]]).all()  # not kept one by one
+
+
+def test_the_bandwidth_of_the_bus_is_that_of_nccl_tests() -> None:
+    assert [bus_factor(op, 4) for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")] == [
+        1.5, 0.75, 0.75, 0.75, 1.0,
+    ]  # fmt: skip
+    assert bus_factor("all_reduce", 1) == bus_factor("barrier", 4) == bus_factor("unknown", 4) == 0.0

@@ -248,3 +248,62 @@ def test_too_few_steps_that_were_kept_one_by_one_say_nothing() -> None:
     )
     kinds = [finding.kind for finding in diagnose(replace(run, ranks=few))]
     assert "slow_collective" not in kinds and "comm_straggler" not in kinds
+
+
+# -- NCCL: the times are the device's -------------------------------------------------------------------------------
+
+NCCL = replace(JOB, device_timed=True, traffic=replace(MESH, backend="nccl", device=True))
+
+
+@pytest.mark.parametrize(
+    ("link", "kind", "ranks"),
+    [
+        ({"ranks": (3,), "times": 4.0}, "comm_straggler", (3,)),
+        ({"ranks": (3,), "times": 6.0, "dimension": "tp"}, "slow_collective", (2, 3)),
+        ({"ranks": (2, 3), "times": 3.0, "bytes_times": 3.0, "dimension": "tp"}, "group_imbalance", (2, 3)),
+        ({"ranks": (0, 1, 2, 3), "times": 4.0, "dimension": "dp", "steps": range(60, 100)}, "slow_collective", ()),
+    ],
+)
+def test_nccl_by_the_times_of_the_device(link: dict[str, Any], kind: str, ranks: tuple[int, ...]) -> None:
+    (found,) = found_in(with_fault(NCCL, **link))
+    assert (found.kind, found.ranks) == (kind, ranks)
+
+
+def test_nccl_without_a_fault_is_healthy_and_a_slow_rank_is_no_slow_link() -> None:
+    assert [found.kind for found in found_in(NCCL)] == []
+    assert [found.kind for found in found_in(replace(NCCL, faults=(slow_at(3, "forward", 10.0),)))] == [
+        "compute_straggler"
+    ]
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_nccl_hides_little(sharded: bool) -> None:
+    exchanges = (
+        (
+            Exchange(dimension="dp", op="all_gather", count=2, mb=64.0, ms=6.0),
+            Exchange(dimension="dp", op="reduce_scatter", mb=64.0, ms=6.0),
+        )
+        if sharded
+        else (Exchange(dimension="dp", mb=256.0, ms=18.0),)
+    )
+    traffic = Traffic(mesh={"dp": 4}, exchanges=exchanges, backend="nccl", device=True)
+    facts = {} if sharded else {"ddp": {"bucket_mb": 1000.0, "bucket_sizes_mb": [256.0], "buckets": 1}}
+    (found,) = found_in(replace(NCCL, traffic=traffic, facts=facts))
+    assert found.kind == "low_overlap"
+    assert found.evidence["exposed_ms"] == pytest.approx(18.0, rel=0.05)
+    assert found.evidence["exchange_ms"] == pytest.approx(18.0, rel=0.05)
+    assert found.evidence["op"] == ("all_gather and reduce_scatter" if sharded else "all_reduce (DDP)")
+
+
+def test_nccl_that_is_hidden_is_not_accused() -> None:
+    """The kernels take long beside the computation, and nobody waits for them."""
+    traffic = Traffic(
+        mesh={"dp": 4},
+        exchanges=(
+            Exchange(dimension="dp", op="all_gather", count=2, mb=64.0, ms=6.0, hidden_ms=5.9),
+            Exchange(dimension="dp", op="reduce_scatter", mb=64.0, ms=6.0, hidden_ms=5.9),
+        ),
+        backend="nccl",
+        device=True,
+    )
+    assert "low_overlap" not in [found.kind for found in found_in(replace(NCCL, traffic=traffic))]

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.diagnosis import build_window
 from stepscope.reports.communication import communication_table
-from stepscope.reports.text_communication import communication_lines
+from stepscope.reports.text_communication import communication_lines, measured_text
 from stepscope.testing.cluster import Cluster
 from stepscope.testing.traffic import Exchange, Traffic
 
@@ -58,3 +58,69 @@ def test_the_exchange_of_ddp_has_the_name_of_its_group(facts: dict[str, str], ca
     assert table is not None
     assert [(row["name"], row["description"]) for row in table["groups"]] == [("", facts.get("group", ""))]
     assert communication_lines(table, 80)[1].split()[:3] == [called, "all_reduce", "(DDP)"]
+
+
+def nccl(*exchanges: Exchange) -> dict[str, Any]:
+    traffic = Traffic(mesh={"dp": 4}, exchanges=exchanges, noise=0.0, work_ms=0.0, backend="nccl", device=True)
+    job = Cluster(ranks=4, steps=40, noise=0.0, device_timed=True, comm_ms=0.0, traffic=traffic)
+    table = communication_table(build_window(job.run()))
+    assert table is not None
+    return table
+
+
+def test_on_nccl_one_exchange_answers_for_what_the_computation_waits() -> None:
+    table = nccl(Exchange(dimension="dp", mb=64.0, ms=4.0))
+    (op,) = table["groups"][0]["ops"]
+    assert (op["device"], op["exposed_ms"], op["overlapped_ms"], op["wait_ms"]) == (True, 4.0, 0.0, 0.0)
+    assert (op["transfer_ms"], op["skew_ms"]) == (4.0, 0.0)
+    assert op["algorithm_bytes_per_s"] == pytest.approx((64 << 20) / 0.004)
+    assert op["bus_bytes_per_s"] == pytest.approx(1.5 * (64 << 20) / 0.004)
+    assert table["measured"] == {
+        "clock": "device",
+        "steps": 40,
+        "of": 40,
+        "missed": 0,
+        "last_unread": 0,
+        "exposed_ms": 4.0,
+    }
+    assert communication_lines(table, 80)[0].split() == [
+        "exchange",
+        "per",
+        "step",
+        "exposed",
+        "hidden",
+        "often",
+        "last",
+    ]
+
+
+def test_on_nccl_several_exchanges_have_their_times_and_their_speed() -> None:
+    gather = Exchange(dimension="dp", op="all_gather", count=2, mb=64.0, ms=4.0)
+    table = nccl(gather, Exchange(dimension="dp", op="reduce_scatter", mb=64.0, ms=4.0))
+    ops = {op["op"]: op for op in table["groups"][0]["ops"]}
+    assert [(op["exposed_ms"], op["overlapped_ms"]) for op in ops.values()] == [(None, None)] * 2
+    assert (ops["all_gather"]["transfer_ms"], ops["reduce_scatter"]["transfer_ms"]) == (8.0, 4.0)
+    head, first, second = communication_lines(table, 80)
+    assert head.split() == ["exchange", "per", "step", "transfer", "bus", "often", "last"]
+    assert first.split() == ["mesh_dp", "all_gather", "2", "×", "64", "MiB", "8.00", "ms", "12", "GiB/s"]
+    assert second.split()[:2] == ["mesh_dp", "reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        (None, ""),
+        ((230, 230, 0, 0), "in 230 of 230 steps."),
+        ((212, 230, 18, 0), "in 212 of 230 steps; 18 steps were overwritten before they could be read."),
+        (
+            (8, 10, 1, 1),
+            "in 8 of 10 steps; 1 step was overwritten before it could be read; the last step was not read.",
+        ),
+    ],
+)
+def test_how_it_was_measured(measured: tuple[int, int, int, int] | None, said: str) -> None:
+    names = ("steps", "of", "missed", "last_unread")
+    table = {"groups": [], "measured": dict(zip(names, measured, strict=True)) if measured else None}
+    assert measured_text(table) == (
+        f"Communication measured on the device (NCCL's Flight Recorder) {said}" if said else ""
+    )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import NotARun
-from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, MAX_GROUPS, OPS, ProcessGroup
+from stepscope.records.collectives import FLAG_ASYNC, FLAG_DEVICE, FLAG_WAITED, MAX_GROUPS, OPS, ProcessGroup
 from stepscope.records.slot import (
     COLLECTIVE,
     COLLECTIVE_ENTRIES,
@@ -278,3 +278,49 @@ def test_the_tables_can_be_asked_by_name(run: Path) -> None:
 def test_the_tables_are_there_when_nothing_was_seen(paths: RunPaths) -> None:
     assert query(paths.run_dir, "select count(*), sum(bytes) from comm").rows == ((0, None),)
     assert query(paths.run_dir, "select count(nth) from collectives").rows == ((0,),)
+
+
+# -- times of the device --------------------------------------------------------------------------------------------
+
+
+def on_device(group: int, op: int, span_ns: int) -> bytes:
+    return COMM_ENTRY.pack(op, group, FLAG_DEVICE, 1, 8, 0, span_ns)
+
+
+def test_where_the_device_tells_its_times_the_host_is_not_counted_too() -> None:
+    """Of the same step, group and operation; whichever came first, and though the agent gave the group another slot."""
+    slots = [
+        *(step_slot(step) for step in range(3)),
+        record(COMM_RECORD, 0, [summed(0, ALL_REDUCE), summed(0, BARRIER)]),
+        record(COMM_RECORD, 1, [on_device(62, ALL_REDUCE, 70), on_device(62, ALL_REDUCE, 70)]),
+        record(COMM_RECORD, 1, [summed(0, ALL_REDUCE)]),
+        record(COMM_RECORD, 2, [summed(0, ALL_REDUCE)]),
+        record(COMM_RECORD, 0, [on_device(62, ALL_REDUCE, 60)]),
+    ]
+    two_slots = (GROUPS[0], replace(GROUPS[0], slot=62))
+    rows = comm_rows(table(*slots), np.arange(3), two_slots)
+    assert rows is not None
+    assert [(row["step"], row["group"], OPS[row["op"]], row["flags"], row["span_ns"]) for row in rows] == [
+        (0, 0, "all_reduce", FLAG_DEVICE, 60),
+        (0, 0, "barrier", FLAG_WAITED, 6),
+        (1, 0, "all_reduce", FLAG_DEVICE, 70),
+        (2, 0, "all_reduce", FLAG_WAITED, 6),
+    ]
+
+
+def test_a_number_of_the_device_is_not_one_of_the_host() -> None:
+    def call(op: int, nth: int, flags: int) -> bytes:
+        return COLLECTIVE_ENTRY.pack(op, 0, flags, nth, 8, 100, 0, 105)
+
+    slots = [
+        step_slot(0),
+        record(COLLECTIVE, 0, [call(ALL_GATHER, 0, FLAG_WAITED), call(ALL_REDUCE, 1, FLAG_WAITED)]),
+        record(COLLECTIVE, 0, [call(ALL_REDUCE, 0, FLAG_DEVICE), call(ALL_REDUCE, 1, FLAG_DEVICE)]),
+    ]
+    rows = collective_rows(table(*slots), np.arange(1), GROUPS)
+    assert rows is not None
+    assert [(OPS[row["op"]], row["nth"], row["flags"]) for row in rows] == [
+        ("all_gather", 0, FLAG_WAITED),
+        ("all_reduce", 0, FLAG_DEVICE),
+        ("all_reduce", 1, FLAG_DEVICE),
+    ]

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.records.collectives import FLAG_ASYNC, FLAG_DEVICE, FLAG_WAITED, MAX_GROUPS, OPS, kept_by_itself
+from stepscope.records.collectives import (
+    FLAG_ASYNC,
+    FLAG_DEVICE,
+    FLAG_WAITED,
+    MAX_GROUPS,
+    OPS,
+    PHASE_SHIFT,
+    kept_by_itself,
+)
 from stepscope.records.series import RankSeries
 
 __all__ = ["Arrivals", "align"]
@@ -31,7 +39,7 @@ LOOKED_AT = 500_000
 """Rows over all ranks; of more, every second or third … of the steps is left out."""
 SEEN = np.dtype(
     [
-        *((name, np.intp) for name in ("row", "group", "place", "nth", "op")),
+        *((name, np.intp) for name in ("row", "group", "place", "nth", "op", "phase")),
         ("bytes", np.float64),
         ("took_ns", np.float64),
     ]
@@ -69,6 +77,8 @@ class Arrivals:
     """[K]; of the window: one rank in one collective on the device, whether all ranks were seen in it or not."""
     call_place: Ints
     """[K]; its step."""
+    call_phase: Ints
+    """[K]; the slot of the phase in which it was called."""
     call_wait_ns: Floats
     """[K]; how long it waited for later ranks; nan where not all were seen."""
 
@@ -142,6 +152,7 @@ def _compared(seen: NDArray[Any], counts: Ints, calls: NDArray[Any], call_wait_n
         late_ns=_sums(last_member, late[mattered], len(pairs)),
         call_row=calls["row"],
         call_place=calls["place"],
+        call_phase=calls["phase"],
         call_wait_ns=call_wait_ns,
     )
 
@@ -192,6 +203,7 @@ def _of_rank(
     seen = np.zeros(len(rows), SEEN)
     seen["row"], seen["group"], seen["place"] = row, groups[chosen], place[chosen]
     seen["op"], seen["bytes"] = rows["op"], rows["bytes"]
+    seen["phase"] = rows["flags"] >> PHASE_SHIFT
     called_ns = (rows["end_ns"] - rows["start_ns"]).astype(np.int64)
     # Of one that runs beside the computation, what could not be hidden.
     hidden = (rows["flags"] & FLAG_ASYNC) > 0

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_straggler
 from stepscope.diagnosis.claims import Claim, severity_of
+from stepscope.diagnosis.least_step import least_step_ns
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import median_rank, medians, shortest
 from stepscope.diagnosis.view import View, cost_of, replay_without
@@ -120,7 +121,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     else:
         saved_ns = _saved(view, culprits, phase, at, by_work=by_work)
     if view.comm_measured:
-        saved_ns = np.minimum(saved_ns, view.step_ns - _least_step(view))
+        saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view))
     cost = cost_of(view, saved_ns)
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
@@ -141,14 +142,6 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, saved_ns=saved_ns)
-
-
-def _least_step(view: View) -> Floats:
-    """[S]; no step gets shorter than this, whatever one rank does: what each phase takes on the rank where it is least.
-
-    Only where waiting is measured; elsewhere the phases of those who wait hold it.
-    """
-    return np.asarray(np.sum([shortest(phase_ns) for phase_ns in view.phase_ns], axis=0), np.float64)
 
 
 def _side(view: View, worst: Suspect, phase: str | None) -> str | None:

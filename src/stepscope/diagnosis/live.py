@@ -19,12 +19,12 @@ from typing import Literal, get_args
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.rules import diagnose
-from stepscope.diagnosis.window import build_window
+from stepscope.diagnosis.window import Window, build_window
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.hang import HangKind
 from stepscope.records.series import RunData
 
-__all__ = ["AT_ONCE", "Change", "Watched", "follow", "look"]
+__all__ = ["AT_ONCE", "Change", "Watched", "follow", "live_window", "look"]
 
 AT_ONCE = frozenset(get_args(HangKind))
 """A death among them."""
@@ -52,9 +52,18 @@ class Change:
     finding: Finding
 
 
-def look(run: RunData, watched: Sequence[Watched] = ()) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
-    """Judge the last steps of a run; what is watched from now on, and what changed for somebody who looks on."""
-    window = build_window(run, last=_steps_back(run))
+def live_window(run: RunData) -> Window:
+    return build_window(run, last=_steps_back(run))
+
+
+def look(
+    run: RunData, watched: Sequence[Watched] = (), window: Window | None = None
+) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
+    """Judge the last steps of a run; what is watched from now on, and what changed for somebody who looks on.
+
+    ``window``: what ``live_window`` made of it, for who needs it besides.
+    """
+    window = live_window(run) if window is None else window
     step = int(window.steps[-1]) if len(window.steps) else 0
     return follow(watched, diagnose(run, window), step)
 

@@ -31,7 +31,7 @@ def measured_text(communication: Mapping[str, Any]) -> str:
         were, they = ("was", "it") if missed == 1 else ("were", "they")
         text += f"; {count_text(missed, 'step')} {were} overwritten before {they} could be read"
     if last := measured["last_unread"]:
-        text += f"; the last {count_text(last, 'step')} {'was' if last == 1 else 'were'} not read before the job ended"
+        text += "; the last step was not read" if last == 1 else f"; the last {last:,} steps were not read"
     return f"{text}."
 
 

@@ -21,6 +21,7 @@ from stepscope.records.collectives import (
     COLLECTIVE_ROW,
     COMM_ROW,
     FLAG_ASYNC,
+    FLAG_DEVICE,
     FLAG_WAITED,
     OPS,
     GroupKind,
@@ -69,6 +70,7 @@ class Played:
     work_ns: Floats
     blocked_ns: Floats
     calls: tuple[_Calls, ...]
+    device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,8 @@ class Traffic:
     noise: float = 0.05
     """Spread of a transfer's time, relative (log-normal)."""
     backend: str = "gloo"
+    device: bool = False
+    """Whether its times are the device's, as NCCL's Flight Recorder has them."""
 
     def play(self, arrival_ns: Floats, random: np.random.Generator) -> Played:
         """``arrival_ns`` [rank, step]: when each comes out of forward, on a clock that all share."""
@@ -126,7 +130,7 @@ class Traffic:
                 numbers[exchange.dimension] += 1
         flat = (values.reshape(arrival_ns.shape) for values in (now, work, blocked))
         leave_ns, work_ns, blocked_ns = flat
-        return Played(leave_ns=leave_ns, work_ns=work_ns, blocked_ns=blocked_ns, calls=tuple(calls))
+        return Played(leave_ns=leave_ns, work_ns=work_ns, blocked_ns=blocked_ns, calls=tuple(calls), device=self.device)
 
     def _faults_of(self, exchange: Exchange, shape: tuple[int, ...], axis: int) -> tuple[Floats, Floats]:
         """By how much longer and larger, for each group and step."""
@@ -186,6 +190,8 @@ def comm_of(played: Played, rank: int, steps: NDArray[np.intp]) -> NDArray[Any]:
             ("span_ns", [call.end_ns - call.start_ns for call in calls]),
         ):
             rows[name] = np.rint(sum(one[rank, steps] for one in values))
+        if played.device:
+            rows["flags"], rows["exposed_ns"] = FLAG_DEVICE, 0
         parts.append(rows)
     joined = np.concatenate(parts)
     return joined[np.lexsort((joined["op"], joined["group"], joined["step"]))]
@@ -202,6 +208,8 @@ def collectives_of(played: Played, rank: int, steps: NDArray[np.intp], origin_ns
         own["start_ns"] = np.rint(call.start_ns[rank, kept] + origin_ns[kept])
         own["end_ns"] = np.rint(call.end_ns[rank, kept] + origin_ns[kept])
         own["exposed_ns"] = np.rint(call.blocked_ns[rank, kept])
+        if played.device:
+            own["flags"], own["exposed_ns"], own["nth"] = FLAG_DEVICE, 0, kept * len(played.calls) + index
     return rows.reshape(-1)
 
 

@@ -11,12 +11,18 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stepscope.diagnosis import build_window
 from stepscope.hub.api.exposition import LONGEST_LABEL, Exposition
-from stepscope.hub.api.metrics import WORST
+from stepscope.hub.api.metrics import WORST, _communication
+from stepscope.hub.model.live_run import Judged
+from stepscope.reports.communication import communication_table
+from stepscope.testing.cluster import Cluster
+from stepscope.testing.traffic import Exchange, Traffic
 
 READER = "reader-token-of-the-tests"
 
@@ -139,3 +145,22 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
             return said[1]
         time.sleep(0.05)
     raise AssertionError(log.read_text())
+
+
+def test_what_the_ranks_exchange_is_told_by_group_and_operation() -> None:
+    exchange = Exchange(dimension="dp", mb=4.0, ms=2.0)
+    traffic = Traffic(mesh={"dp": 2}, exchanges=(exchange,), noise=0.0, backend="nccl", device=True)
+    nccl = Cluster(ranks=2, steps=40, noise=0.0, device_timed=True, traffic=traffic)
+    table = communication_table(build_window(nccl.run()))
+    page = Exposition()
+    run: Any = SimpleNamespace(name="r", document=None, live=SimpleNamespace(judged=Judged(communication=table)))
+    _communication(page, run)
+    found = series_of(page.text())
+    who = 'run="r",group="dp0",kind="data",op="all_reduce"'
+    assert found['stepscope_communication_device_steps{run="r"}'] == 40
+    assert found['stepscope_communication_missed_steps{run="r"}'] == 0
+    assert found[f"stepscope_exchange_bytes{{{who}}}"] == 4 << 20
+    assert found[f'stepscope_exchange_seconds{{{who},part="transfer"}}'] == pytest.approx(0.002, rel=0.01)
+    speed = (4 << 20) / 0.002
+    assert found[f'stepscope_exchange_bytes_per_second{{{who},bandwidth="bus"}}'] == pytest.approx(speed, rel=0.01)
+    assert 'stepscope_exchange_last_arrivals{run="r",group="dp0",kind="data",rank="0"}' in found

@@ -215,7 +215,22 @@ export interface CollectiveOp {
   bytes: number | null;
   exposed_ms: number | null;
   overlapped_ms: number | null;
+  /** These five are not in recordings of earlier versions. */
+  device?: boolean;
+  transfer_ms?: number | null;
+  wait_ms?: number | null;
+  algorithm_bytes_per_s?: number | null;
+  bus_bytes_per_s?: number | null;
   [more: string]: unknown;
+}
+
+/** Where collectives were timed on the device: in how many steps. */
+export interface MeasuredOnDevice {
+  steps: number;
+  of: number;
+  missed: number;
+  last_unread: number;
+  exposed_ms: number | null;
 }
 
 export interface CollectiveGroup {
@@ -231,6 +246,7 @@ export interface CollectiveGroup {
 }
 
 export interface CollectivesDocument {
+  measured?: MeasuredOnDevice | null;
   groups: CollectiveGroup[];
   groups_left_out: number;
 }

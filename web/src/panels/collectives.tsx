@@ -6,7 +6,7 @@ import { Bars } from "../charts/bars";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card, Nothing } from "../ui/card";
 import { binary, count, duration } from "../ui/format";
-import { arrivalsOf, exchangeRows, groupTitle, sorted, timesOf, type ExchangeRow, type SortBy } from "../words/collectives";
+import { arrivalsOf, exchangeRows, groupTitle, measuredText, sorted, timesOf, type ExchangeRow, type SortBy } from "../words/collectives";
 import { short } from "../words/names";
 import { countOf, ranksText } from "../words/ranks";
 import { RankButton } from "./rank-button";
@@ -23,6 +23,8 @@ const COLUMNS: readonly (readonly [SortBy, string, boolean])[] = [
   ["op", "Operation", false],
   ["count", "Per step", true],
   ["bytes", "Bytes", true],
+  ["transferMs", "Transfer", true],
+  ["busPerS", "Bus", true],
   ["exposedMs", "Blocks, and runs beside", true],
 ];
 
@@ -46,8 +48,8 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
       {...(rows.length === 0 ? {} : { csv: {
         name: `${run.name}-collectives`,
         make: () => ({
-          columns: ["group", "kind", "backend", "size", "op", "count_per_step", "bytes_per_step", "exposed_ms", "overlapped_ms"],
-          rows: rows.map((row) => [row.group, row.kind, row.backend, row.size, row.op, row.count, row.bytes, row.exposedMs, row.overlappedMs]),
+          columns: ["group", "kind", "backend", "size", "op", "count_per_step", "bytes_per_step", "exposed_ms", "overlapped_ms", "transfer_ms", "wait_ms", "algorithm_bytes_per_s", "bus_bytes_per_s"],
+          rows: rows.map((row) => [row.group, row.kind, row.backend, row.size, row.op, row.count, row.bytes, row.exposedMs, row.overlappedMs, row.transferMs, row.waitMs, row.algorithmPerS, row.busPerS]),
         }),
       } })}
     >
@@ -81,6 +83,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
             {rows.length > ROWS ? `; ${countOf(rows.length - ROWS, "more row")} in the CSV` : ""}
             {value !== null && value.groups_left_out > 0 ? `; ${countOf(value.groups_left_out, "more group")} not shown` : ""}
           </p>
+          {value?.measured ? <p class="muted small">{measuredText(value.measured)}</p> : null}
           {groups.slice(0, FOLDS).map((group, at) => (
             <Late key={at} run={run} group={group} />
           ))}
@@ -105,9 +108,11 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
       <td>{row.op}</td>
       <td class="number">{row.count === null ? "–" : short(row.count)}</td>
       <td class="number">{binary(row.bytes)}</td>
+      <td class="number">{row.transferMs === null ? "–" : duration(row.transferMs * 1e6)}</td>
+      <td class="number" title={row.algorithmPerS === null ? "" : `algorithm: ${binary(row.algorithmPerS)}/s`}>{row.busPerS === null ? "–" : `${binary(row.busPerS)}/s`}</td>
       <td>
         {row.exposedMs === null && row.overlappedMs === null ? (
-          <span class="muted">{row.timed ? "not known" : `not told by ${row.backend}`}</span>
+          <span class="muted">{row.waitMs !== null ? `${duration(row.waitMs * 1e6)} of waiting for ranks` : row.timed ? "not known" : `not told by ${row.backend}`}</span>
         ) : (
           <>
             <span class="exchange" aria-hidden="true">

@@ -1,7 +1,7 @@
 /** What the ranks exchange, as rows of a table that can be sorted. Pure. */
 
-import type { CollectiveGroup } from "../api/documents";
-import { count, percent } from "../ui/format";
+import type { CollectiveGroup, MeasuredOnDevice } from "../api/documents";
+import { count, duration, percent } from "../ui/format";
 import { isRecord } from "./evidence";
 import { groupName } from "./hang";
 
@@ -31,9 +31,15 @@ export interface ExchangeRow {
   bytes: number | null;
   exposedMs: number | null;
   overlappedMs: number | null;
+  /** The exchange itself, per step. */
+  transferMs: number | null;
+  /** For later ranks, per step, on the average; known where the device was timed. */
+  waitMs: number | null;
+  algorithmPerS: number | null;
+  busPerS: number | null;
 }
 
-export type SortBy = "group" | "op" | "count" | "bytes" | "exposedMs" | "overlappedMs";
+export type SortBy = "group" | "op" | "count" | "bytes" | "exposedMs" | "overlappedMs" | "transferMs" | "busPerS";
 
 /** Of one that nobody named, what it is for: `data`. */
 export function groupTitle(group: Pick<CollectiveGroup, "name" | "description" | "kind">): string {
@@ -56,6 +62,10 @@ export function exchangeRows(groups: readonly CollectiveGroup[]): ExchangeRow[] 
       bytes: op.bytes,
       exposedMs: op.exposed_ms,
       overlappedMs: op.overlapped_ms,
+      transferMs: op.transfer_ms ?? null,
+      waitMs: op.wait_ms ?? null,
+      algorithmPerS: op.algorithm_bytes_per_s ?? null,
+      busPerS: op.bus_bytes_per_s ?? null,
     })),
   );
 }
@@ -69,6 +79,17 @@ export function sorted(rows: readonly ExchangeRow[], by: SortBy, backwards: bool
     if (typeof a === "string" || typeof b === "string") return sign * String(a).localeCompare(String(b));
     return sign * (b - a);
   });
+}
+
+/** How it was measured, where that was on the device; as `summary.txt` has it. */
+export function measuredText(measured: MeasuredOnDevice | null | undefined): string {
+  if (!measured) return "";
+  const { steps, of, missed, last_unread: last, exposed_ms: exposed } = measured;
+  const parts = [`Measured on the device (NCCL's Flight Recorder) in ${count(steps)} of ${count(of)} steps`];
+  if (missed > 0) parts.push(missed === 1 ? "1 step was overwritten before it could be read" : `${count(missed)} steps were overwritten before they could be read`);
+  if (last > 0) parts.push(last === 1 ? "the last step was not read" : `the last ${count(last)} steps were not read`);
+  if (exposed !== null) parts.push(`the computation waits ${duration(exposed * 1e6)} of a step for it`);
+  return `${parts.join("; ")}.`;
 }
 
 export function timesOf(times: number, all: number): string {

@@ -44,7 +44,7 @@ async def _summary(asked: Asked) -> Mapping[str, Any]:
 
 async def _collectives(asked: Asked) -> Mapping[str, Any]:
     found = (await asked.run.summary()).get("communication")
-    return {"groups": [], "groups_left_out": 0, **(found if isinstance(found, Mapping) else {})}
+    return {"measured": None, "groups": [], "groups_left_out": 0, **(found if isinstance(found, Mapping) else {})}
 
 
 RESOURCES = (

@@ -31,6 +31,15 @@ LAST_STEPS = 256
 WORST = 8
 MOST_NODES = 512
 MOST_PHASES = 24
+MOST_GROUPS = 16
+"""Process groups, those that block longest."""
+_EXCHANGE_TIMES = {
+    "exposed": "exposed_ms",
+    "hidden": "overlapped_ms",
+    "transfer": "transfer_ms",
+    "wait": "wait_ms",
+    "skew": "skew_ms",
+}
 _STATS = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 _NODE_GAUGES = {
     "stepscope_node_clock_offset_seconds": ("offset_ns", 1e9, "What a node's clock is ahead of the hub's."),
@@ -63,6 +72,7 @@ def metrics_text(
     for run in runs.live():
         _run(page, run)
         _findings(page, run)
+        _communication(page, run)
         _nodes(page, run)
     _hub(page, readers, streams)
     if refusals is not None:
@@ -124,6 +134,39 @@ def _findings(page: Exposition, run: OpenRun) -> None:
         labels = {"run": run.name, "kind": kind, "severity": severity}
         _gauge(page, "stepscope_findings", "What is found now.", len(ranks), **labels)
         _gauge(page, "stepscope_finding_ranks", "Ranks that a finding names.", sum(ranks), **labels)
+
+
+def _communication(page: Exposition, run: OpenRun) -> None:
+    table = run.live.judged.communication if run.document is None else run.document.get("communication")
+    if not table:
+        return
+    if measured := table.get("measured"):
+        about = "Of the steps looked at, those in which collectives were timed on the device."
+        _gauge(page, "stepscope_communication_device_steps", about, measured["steps"], run=run.name)
+        about = "Of the steps looked at, those overwritten in the Flight Recorder before they could be read."
+        _gauge(page, "stepscope_communication_missed_steps", about, measured["missed"], run=run.name)
+    said = set()
+    for group in table["groups"][:MOST_GROUPS]:
+        who = {"run": run.name, "group": group["name"] or group["description"], "kind": group["kind"]}
+        if tuple(who.values()) in said:
+            continue  # of several without a name, that which blocks longest
+        said.add(tuple(who.values()))
+        for op in group["ops"]:
+            labels = {**who, "op": op["op"]}
+            _gauge(page, "stepscope_exchange_bytes", "Bytes per step and rank.", op["bytes"], **labels)
+            for part, key in _EXCHANGE_TIMES.items():
+                about = "Time of an exchange per step: what blocks, runs beside, is the transfer, waits for a rank."
+                value = op.get(key)
+                if value is not None:
+                    _gauge(page, "stepscope_exchange_seconds", about, value / 1e3, **labels, part=part)
+            for way in ("algorithm", "bus"):
+                about = "How fast the transfer is, as nccl-tests count it."
+                value = op.get(f"{way}_bytes_per_s")
+                if value is not None:
+                    _gauge(page, "stepscope_exchange_bytes_per_second", about, value, **labels, bandwidth=way)
+        for one in (group["arrivals"] or {"ranks": ()})["ranks"][:WORST]:
+            about = f"Collectives to which a rank came last, of those compared; the {WORST} waited for longest."
+            _gauge(page, "stepscope_exchange_last_arrivals", about, one["last"], **who, rank=one["rank"])
 
 
 def _nodes(page: Exposition, run: OpenRun) -> None:

@@ -48,6 +48,8 @@ class Judged:
     """Those that are shown, the most severe first."""
     standing: Mapping[int, str] = field(default_factory=dict)
     """By rank, what it is at while the job stands still (``hangs/standing.py``)."""
+    communication: Mapping[str, Any] | None = None
+    """What the ranks exchanged in the steps that were looked at: the table of ``summary.json``."""
     step: int = NONE
     ranks: int = 0
     """How many were judged …"""

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from stepscope.diagnosis.live import AT_ONCE, Change, Watched, look
+from stepscope.diagnosis.live import AT_ONCE, Change, Watched, live_window, look
 from stepscope.hangs.standing import standing_of
 from stepscope.hub.model.live_run import Judged, LiveRun
 from stepscope.hub.model.run_data import Snapshot, run_data_of, snapshot
 from stepscope.hub.model.selection import MOST_JUDGED, select
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.places import error_path, hangs_folder
+from stepscope.reports.communication import communication_table
 
 __all__ = ["Looks", "keep_up"]
 
@@ -77,13 +79,14 @@ class Looks:
         began = self._cpu_clock()
         copy = snapshot(live, select(live, self._most))
         copied_s = self._cpu_clock() - began
-        watched, changes, standing, judged_s = await asyncio.to_thread(self._judge, copy)
+        watched, changes, standing, communication, judged_s = await asyncio.to_thread(self._judge, copy)
         self._watched = watched
         took_s = copied_s + judged_s
         live.judge(
             Judged(
                 findings=_shown(watched, copy),
                 standing=standing,
+                communication=communication,
                 step=copy.step,
                 ranks=len(copy.ranks),
                 of_ranks=copy.of_ranks,
@@ -103,11 +106,15 @@ class Looks:
     def _now(self) -> tuple[int, ...]:
         return self._live.frontier, *_told_of(self._live.run_dir)
 
-    def _judge(self, copy: Snapshot) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], float]:
+    def _judge(
+        self, copy: Snapshot
+    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], dict[str, Any] | None, float]:
         began = self._cpu_clock()
         data = run_data_of(copy)
-        watched, changes = look(data, self._watched)
-        return watched, changes, standing_of(data.hangs), self._cpu_clock() - began
+        window = live_window(data)
+        watched, changes = look(data, self._watched, window)
+        table = communication_table(window)
+        return watched, changes, standing_of(data.hangs), table, self._cpu_clock() - began
 
 
 async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, looks: Looks | None = None) -> None:
