@@ -179,7 +179,7 @@ def test_mps_is_started_and_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(RuntimeError), mps(ranks=2) as (environment, words):
-        assert set(environment) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+        assert set(environment) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_DEVICE_MAX_CONNECTIONS"}
         assert words.startswith("with MPS")
         raise RuntimeError
     assert [line.split() for line in (tmp_path / "said").read_text().splitlines()] == [

@@ -6,7 +6,8 @@ A rank that is fixed leaves the next thing that a step waits for.  Three of them
 - on NCCL, the exchange itself.  Part of it may be hidden behind the very time that would be saved: all of it, and the
   phases that cannot hide any, since no collective is called in them, stay;
 - the host, which has to launch everything.  While its device is behind, it stands still in one phase or another, so
-  what it takes in most steps says little; but hardly in the same phase of all steps and ranks.
+  what it takes in most steps says little; but hardly in the same phase of all steps and ranks.  Outside of all phases
+  it may, at each ``.item()``.
 
 Only for views in which waiting was measured; elsewhere the phases of those who wait hold it.
 """
@@ -24,6 +25,7 @@ __all__ = ["least_step_ns"]
 
 Floats = NDArray[np.float64]
 
+LAUNCHING = ("input", "h2d", "forward", "backward", "optimizer")
 HOST_QUANTILE = 0.3
 """Of the steps: in so many a host that is ahead of its device does not stand still in a given phase."""
 
@@ -38,8 +40,9 @@ def least_step_ns(view: View) -> Floats:
 
 
 def _by_host(view: View) -> float:
-    host_ns = view.window.phase_ns[:, view.rows][:, :, view.window.steady]
-    if not host_ns.shape[2]:
+    places = [view.window.phases.index(name) for name in LAUNCHING if name in view.window.phases]
+    host_ns = view.window.phase_ns[places][:, view.rows][:, :, view.window.steady]
+    if not host_ns.size:
         return 0.0
     return float(np.nansum(np.nanmin(np.nanquantile(host_ns, HOST_QUANTILE, axis=2), axis=1)))
 
