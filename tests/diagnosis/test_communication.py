@@ -294,6 +294,23 @@ def test_on_the_device_steps_that_were_overwritten_are_left_out_of_every_figure(
     assert np.isnan(waited[:, at[33]]).all()  # not kept one by one
 
 
+def test_on_the_device_a_rank_that_was_never_read_spoils_its_groups_alone() -> None:
+    nccl = replace(EVEN, device_timed=True, traffic=replace(MESH, work_ms=0.0, backend="nccl", device=True))
+    job, host = nccl.run(), replace(nccl, traffic=replace(MESH, work_ms=0.0, backend="nccl")).run()
+    found = seen(replace(job, ranks=(*job.ranks[:3], host.ranks[3])))
+    assert found.measured is not None and not found.measured.places.any()
+    flows = {flow.group.name: flow for flow in found.flows}
+    assert [(name, flow.device, len(flow.rows)) for name, flow in flows.items()] == [
+        ("dp0", True, 2),
+        ("tp0", True, 2),
+        ("dp1", True, 1),
+        ("tp2", True, 1),
+    ]
+    assert np.isnan(flows["tp2"].least_ns).all() and flows["tp2"].transfer_ns == 0.0
+    assert flows["tp0"].transfer_ns / MS == pytest.approx(3.0, abs=0.001)
+    assert {found.groups[group].name for group in found.arrivals.group.tolist()} == {"dp0", "tp0"}
+
+
 def test_the_bandwidth_of_the_bus_is_that_of_nccl_tests() -> None:
     assert [bus_factor(op, 4) for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")] == [
         1.5, 0.75, 0.75, 0.75, 1.0,

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.communication_arrivals import Arrivals, align
+from stepscope.diagnosis.communication_arrivals import MUTUAL, Arrivals, align
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import LARGEST, number
 from stepscope.records.collectives import FLAG_DEVICE, FLAG_MISSED, OPS, ProcessGroup
@@ -66,10 +66,15 @@ class Group:
     size: int
     rows: tuple[int, ...]
     """Of the window, those that know the group."""
-    timed: bool
-    """Whether its times are known: a wait for it blocks the host, or they are the device's."""
+    blocking: bool
+    """Whether a wait for it blocks the host."""
     device: bool
-    """Whether they are the device's."""
+    """Whether times of the device are known of it."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times are known, one way or the other."""
+        return self.blocking or self.device
 
     @property
     def whole(self) -> bool:
@@ -286,7 +291,7 @@ class _Numbering:
             ranks=ranks,
             size=said.size or len(ranks),
             rows=rows,
-            timed=device or blocking,
+            blocking=blocking,
             device=device,
         )
 
@@ -296,8 +301,8 @@ class _Flows:
 
     def __init__(self, numbering: _Numbering, steps: NDArray[np.int64], steady: NDArray[np.bool_]) -> None:
         self._numbering, self._steps, self._steady = numbering, steps, steady
-        self._number: dict[tuple[int, int], int] = {}
-        """(group, op) → flow."""
+        self._number: dict[tuple[int, int, bool], int] = {}
+        """(group, op, whether its times are the device's) → flow."""
         self._least: list[NDArray[np.float32]] = []
         self._bytes: list[NDArray[np.float32]] = []
         self._there: list[NDArray[np.float32]] = []
@@ -330,7 +335,7 @@ class _Flows:
             group = self._numbering.by_slot[row].get(int(codes[start]) // OP_CODES)
             if group is not None:
                 at = place[start:end] if end - start < len(self._steps) else slice(None)
-                flow = self._flow(group, int(codes[start]) % OP_CODES)
+                flow = self._flow(group, int(codes[start]) % OP_CODES, bool(device[start]))
                 self._least[flow][at] = np.fmin(self._least[flow][at], took[start:end])
                 if device[start]:
                     self.on_device.add(group)
@@ -363,8 +368,8 @@ class _Flows:
         places = np.logical_and.reduce([self._covered.get(row, nowhere) for row in rows or (-1,)])
         return Measured(places=np.asarray(places), missed=int((self._missed & ~places).sum()))
 
-    def _flow(self, group: int, op: int) -> int:
-        flow = self._number.setdefault((group, op), len(self._number))
+    def _flow(self, group: int, op: int, device: bool) -> int:
+        flow = self._number.setdefault((group, op, device), len(self._number))
         if flow == len(self._least):
             count = len(self._steps)
             self._least.append(np.full(count, np.nan, np.float32))
@@ -376,14 +381,15 @@ class _Flows:
 
     def done(self, groups: Sequence[Group]) -> tuple[Flow, ...]:
         found = []
-        for (group, op), flow in self._number.items():
+        for (group, op, device), flow in self._number.items():
+            if not device and (group, op, True) in self._number:
+                continue  # of a rank whose recorder was never read
             sums = np.array(self._ranks[flow], np.float64)
             rows = sums[:, 0].astype(np.intp)
-            device = bool(self._flags[flow] & FLAG_DEVICE)
             steps = self._steps_of(rows, device=device)
             least_ns = self._least[flow]
             if device:
-                least_ns[self._there[flow] < len(rows)] = np.nan
+                least_ns[self._there[flow] < (len(groups[group].rows) if MUTUAL[op] else len(rows))] = np.nan
             found.append(
                 Flow(
                     group=groups[group],

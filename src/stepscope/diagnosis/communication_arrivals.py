@@ -20,7 +20,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.records.collectives import FLAG_ASYNC, FLAG_DEVICE, FLAG_WAITED, MAX_GROUPS, OPS, kept_by_itself
 from stepscope.records.series import RankSeries
 
-__all__ = ["Arrivals", "align"]
+__all__ = ["MUTUAL", "Arrivals", "align"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]

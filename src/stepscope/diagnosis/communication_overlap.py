@@ -172,14 +172,9 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
 
 def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
     by_group: dict[str, list[Flow]] = {}
-    for flow in exchanges.flows:
-        if (
-            flow.group.timed
-            and not flow.device
-            and flow.op in SHARDED
-            and flow.flags & FLAG_ASYNC
-            and len(flow.rows) > 1
-        ):
+    for flow in exchanges.flows if view.clock == "host" else ():
+        blocking = flow.group.blocking and not flow.device
+        if blocking and flow.op in SHARDED and flow.flags & FLAG_ASYNC and len(flow.rows) > 1:
             by_group.setdefault(flow.group.name, []).append(flow)
     for flows in by_group.values():
         if len(flows) < len(SHARDED):

@@ -51,7 +51,7 @@ def _of_flows(view: View, exchanges: Communication) -> list[dict[str, Any]]:
     return [
         _row(flow.group.name, flow.group.kind, flow.op, _mean(flow.least_ns[view.columns]), flow.bytes)
         for flow in exchanges.flows
-        if flow.group.timed and not flow.device
+        if flow.group.blocking and not flow.device
     ]
 
 

@@ -53,8 +53,8 @@ def find_slow_collective(view: View, exchanges: Communication, known: Collection
     drops = [
         drop
         for flow in exchanges.flows
-        if flow.group.timed and flow.group.name not in known and len(flow.rows) > 1
-        if flow.device or view.clock == "host"
+        if flow.device or (flow.group.blocking and view.clock == "host")
+        if flow.group.name not in known and len(flow.rows) > 1
         for drop in _drops(view, flow, _steps_known(view, exchanges, flow))
     ]
     if not drops:

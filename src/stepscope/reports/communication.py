@@ -87,7 +87,7 @@ def _group_row(window: Window, seen: Communication, place: int, flows: Sequence[
 
 
 def _op_row(window: Window, seen: Communication, place: int, flow: Flow) -> dict[str, Any]:
-    blocking = flow.group.timed and not flow.device
+    blocking = flow.group.blocking and not flow.device
     exposed_ns, hidden_ns = (flow.exposed_ns, flow.overlapped_ns) if blocking else _on_device(window, seen, flow)
     rare = flow.count < 1  # a scalar now and then is less than a byte a step: both must be fine enough to divide
     return {
