@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.communication import Communication, bus_factor
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_flows import bus_factor
 from stepscope.diagnosis.view import view_of
 from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_MISSED, FLAG_WAITED, OPS, ProcessGroup
 from stepscope.records.series import RankSeries, RunData

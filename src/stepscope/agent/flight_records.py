@@ -20,6 +20,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import Annotated
 
@@ -253,9 +254,8 @@ class FlightRecords:
         name, description = entry.process_group
         nth = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
         key = name, entry.is_p2p, nth
-        word = operation_name(entry.profiling_name)[1]
+        word, op = _operation(entry.profiling_name)
         slot, ranks = self._slot(name, description, dump)
-        op = _OP.get(word, 0)
         size = _payload(op, entry, ranks)
         known = self._by_key.get(key) if nth else None
         if known is not None and not known.over:
@@ -397,6 +397,12 @@ _COALESCED_ALONE = -1
 _FROM_OUTPUT = (_OP["all_gather"], _OP["scatter"], _OP["recv"])
 _OF_ALL = (_OP["gather"], _OP["scatter"])
 """Of these an entry has this rank's part only."""
+
+
+@lru_cache(maxsize=4096)
+def _operation(wording: str) -> tuple[str, int]:
+    word = operation_name(wording)[1]
+    return word, _OP.get(word, 0)
 
 
 def _payload(op: int, entry: Entry, ranks: int) -> int:

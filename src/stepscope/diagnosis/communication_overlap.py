@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
-from stepscope.diagnosis.communication import DDP_OP, MIB, Communication, Flow, Reducer, gradients_of
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_ddp import DDP_OP, MIB, Reducer, gradients_of
+from stepscope.diagnosis.communication_flows import Flow
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import number
 from stepscope.diagnosis.view import View, cost_of

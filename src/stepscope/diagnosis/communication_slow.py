@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
-from stepscope.diagnosis.communication import Communication, Flow
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_flows import Flow
 from stepscope.diagnosis.communication_groups import group_text
 from stepscope.diagnosis.robust import median_rank
 from stepscope.diagnosis.series_stats import levels

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from stepscope.diagnosis import Window, thresholds
-from stepscope.diagnosis.communication import DDP_OP, Communication, Flow, Reducer, bus_factor
+from stepscope.diagnosis.communication import Communication
 from stepscope.diagnosis.communication_arrivals import Arrivals
+from stepscope.diagnosis.communication_ddp import DDP_OP, Reducer
+from stepscope.diagnosis.communication_flows import Flow, bus_factor
 from stepscope.records.collectives import OPS
 from stepscope.reports.tables import finite
 
