@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.agent.drain import RingDrain
@@ -405,6 +405,7 @@ def test_what_is_no_dump_is_none(body: bytes) -> None:
     assert read_dump(body) is None
 
 
+HUGE = {"record_id": 0, "profiling_name": "nccl:all_reduce", "time_created_ns": 5 * MS, "input_sizes": [[1 << 40] * 5]}
 words = st.integers(-(1 << 70), 1 << 70) | st.integers(0, 50)
 texts = st.sampled_from(["nccl:all_reduce", "nccl:coalesced", "nccl:send 0->1", "x", "", "nccl2:_all_gather_base"])
 hostile_entries = st.fixed_dictionaries(
@@ -426,6 +427,7 @@ hostile_entries = st.fixed_dictionaries(
 )
 
 
+@example(dumps=[[{**HUGE, "duration_ms": 1.7e308}, {**HUGE, "record_id": 1, "duration_ms": 1e300}]], ranks="")
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(dumps=st.lists(st.lists(hostile_entries, max_size=12), max_size=4), ranks=st.text(max_size=20))
 def test_fuzz_dumps(dumps: list[list[Any]], ranks: str) -> None:

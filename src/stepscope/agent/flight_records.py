@@ -239,7 +239,7 @@ class FlightRecords:
                 continue
             if entry.retired or entry.duration_ms is not None:
                 if entry.duration_ms is not None and entry.duration_ms >= 0:
-                    call.ns = min(round(entry.duration_ms * 1e6), MOST_NS)
+                    call.ns = round(min(entry.duration_ms, MOST_NS / 1e6) * 1e6)
                 call.over = True
                 self._open.pop(number, None)
         for number, call in list(self._open.items()):
@@ -357,7 +357,7 @@ class FlightRecords:
                 one[2] += call.ns
                 one[3] = 1
         rows = [
-            COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, ns)
+            COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, min(ns, MOST_NS))
             for (slot, op), (count, size, ns, timed) in sums.items()
             if timed
         ]
