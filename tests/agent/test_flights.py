@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.agent.drain import RingDrain
@@ -32,7 +32,7 @@ from stepscope.records.series import RunData
 from stepscope.records.slot import COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD, STEP, STEP_SLOT
 from stepscope.ring import RingReader
 from stepscope.ring.layout import SERVER_WORD
-from stepscope.ring.words import START, data_word
+from stepscope.ring.words import ALLOCATED, START, data_word
 from stepscope.store.create import RunPaths, create_run
 from stepscope.store.load import open_run
 from stepscope.store.meta import end_run
@@ -405,6 +405,7 @@ def test_what_is_no_dump_is_none(body: bytes) -> None:
     assert read_dump(body) is None
 
 
+HUGE = {"record_id": 0, "profiling_name": "nccl:all_reduce", "time_created_ns": 5 * MS, "input_sizes": [[1 << 40] * 5]}
 words = st.integers(-(1 << 70), 1 << 70) | st.integers(0, 50)
 texts = st.sampled_from(["nccl:all_reduce", "nccl:coalesced", "nccl:send 0->1", "x", "", "nccl2:_all_gather_base"])
 hostile_entries = st.fixed_dictionaries(
@@ -426,6 +427,7 @@ hostile_entries = st.fixed_dictionaries(
 )
 
 
+@example(dumps=[[{**HUGE, "duration_ms": 1.7e308}, {**HUGE, "record_id": 1, "duration_ms": 1e300}]], ranks="")
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(dumps=st.lists(st.lists(hostile_entries, max_size=12), max_size=4), ranks=st.text(max_size=20))
 def test_fuzz_dumps(dumps: list[list[Any]], ranks: str) -> None:
@@ -506,6 +508,31 @@ def test_readers_of_the_segment_get_all_of_it_frame_by_frame_and_sealed(node: Ca
         assert series.comm is not None and series.collectives is not None
         assert np.array_equal(comm, series.comm) and len(comm) == STEPS
         assert np.array_equal(collectives, series.collectives) and groups == series.groups
+
+
+def test_how_often_a_rank_is_asked(node: Callable[[str], Node]) -> None:
+    """Every second at first, every five later, twice a second where the buffer fills that fast; never for nothing."""
+    job = node("backward")
+    drains, (first, _) = [rank.drain for rank in job.ranks], job.ranks
+
+    def asked(seconds: int) -> int:
+        before = len(first.server.asked)
+        for _ in range(10 * seconds):
+            first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
+            last = first.server.dump["entries"][-1]
+            first.server.dump["entries"].append({**last, "record_id": last["record_id"] + 1})
+            job.turn(drains)
+        return len(first.server.asked) - before
+
+    assert 15 <= asked(20) <= 21
+    job.now_s += 60
+    assert 3 <= asked(20) <= 5
+    first.server.buffer = 10  # ten entries a second fill half of it in half a second
+    asked(20)
+    assert 28 <= asked(20) <= 41
+    quiet = len(job.ranks[1].server.asked)
+    asked(10)
+    assert len(job.ranks[1].server.asked) == quiet
 
 
 def test_the_right_recorder_is_found_and_a_silent_server_left_alone(node: Callable[[str], Node]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.communication import Communication, bus_factor
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_flows import bus_factor
 from stepscope.diagnosis.view import view_of
 from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_MISSED, FLAG_WAITED, OPS, ProcessGroup
 from stepscope.records.series import RankSeries, RunData
@@ -292,6 +293,23 @@ def test_on_the_device_steps_that_were_overwritten_are_left_out_of_every_figure(
     # Ranks 1 and 3 have all their groups in step 4, but of dp0 and tp0 rank 0 is missing.
     assert np.isnan(waited[:, at[4]]).tolist() == [True, True, True, False]
     assert np.isnan(waited[:, at[33]]).all()  # not kept one by one
+
+
+def test_on_the_device_a_rank_that_was_never_read_spoils_its_groups_alone() -> None:
+    nccl = replace(EVEN, device_timed=True, traffic=replace(MESH, work_ms=0.0, backend="nccl", device=True))
+    job, host = nccl.run(), replace(nccl, traffic=replace(MESH, work_ms=0.0, backend="nccl")).run()
+    found = seen(replace(job, ranks=(*job.ranks[:3], host.ranks[3])))
+    assert found.measured is not None and not found.measured.places.any()
+    flows = {flow.group.name: flow for flow in found.flows}
+    assert [(name, flow.device, len(flow.rows)) for name, flow in flows.items()] == [
+        ("dp0", True, 2),
+        ("tp0", True, 2),
+        ("dp1", True, 1),
+        ("tp2", True, 1),
+    ]
+    assert np.isnan(flows["tp2"].least_ns).all() and flows["tp2"].transfer_ns == 0.0
+    assert flows["tp0"].transfer_ns / MS == pytest.approx(3.0, abs=0.001)
+    assert {found.groups[group].name for group in found.arrivals.group.tolist()} == {"dp0", "tp0"}
 
 
 def test_the_bandwidth_of_the_bus_is_that_of_nccl_tests() -> None:

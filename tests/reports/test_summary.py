@@ -227,9 +227,23 @@ def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
         "ranks": [2, 3],
         "timed": True,
     }
+    per_s = pytest.approx((32 << 20) / 0.0032)
     assert tensor["ops"] == [
-        {"op": "all_reduce", "count": 4.0, "bytes": 32 << 20, "exposed_ms": 5.7, "overlapped_ms": 0.0}
+        {
+            "op": "all_reduce",
+            "count": 4.0,
+            "bytes": 32 << 20,
+            "exposed_ms": 5.7,
+            "overlapped_ms": 0.0,
+            "device": False,
+            "transfer_ms": 3.2,
+            "wait_ms": None,
+            "skew_ms": 0.0,
+            "algorithm_bytes_per_s": per_s,
+            "bus_bytes_per_s": per_s,
+        }
     ]
+    assert table["measured"] is None
     assert tensor["arrivals"] == {
         "steps": 32,
         "collectives": 128,
@@ -247,6 +261,8 @@ def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
         "bytes": None,
         "exposed_ms": pytest.approx(1.0, abs=0.001),
         "overlapped_ms": pytest.approx(3.0, abs=0.001),
+        "device": False,
+        **dict.fromkeys(("transfer_ms", "wait_ms", "skew_ms", "algorithm_bytes_per_s", "bus_bytes_per_s")),
     }
 
 

@@ -20,6 +20,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import Annotated
 
@@ -238,7 +239,7 @@ class FlightRecords:
                 continue
             if entry.retired or entry.duration_ms is not None:
                 if entry.duration_ms is not None and entry.duration_ms >= 0:
-                    call.ns = min(round(entry.duration_ms * 1e6), MOST_NS)
+                    call.ns = round(min(entry.duration_ms, MOST_NS / 1e6) * 1e6)
                 call.over = True
                 self._open.pop(number, None)
         for number, call in list(self._open.items()):
@@ -253,9 +254,8 @@ class FlightRecords:
         name, description = entry.process_group
         nth = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
         key = name, entry.is_p2p, nth
-        word = operation_name(entry.profiling_name)[1]
+        word, op = _operation(entry.profiling_name)
         slot, ranks = self._slot(name, description, dump)
-        op = _OP.get(word, 0)
         size = _payload(op, entry, ranks)
         known = self._by_key.get(key) if nth else None
         if known is not None and not known.over:
@@ -357,7 +357,7 @@ class FlightRecords:
                 one[2] += call.ns
                 one[3] = 1
         rows = [
-            COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, ns)
+            COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, min(ns, MOST_NS))
             for (slot, op), (count, size, ns, timed) in sums.items()
             if timed
         ]
@@ -397,6 +397,12 @@ _COALESCED_ALONE = -1
 _FROM_OUTPUT = (_OP["all_gather"], _OP["scatter"], _OP["recv"])
 _OF_ALL = (_OP["gather"], _OP["scatter"])
 """Of these an entry has this rank's part only."""
+
+
+@lru_cache(maxsize=4096)
+def _operation(wording: str) -> tuple[str, int]:
+    word = operation_name(wording)[1]
+    return word, _OP.get(word, 0)
 
 
 def _payload(op: int, entry: Entry, ranks: int) -> int:

@@ -28,7 +28,7 @@ from stepscope.records.collectives import (
 )
 from stepscope.records.series import RankSeries
 
-__all__ = ["Arrivals", "align"]
+__all__ = ["MUTUAL", "Arrivals", "align"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
-from stepscope.diagnosis.communication import Communication, Group
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_flows import Group
 from stepscope.diagnosis.robust import medians, peer_deviation, persistence_z, z_needed
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.collectives import OPS

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
-from stepscope.diagnosis.communication import DDP_OP, MIB, Communication, Flow, Reducer, gradients_of
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_ddp import DDP_OP, MIB, Reducer, gradients_of
+from stepscope.diagnosis.communication_flows import Flow
 from stepscope.diagnosis.ddp_advice import for_unused
 from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_offload, for_prefetch, for_units
 from stepscope.diagnosis.robust import shortest
@@ -170,14 +172,9 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
 
 def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
     by_group: dict[str, list[Flow]] = {}
-    for flow in exchanges.flows:
-        if (
-            flow.group.timed
-            and not flow.device
-            and flow.op in SHARDED
-            and flow.flags & FLAG_ASYNC
-            and len(flow.rows) > 1
-        ):
+    for flow in exchanges.flows if view.clock == "host" else ():
+        blocking = flow.group.blocking and not flow.device
+        if blocking and flow.op in SHARDED and flow.flags & FLAG_ASYNC and len(flow.rows) > 1:
             by_group.setdefault(flow.group.name, []).append(flow)
     for flows in by_group.values():
         if len(flows) < len(SHARDED):

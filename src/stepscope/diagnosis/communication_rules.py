@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.diagnosis.claims import Claim
-from stepscope.diagnosis.communication import DDP_OP, Communication
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_ddp import DDP_OP
 from stepscope.diagnosis.communication_groups import find_uneven_groups
 from stepscope.diagnosis.communication_overlap import find_low_overlap
 from stepscope.diagnosis.communication_slow import find_slow_collective
@@ -51,7 +52,7 @@ def _of_flows(view: View, exchanges: Communication) -> list[dict[str, Any]]:
     return [
         _row(flow.group.name, flow.group.kind, flow.op, _mean(flow.least_ns[view.columns]), flow.bytes)
         for flow in exchanges.flows
-        if flow.group.timed and not flow.device
+        if flow.group.blocking and not flow.device
     ]
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim, severity_of
-from stepscope.diagnosis.communication import Communication, Flow
+from stepscope.diagnosis.communication import Communication
+from stepscope.diagnosis.communication_flows import Flow
 from stepscope.diagnosis.communication_groups import group_text
 from stepscope.diagnosis.robust import median_rank
 from stepscope.diagnosis.series_stats import levels
@@ -53,8 +54,8 @@ def find_slow_collective(view: View, exchanges: Communication, known: Collection
     drops = [
         drop
         for flow in exchanges.flows
-        if flow.group.timed and flow.group.name not in known and len(flow.rows) > 1
-        if flow.device or view.clock == "host"
+        if flow.device or (flow.group.blocking and view.clock == "host")
+        if flow.group.name not in known and len(flow.rows) > 1
         for drop in _drops(view, flow, _steps_known(view, exchanges, flow))
     ]
     if not drops:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from stepscope.diagnosis import Window, thresholds
-from stepscope.diagnosis.communication import DDP_OP, Communication, Flow, Reducer, bus_factor
+from stepscope.diagnosis.communication import Communication
 from stepscope.diagnosis.communication_arrivals import Arrivals
+from stepscope.diagnosis.communication_ddp import DDP_OP, Reducer
+from stepscope.diagnosis.communication_flows import Flow, bus_factor
 from stepscope.records.collectives import OPS
 from stepscope.reports.tables import finite
 
@@ -87,7 +89,7 @@ def _group_row(window: Window, seen: Communication, place: int, flows: Sequence[
 
 
 def _op_row(window: Window, seen: Communication, place: int, flow: Flow) -> dict[str, Any]:
-    blocking = flow.group.timed and not flow.device
+    blocking = flow.group.blocking and not flow.device
     exposed_ns, hidden_ns = (flow.exposed_ns, flow.overlapped_ns) if blocking else _on_device(window, seen, flow)
     rare = flow.count < 1  # a scalar now and then is less than a byte a step: both must be fine enough to divide
     return {
