@@ -1,8 +1,10 @@
-"""Torch's own worker server, started in jobs of several ranks, so that the agent can ask a rank that hangs.
+"""Torch's own worker server, started in jobs of several ranks, so that the agent can ask a rank from outside.
 
 The server answers over a Unix socket beside the ring, from native threads and without the GIL: what the Flight Recorder
-knows can be had even of a rank whose Python is stuck.  It is the one thing of ours that adds threads to a training
-process; they sleep until the agent asks, which it does only when the job stands still.  What has to be known about it:
+knows can be had even of a rank whose Python is stuck.  The agent asks a job that stands still, or in which a rank died;
+on NCCL it also reads the Flight Recorder while the job trains, every five seconds at least and twice a second at most
+(``agent/flight_reader.py``), since nothing else knows how long collectives take.  The server is the one thing of ours
+that adds threads to a training process; they sleep until they are asked.  What has to be known about it:
 
 - It has a pool of threads, as many as the machine has cores and eight at least.  Should one of them not come into
   being, torch ends the process: where a limit on threads or on address space could be near, there is no server.
