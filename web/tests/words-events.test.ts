@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import type { CollectiveGroup, NodeRow, RunEvent } from "../src/api/documents";
 import { binary } from "../src/ui/format";
-import { arrivalsOf, exchangeRows, sorted, timesOf } from "../src/words/collectives";
+import { arrivalsOf, exchangeRows, measuredText, sorted, timesOf } from "../src/words/collectives";
 import { commandText, endText, machineRows, meshText, peersText, whoText } from "../src/words/context";
 import { attemptText, attemptsOf, errorText, errorsOf, followedText, toldFirst } from "../src/words/endings";
 import { EVENTS, eventRows, eventText, severityOf, stepOfEvent } from "../src/words/events";
@@ -111,6 +111,14 @@ test("collectives are sorted, what is not known last", () => {
   expect(rows[0]?.group).toBe("group 0");
   expect(arrivalsOf({ steps: 4, collectives: 8, ranks: [{ rank: 1, last: 2, late_ms: 1 }, { rank: 0, last: 6, late_ms: 2 }, {}] })?.ranks.map((one) => one.rank)).toEqual([0, 1]);
   expect(arrivalsOf("no")).toBeNull();
+});
+
+test("how collectives were measured on a device", () => {
+  const measured = { steps: 230, of: 230, missed: 0, last_unread: 0, exposed_ms: null };
+  const how = "Measured on the device (NCCL's Flight Recorder) in";
+  expect([measuredText(null), measuredText(undefined), measuredText(measured)]).toEqual(["", "", `${how} 230 of 230 steps.`]);
+  expect(measuredText({ ...measured, steps: 212, missed: 18, exposed_ms: 4.2 })).toBe(`${how} 212 of 230 steps; 18 steps were overwritten before they could be read; the computation waits 4.20 ms of a step for it.`);
+  expect(measuredText({ ...measured, steps: 228, missed: 1, last_unread: 1 })).toBe(`${how} 228 of 230 steps; 1 step was overwritten before it could be read; the last step was not read.`);
 });
 
 test("a share takes more than a few", () => {

@@ -24,7 +24,6 @@ const COLUMNS: readonly (readonly [SortBy, string, boolean])[] = [
   ["count", "Per step", true],
   ["bytes", "Bytes", true],
   ["transferMs", "Transfer", true],
-  ["busPerS", "Bus", true],
   ["exposedMs", "Blocks, and runs beside", true],
 ];
 
@@ -108,11 +107,13 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
       <td>{row.op}</td>
       <td class="number">{row.count === null ? "–" : short(row.count)}</td>
       <td class="number">{binary(row.bytes)}</td>
-      <td class="number">{row.transferMs === null ? "–" : duration(row.transferMs * 1e6)}</td>
-      <td class="number" title={row.algorithmPerS === null ? "" : `algorithm: ${binary(row.algorithmPerS)}/s`}>{row.busPerS === null ? "–" : `${binary(row.busPerS)}/s`}</td>
+      <td class="number" title={row.busPerS === null ? "" : `bus: ${binary(row.busPerS)}/s; algorithm: ${binary(row.algorithmPerS)}/s`}>
+        {row.transferMs === null ? "–" : duration(row.transferMs * 1e6)}
+        {row.busPerS === null ? null : <span class="muted bus">{binary(row.busPerS)}/s</span>}
+      </td>
       <td>
         {row.exposedMs === null && row.overlappedMs === null ? (
-          <span class="muted">{row.waitMs !== null ? `${duration(row.waitMs * 1e6)} of waiting for ranks` : row.timed ? "not known" : `not told by ${row.backend}`}</span>
+          <span class="muted">{row.waitMs !== null ? `${duration(row.waitMs * 1e6)} of waiting` : row.timed ? "not known" : `not told by ${row.backend}`}</span>
         ) : (
           <>
             <span class="exchange" aria-hidden="true">

@@ -39,7 +39,7 @@ export interface ExchangeRow {
   busPerS: number | null;
 }
 
-export type SortBy = "group" | "op" | "count" | "bytes" | "exposedMs" | "overlappedMs" | "transferMs" | "busPerS";
+export type SortBy = "group" | "op" | "count" | "bytes" | "exposedMs" | "overlappedMs" | "transferMs";
 
 /** Of one that nobody named, what it is for: `data`. */
 export function groupTitle(group: Pick<CollectiveGroup, "name" | "description" | "kind">): string {
