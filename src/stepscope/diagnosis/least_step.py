@@ -29,28 +29,30 @@ __all__ = ["least_step_ns"]
 Floats = NDArray[np.float64]
 
 
-def least_step_ns(view: View) -> Floats:
-    """[S] of the view."""
-    least = np.asarray(np.sum([shortest(phase_ns) for phase_ns in view.phase_ns], axis=0), np.float64)
+def least_step_ns(view: View, without: str = "") -> Floats:
+    """[S] of the view; ``without`` a phase, if that is what would be saved on all ranks."""
+    kept = [shortest(view.phase(name)) for name in view.phases if name != without]
+    least = np.asarray(np.sum(kept, axis=0) if kept else np.zeros(len(view.steps)), np.float64)
     if view.clock == "device":
-        least = np.maximum(least, _by_host(view))
-        least = np.fmax(least, _by_exchange(view))
+        least = np.maximum(least, _by_host(view, without))
+        least = np.fmax(least, _by_exchange(view, without))
     return least
 
 
-def _by_host(view: View) -> float:
-    places = [view.window.phases.index(name) for name in LAUNCHING if name in view.window.phases]
+def _by_host(view: View, without: str = "") -> float:
+    names = [name for name in LAUNCHING if name in view.window.phases and name != without]
+    places = [view.window.phases.index(name) for name in names]
     host_ns = view.window.phase_ns[places][:, view.rows][:, :, view.window.steady]
     if not host_ns.size:
         return 0.0
     return float(np.nansum(np.nanmin(np.nanquantile(host_ns, thresholds.HOST_QUIET, axis=2), axis=1)))
 
 
-def _by_exchange(view: View) -> Floats:
+def _by_exchange(view: View, without: str = "") -> Floats:
     """[S]; nan where nothing is known."""
     unknown = np.full(len(view.steps), np.nan)
     exchanges = view.window.communication
-    if exchanges is None or exchanges.measured is None:
+    if exchanges is None or exchanges.measured is None or without == "comm":
         return unknown
     took = [
         np.where(np.isnan(least_ns := flow.least_ns[view.columns].astype(np.float64)), flow.transfer_ns, least_ns)
@@ -62,7 +64,7 @@ def _by_exchange(view: View) -> Floats:
     counts = _calls_by_phase(exchanges.arrivals)
     stays_ns = np.zeros(len(view.steps))
     for name in view.phases:
-        if name in BUILTIN_PHASES and name != "comm":
+        if name in BUILTIN_PHASES and name not in ("comm", without):
             # Nothing can be exchanged before the first part of a phase is done; the rest may hide the exchange.
             stays_ns += shortest(view.phase(name)) / max(counts.get(name, 1.0), 1.0)
     # Collectives of one kind run one after the other; others may run beside them, as FSDP's gathers and scatters do.
