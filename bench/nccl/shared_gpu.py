@@ -20,8 +20,8 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
 """Under MPS a client has so few by default that streams share them: what one stream waits for then stops another, and
-FSDP's computation stood still where nothing made it wait (seen on an H200).  With 32 of them for each of a dozen clients
-the device is "busy or unavailable"."""
+FSDP's computation stood still where nothing made it wait (seen on an H200).  With 32 of them for each of a dozen
+clients the device is "busy or unavailable"."""
 WAIT_S = 30.0
 
 

@@ -122,9 +122,9 @@ def _left(group: Group) -> Departure | None:
 def _explains(group: Group, left: Departure, edges: Sequence[Edge]) -> bool:
     """Whether leaving the path there is why the group stands.
 
-    Ranks that ask for different things at the same number cannot go on, or not for long (NCCL).  Where they ask for the same from different
-    lines, they did go on, out of step, until the numbers ran out on one side: those that left wait for all others, or
-    all others for them.
+    Ranks that ask for different things at the same number cannot go on, or not for long (NCCL).  Where they ask for the
+    same from different lines, they did go on, out of step, until the numbers ran out on one side: those that left wait
+    for all others, or all others for them.
     """
     waiting = group.waiting
     if any(_disagree(group, left.sides, number) for number in set(waiting.values())):

@@ -77,7 +77,7 @@ def odd_ones(ranks: Iterable[int], key: Callable[[int], Hashable]) -> tuple[tupl
 def departure(group: Group, until: int, *, stuck: bool = False) -> Departure | None:
     """The first place from which on, up to ``until``, some ranks are on another path than the rest; None: nowhere.
 
-    ``stuck``: the device stands still in what all have called.  Then a call that differed and ended all the same counts:
+    ``stuck``: devices stand still in what all have called.  Then a call that differed and ended all the same counts:
     NCCL does not compare calls, and what was left over of that one may stop it a hundred calls later.
     """
     lines = _Lines(group, until)

@@ -157,10 +157,10 @@ def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
         return ()
     now = group.waiting[stuck]
     what = called(group.progress[stuck].operation(now), now)
-    return (
+    told = (
         f"Number {sequence} ended all the same: NCCL does not compare calls. What the ranks sent from then on did not "
-        f"fit together, until they stood still in {what}.",
     )
+    return (f"{told}fit together, until they stood still in {what}.",)
 
 
 def _at_the_end(case: Case) -> Verdict | None:

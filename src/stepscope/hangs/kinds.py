@@ -347,7 +347,8 @@ def _long_ago(situation: Situation, found: Verdict, rank: int) -> bool:
     waiting = situation.doings[rank].waiting_in
     if waiting is None or waiting.sequence is None or found.sequence is None or waiting.peer is not None:
         return False
-    return (waiting.group, waiting.description) == (found.group, found.description) and waiting.sequence > found.sequence
+    same = (waiting.group, waiting.description) == (found.group, found.description)
+    return same and waiting.sequence > found.sequence
 
 
 def _on_device(situation: Situation) -> Ruling | None:
