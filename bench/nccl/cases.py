@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["CASES", "CPU", "CUDA", "Case", "Lengths", "fault_ms", "fault_text"]
 
-HOST, DEVICE, SMALL = 1.2, 0.8, 0.1
+HOST, DEVICE, SMALL = 0.9, 0.5, 0.1
 """Of a healthy step.  The host runs ahead of the device, so a host loses part of its fault in that lead."""
 LEAST_MS, MOST_MS = 2.0, 40.0
 """Of every fault but the small ones: less is lost in the machine's noise, more takes the machine's time."""
@@ -41,7 +41,7 @@ class Lengths:
     late_steps: int
 
 
-CUDA = Lengths(warm=30, steps=200, clean=70, late_from=300, late_steps=420)
+CUDA = Lengths(warm=30, steps=120, clean=60, late_from=300, late_steps=400)
 CPU = Lengths(warm=10, steps=60, clean=40, late_from=60, late_steps=100)
 
 

@@ -40,6 +40,9 @@ SETTLE = 10
 """Steps after the fault's end that are neither with nor without it."""
 LAYERS = 6
 WIDTH = {"cuda": 1024, "cpu": 128}
+FORWARD_MS, BACKWARD_MS = 1.5, 3.0
+"""Of device time in each layer, in a kernel that sleeps: ranks that share a GPU would slow each other down with real
+work, and so little work as they could do side by side would leave the host as what every step waits for."""
 CYCLES = 20_000_000
 """Of the kernel by which the device's clock is measured: about 10 ms."""
 GATE_TIMEOUT = datetime.timedelta(minutes=15)
@@ -56,6 +59,12 @@ class Fault:
         self.step = 0
         self.cycles = 0
         """How many the device counts in that time; 0: there is no device."""
+        self.cycles_per_ms = 0.0
+
+    def work(self, ms: float) -> None:
+        """What every rank does in a layer."""
+        if self.cycles_per_ms:
+            torch.cuda._sleep(int(ms * self.cycles_per_ms))
 
     def strike(self, where: str) -> None:
         if not (self.mine and where == self.where and self.from_step <= self.step < self.until):
@@ -77,19 +86,24 @@ class Fault:
             torch.cuda._sleep(CYCLES)
             end.record()
             end.synchronize()
-        self.cycles = int(self.ms * CYCLES / begin.elapsed_time(end))
+        self.cycles_per_ms = CYCLES / begin.elapsed_time(end)
+        self.cycles = int(self.ms * self.cycles_per_ms)
 
 
-class StrikeInBackward(torch.autograd.Function):
+class InBackward(torch.autograd.Function):
+    """A layer's work in backward and, in one of them, the fault."""
+
     @staticmethod
-    def forward(ctx: Any, x: Any, fault: Fault) -> Any:
-        ctx.fault = fault
+    def forward(ctx: Any, x: Any, fault: Fault, strikes: bool) -> Any:
+        ctx.fault, ctx.strikes = fault, strikes
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, None]:
-        ctx.fault.strike("backward")
-        return grads[0], None
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None, None]:
+        ctx.fault.work(BACKWARD_MS)
+        if ctx.strikes:
+            ctx.fault.strike("backward")
+        return grads[0], None, None
 
 
 class Net(nn.Module):
@@ -103,9 +117,8 @@ class Net(nn.Module):
     def forward(self, x: Any) -> Any:
         self.fault.strike("forward")
         for number, layer in enumerate(self.layers):
-            x = layer(x)
-            if number == LAYERS // 2:
-                x = StrikeInBackward.apply(x, self.fault)
+            x = InBackward.apply(layer(x), self.fault, number == LAYERS // 2)
+            self.fault.work(FORWARD_MS)
         return x
 
 

@@ -47,6 +47,10 @@ __all__ = ["end_job", "healthy_ms_of", "look_at", "main", "price_of"]
 JOB = Path(__file__).resolve().parent / "job.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 MEASURED = "measured.json"
+STRETCH = 10
+"""Steps whose means are compared, for the error of a mean over many …"""
+FIRST_MEASURED, SETTLED, MOST_CLEAN = 30, 10, 200
+"""… from here on, and so long after the fault's end: as job.py measures."""
 TIMEOUT_S = 300.0
 """Of one job, its wait at the gate included."""
 NOT_KEPT = ("logs", "report.html", "summary.txt")
@@ -304,8 +308,10 @@ def _judged(case: Case, rows: Mapping[str, Row], folder: Path, baseline: str) ->
     if row["problem"]:
         return Judged(name=case.name, healthy=case.healthy, right=False, problems=(row["problem"],))
     healthy_ms = healthy_ms_of(rows, case)
-    seen = look_at(open_run(folder / "runs" / case.name.replace("/", "-")), first=row["from"], steps=row["steps"])
+    run = open_run(folder / "runs" / case.name.replace("/", "-"))
+    seen = look_at(run, first=row["from"], steps=row["steps"])
     price = price_of(row, healthy_ms if baseline == "healthy" else None)
+    price = replace(price, error_ms=error_ms(run, row))
     return judge(case, seen, price, fault_ms=row["fault_ms"], healthy_ms=healthy_ms)
 
 
@@ -329,6 +335,22 @@ def price_of(row: Row, healthy_ms: float | None) -> Price:
     elif clean:
         without_ms = sum(span["step_ms"] * span["steps"] for span in clean) / sum(span["steps"] for span in clean)
     return Price(with_ms=spans["with"]["step_ms"], without_ms=without_ms)
+
+
+def error_ms(run: RunData, row: Row) -> float:
+    """The standard error of the difference between steps with and without the fault: from means over some steps each.
+
+    Steps are not independent of each other, stretches of them nearly are.
+    """
+    walls = np.mean([series.steps["wall_ns"][: row["steps"] + SETTLED + MOST_CLEAN] for series in run.ranks], axis=0)
+    hit, after = walls[max(FIRST_MEASURED, row["from"]) : row["steps"]], walls[row["steps"] + SETTLED :]
+    errors = [_error_of_mean(part / 1e6) for part in (hit, after) if len(part) >= 2 * STRETCH]
+    return float(np.sqrt(np.sum(np.square(errors))))
+
+
+def _error_of_mean(steps_ms: Any) -> float:
+    means = [float(part.mean()) for part in np.array_split(steps_ms, len(steps_ms) // STRETCH)]
+    return float(statistics.stdev(means) / len(means) ** 0.5)
 
 
 def look_at(run: RunData, *, first: int, steps: int) -> Seen:

@@ -17,7 +17,10 @@ from nccl.cases import Case
 __all__ = ["Judged", "Price", "Seen", "blames", "good_enough", "judge", "promised_ms", "render"]
 
 TOLERANCE, TOLERANCE_MS = 0.1, 0.3
-"""Of the measured difference; the larger counts."""
+"""Of the measured difference; the larger counts …"""
+NOISE, MOST_NOISE = 2.0, 0.2
+"""… or so many standard errors of the measured difference itself, but never more than this share of it: nobody can
+promise it better than it is known."""
 HIDDEN_SHARE = 0.03
 """Of the step: a fault that costs less is hidden."""
 NEEDED = 0.95
@@ -42,6 +45,8 @@ class Price:
 
     with_ms: float
     without_ms: float
+    error_ms: float = 0.0
+    """The standard error of their difference."""
 
     @property
     def cost_ms(self) -> float:
@@ -52,11 +57,16 @@ class Price:
         return self.cost_ms < HIDDEN_SHARE * self.with_ms
 
     @property
+    def tolerance_ms(self) -> float:
+        noise_ms = min(NOISE * self.error_ms, MOST_NOISE * self.cost_ms)
+        return max(TOLERANCE * self.cost_ms, TOLERANCE_MS, noise_ms)
+
+    @property
     def next_to_nothing_ms(self) -> float:
-        return max(TOLERANCE_MS, HIDDEN_SHARE * self.with_ms)
+        return max(TOLERANCE_MS, HIDDEN_SHARE * self.with_ms, NOISE * self.error_ms)
 
     def fits(self, promised: float | None) -> bool:
-        return promised is not None and abs(promised - self.cost_ms) <= max(TOLERANCE * self.cost_ms, TOLERANCE_MS)
+        return promised is not None and abs(promised - self.cost_ms) <= self.tolerance_ms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -518,6 +519,42 @@ def test_a_judge_that_fails_is_asked_no_more(job: Job, monkeypatch: pytest.Monke
     job.step()
     job.wait(12)
     assert len(job.events("hang")) == 1
+
+
+def nccl_gives_up(job: Job, *, age_s: float = 0.0) -> None:
+    path = job.run_dir / "flight" / "nccl_trace_rank_0"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"a dump")
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_a_dump_of_nccls_watchdog_is_looked_into_at_once(job: Job) -> None:
+    two(job)
+    job.verdict = excuse("Rank 1 computes.", 40.0)
+    job.wait(15)
+    assert len(job.judged) == 1
+    nccl_gives_up(job)
+    job.verdict = hang
+    job.wait(0.4)
+    ((record,), _) = read_hangs(job.run_dir)
+    assert record.evidence == ("NCCL's watchdog gave up, too: it wrote the dump of rank 0 before this look.",)
+    assert len(job.judged) == 2
+
+
+def test_an_excuse_that_holds_in_spite_of_it_is_not_asked_for_all_the_time(job: Job) -> None:
+    two(job)
+    job.wait(4)
+    nccl_gives_up(job)
+    job.verdict = excuse("Rank 1 computes.", 40.0)
+    job.wait(30)
+    assert len(job.judged) == 1
+
+
+def test_a_dump_from_before_the_last_word_tells_nothing(job: Job) -> None:
+    two(job)
+    nccl_gives_up(job, age_s=60.0)
+    job.wait(9.6)
+    assert job.judged == []
 
 
 def test_another_agent_counts_on(job: Job) -> None:

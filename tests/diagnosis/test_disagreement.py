@@ -11,6 +11,7 @@ from stepscope.diagnosis import build_window, diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankError, RunData
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death
+from stepscope.testing.traffic import Exchange, Traffic
 
 GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312."
 VERDICT: dict[str, Any] = {
@@ -110,6 +111,20 @@ def test_nccls_watchdog_aborts_the_rank_that_waited_and_the_one_it_waited_for_is
         "NCCL's watchdog, or its heartbeat monitor, wrote the dumps of ranks 0–2 and aborted rank 0."
     )
     assert (crash.kind, crash.severity, crash.ranks) == ("rank_crashed", "info", (0,))
+
+
+def test_a_killed_rank_whose_recorder_was_never_read_is_told() -> None:
+    """As on an H200: the agent had not yet read what rank 1's device did; rank 0 lost its peer and was ended."""
+    even = Traffic(
+        mesh={"dp": 2}, exchanges=(Exchange(dimension="dp", mb=8.0, ms=1.0),), noise=0.0, work_ms=0.0, backend="nccl"
+    )
+    launcher = replace(raised(0, "ChildFailedError", ""), rank=None, exit_codes={0: -15, 1: -9})
+    deaths = (Death(rank=0, step=30), Death(rank=1, step=30))
+    job = Cluster(ranks=2, steps=30, device_timed=True, traffic=replace(even, device=True), deaths=deaths)
+    read, unread = (replace(job, errors=(launcher,), traffic=replace(even, device=on)).run() for on in (True, False))
+    (found,) = found_in(replace(read, ranks=(read.ranks[0], unread.ranks[1])))
+    assert (found.kind, found.severity, found.ranks) == ("rank_crashed", "critical", (1,))
+    assert found.title == "Rank 1 was killed by SIGKILL (in step 30, in backward)."
 
 
 @pytest.mark.parametrize("codes", [{0: -9, 1: -15}, {0: 7, 1: -15}])

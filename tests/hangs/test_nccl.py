@@ -122,6 +122,38 @@ def test_another_operation() -> None:
     assert (hang.collective.sequence, hang.collective.op) == (41, "all_reduce")
 
 
+def long_ago(ranks: int, odd: int, *last: dict[str, Any], silent_s: float = 11.0) -> Job:
+    """``odd`` gathered at number 41, which NCCL ended, and nine more; all stand in what comes last."""
+    stopped = job(ranks, silent_s)
+    for rank in range(ranks):
+        unlike = call(41, "completed", op="nccl:all_gather" if rank == odd else "nccl:all_reduce")
+        since = [call(number, "completed") for number in range(42, 51)]
+        waits(stopped, rank, unlike, *since, *last)
+    return stopped
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_another_operation_that_nccl_ended(ranks: int) -> None:
+    """Devices wait inside of number 51, which all called alike: what differed before is why."""
+    hang = long_ago(ranks, 1, call(51)).hang()
+    victims = tuple(rank for rank in range(ranks) if rank != 1)
+    assert verdict(hang) == ("hang_mismatch", [1], victims, False)
+    assert hang.culprits[0].at is None
+    assert "(number 41 of default_pg)" in hang.title
+    assert "called all_gather" in hang.title
+    assert "until they stood still in all_reduce 51." in hang.evidence[-1]
+
+
+def test_what_differed_before_does_not_excuse_who_is_missing_or_a_kernel_without_end() -> None:
+    gathered = [call(41, "completed", op="nccl:all_gather"), *(call(n, "completed") for n in range(42, 51))]
+    missing = elsewhere(long_ago(2, 1, call(51)), 1, *gathered, process_state="S", cpu_share=0.0)
+    assert verdict(missing.hang()) == ("hang_missing_collective", [1], (0,), False)
+    busy = long_ago(4, 2, call(51), silent_s=61.0)
+    own = [call(number, "completed") for number in range(41, 51)]
+    waits(busy, 1, *own, call(51, "scheduled"), threads=IN_SYNCHRONIZE)
+    assert verdict(busy.hang()) == ("hang_device", [1], (0, 2, 3), False)
+
+
 def test_a_skipped_collective_is_told_by_what_usually_follows_it() -> None:
     """Each step has two buckets and a sum; rank 1 left out the sum, and its bucket meets the others' sum."""
     steps = [nccl_entry(number, sizes=[[(100, 200, 512)[number % 3]]]) for number in range(1, 60)]

@@ -165,6 +165,8 @@ class FlightReader:
         dump = read_dump(body) if body is not None else None
         if dump is None or not (dump.entries or rank.answered):
             rank.handler = rank.handler if rank.answered else (rank.handler + 1) % len(HANDLERS)
+            if not rank.answered and rank.handler:
+                rank.asked_s = float("-inf")  # an empty answer is quick, and the next one may be the right one
         if dump is None:
             # A handler that is not there answers at once; only a round of them that failed is a reason to wait.
             rank.failures += rank.answered or rank.handler == 0

@@ -5,6 +5,9 @@ the evidence is gathered (``agent/gather.py``) and judged (``hangs/judge.py``) o
 are drained all the while.  A judge that finds work going on says when to look again.  A hang is told at once, in the
 events, in ``hangs/``, in ``findings.json`` and on the terminal; and so is its end, if the job comes back.
 
+NCCL's watchdog, too, gives up at some time: it has all ranks write their Flight Recorders into ``flight/``, and aborts
+the one that waited a minute later.  Such a dump is a reason to look at once, whatever ``after_s`` says.
+
 When a rank dies, the Flight Recorders of those it leaves behind are asked at once: their launcher is about to end them.
 In a job of several hosts what was gathered is kept, hang or not, to be judged with the others' (``hangs/joined.py``).
 """
@@ -28,6 +31,7 @@ from stepscope.agent.on_hang import HangPolicy, OnHang
 from stepscope.agent.progress import Progress, World, WorldKey
 from stepscope.agent.subjects import Subjects, departed_of
 from stepscope.agent.worker_server import ask_flights
+from stepscope.flight.wording import ranks_text
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.finding import finding_of, steps_of
 from stepscope.hangs.judge import NotAHang, judge
@@ -35,7 +39,7 @@ from stepscope.hangs.kept import KeptEvidence
 from stepscope.hangs.text import hang_lines
 from stepscope.records.hang import HangRecord
 from stepscope.records.places import ENV_KEEP_EVIDENCE
-from stepscope.store.flights import keep_flights
+from stepscope.store.flights import keep_flights, nccl_dumped
 from stepscope.store.hangs import read_hangs, write_evidence, write_hang
 from stepscope.store.paths import hang_path
 from stepscope.store.results import save_findings
@@ -69,6 +73,8 @@ class _Stop:
     reasons: set[str] = field(default_factory=set)
     """Why it was no hang, as told already."""
     earlier: dict[int, RankEvidence] = field(default_factory=dict)
+    gave_up: tuple[int, ...] = ()
+    """Ranks of which NCCL's watchdog has written a dump in this stretch: it is about to abort them."""
     record: HangRecord | None = None
     kept: KeptEvidence | None = None
     """What was last gathered, where other hosts are in it too."""
@@ -173,7 +179,8 @@ class Watchdog:
         if stop is not None and (moved_s > stop.moved_s or world.pids != stop.pids):
             self._leave(world.key)
             stop = None
-        if not self._stands_still(world, now_s) and not self._lost_one(world, now_s):
+        gave_up = stop.gave_up if stop is not None and stop.gave_up else self._gave_up(world, now_s)
+        if not gave_up and not self._stands_still(world, now_s) and not self._lost_one(world, now_s):
             return
         if stop is None:
             stop = self._stops[world.key] = _Stop(
@@ -182,6 +189,8 @@ class Watchdog:
                 stopped_wall_ns=time.time_ns() - round((now_s - moved_s) * 1e9),
                 pids=world.pids,
             )
+        if gave_up and not stop.gave_up:
+            stop.gave_up, stop.next_s = gave_up, now_s  # whatever was a good excuse before: there is little time left
         if now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
             self._inquire(world, stop, now_s)
 
@@ -208,11 +217,19 @@ class Watchdog:
             return False
         return now_s - max(lost_s, world.quiet_since_s()) >= min(LOSS_S, self._after_s)
 
+    def _gave_up(self, world: World, now_s: float) -> tuple[int, ...]:
+        """Ranks of which NCCL's watchdog wrote a dump since the last sign of life of any; its abort follows in 60 s."""
+        quiet_s = now_s - world.quiet_since_s()
+        if quiet_s < min(LOSS_S, self._after_s):
+            return ()
+        return tuple(sorted(nccl_dumped(self._run_dir, since_ns=time.time_ns() - round(quiet_s * 1e9))))
+
     def _inquire(self, world: World, stop: _Stop, now_s: float) -> None:
         """Begin to gather and to judge; ``_hear`` gets what comes of it."""
         subjects = self._subjects.of(world, now_s)
         threshold_s, step_s = self._patience_s(world), world.step_s()
         number = max(self._records, default=0) + 1
+        gave_up = stop.gave_up
 
         def work() -> None:
             gathered = self._gather(subjects, earlier=stop.earlier)
@@ -229,6 +246,7 @@ class Watchdog:
             outcome = self._judge(evidence, number=number, **instants)
             if isinstance(outcome, HangRecord):
                 self._keep(gathered)
+                outcome = replace(outcome, evidence=(*outcome.evidence, *_given_up(gave_up)))
             if world.size > len(gathered.ranks) or os.environ.get(ENV_KEEP_EVIDENCE) == "1":
                 inquiry.kept = self._keep_evidence(evidence, outcome, number=number, **instants)
             inquiry.outcome = outcome
@@ -338,6 +356,13 @@ class Watchdog:
     def _earlier(self) -> list[HangRecord]:
         """What an agent before this one found on this host."""
         return [record for record in read_hangs(self._run_dir)[0] if record.host == self._node]
+
+
+def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:
+    if not ranks:
+        return ()
+    dumps = "dump" if len(ranks) == 1 else "dumps"
+    return (f"NCCL's watchdog gave up, too: it wrote the {dumps} of {ranks_text(ranks)} before this look.",)
 
 
 def _say(text: str) -> None:

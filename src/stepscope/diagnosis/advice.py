@@ -28,7 +28,7 @@ def for_straggler(
 ) -> tuple[str, ...]:
     """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host.
 
-    ``side``: ``device`` where its kernels are known to take longer, and not its host to launch them late.
+    ``side``: ``host`` where it is known to launch late, ``device`` where its kernels are known to take longer.
     """
     if node:
         return (
@@ -43,6 +43,9 @@ def for_straggler(
     elif phase == "h2d":
         first = f"Check how {who}{where} reaches its device: pinned memory, NUMA binding, PCIe width."
         second = "Copy with non_blocking=True from a DataLoader with pin_memory=True."
+    elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "host":
+        first = f"The host of {who}{where} launches its kernels late: look at the Python code that only it runs there."
+        second = "If the code is the same, its CPU is not: other processes on its cores, fewer of them, lower clocks."
     elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "device":
         first = (
             f"The kernels of {who}{where} take longer, its host launches them in time: compare batch shape, sequence "

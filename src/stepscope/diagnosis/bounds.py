@@ -18,6 +18,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.bound_advice import for_comm, for_compute, for_h2d, for_input_of, for_optimizer
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.communication_rules import exchanges_of
+from stepscope.diagnosis.least_step import least_step_ns
 from stepscope.diagnosis.robust import longest, shortest
 from stepscope.diagnosis.shares import common, is_even, ordinary_steps, part_of, stretches_with
 from stepscope.diagnosis.view import View, cost_of
@@ -106,7 +107,10 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
         return []
     saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
-    cost = cost_of(view, saved_ns)
+    if view.comm_measured:
+        saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view, rule.phase))
+    # Nobody gets rid of all of it; how much of it depends on what is done.
+    cost = {**cost_of(view, saved_ns), "up_to": True}
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
     finding = Finding(

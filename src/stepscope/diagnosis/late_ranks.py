@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_straggler
 from stepscope.diagnosis.claims import Claim, severity_of
+from stepscope.diagnosis.host_bound import host_ns, waits_for_host
 from stepscope.diagnosis.least_step import least_step_ns
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import median_rank, medians, shortest
@@ -145,16 +146,17 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
 
 
 def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
-    """``device`` where a rank launched in time and its kernels took longer.
+    """``device``: a rank launched in time and its kernels took longer; ``host``: its device waited for its launches.
 
     None where that cannot be told: a host that takes long in that phase may be what its device waits for, or may stand
     still itself because its device is behind.
     """
-    if view.clock != "device" or phase is None or phase not in view.window.phases:
+    if view.clock != "device" or phase is None:
         return None
-    host_ns = view.window.phase_ns[view.window.phases.index(phase)][view.rows][:, view.columns[worst.at]]
-    own_ns = medians(host_ns[[worst.rank]])[0]
-    return "device" if own_ns < thresholds.AHEAD_SHARE * worst.excess_ns else None
+    own_ns = float(medians(host_ns(view, phase, worst.at)[[worst.rank]])[0])
+    if own_ns < thresholds.AHEAD_SHARE * worst.excess_ns:
+        return "device"
+    return "host" if waits_for_host(view, worst) else None
 
 
 def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice, *, by_work: bool) -> Floats:

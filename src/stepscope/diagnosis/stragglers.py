@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.host_bound import host_excess_ns, waits_for_host
 from stepscope.diagnosis.late_ranks import BETWEEN, Suspect, claims_of
 from stepscope.diagnosis.robust import peer_deviation, persistence_z, spread, stretch_z, z_needed
 from stepscope.diagnosis.series_stats import local_median
@@ -100,10 +101,11 @@ def find_stragglers(view: View) -> list[Claim]:
     if len(view.ranks) < 2 or not view.enough:
         return []
     compared = _Comparisons(view)
-    suspects = _by_work(view, compared)
+    suspects = [suspect for suspect in _by_work(view, compared) if not _keeps_pace(view, suspect)]
     known = {suspect.rank for suspect in suspects}
     if view.comm_measured or not view.nccl:
-        suspects += [suspect for suspect in _by_phase(view, compared) if suspect.rank not in known]
+        by_phase = (suspect for suspect in _by_phase(view, compared) if suspect.rank not in known)
+        suspects += [suspect for suspect in by_phase if not _keeps_pace(view, suspect)]
     if not view.comm_measured:
         known = {suspect.rank for suspect in suspects}
         suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
@@ -119,6 +121,17 @@ def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
         phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
         found.append(_suspect(one, phase, by_phase, by_work=True))
     return found
+
+
+def _keeps_pace(view: View, suspect: Suspect) -> bool:
+    """Whether its device waits for its host, and that takes no longer than the hosts of its peers.
+
+    Where hosts are what the job waits for, the one that happens to be behind has a device that stands still, and the
+    others, whose devices are a little ahead, wait for it; but none of them would be faster alone.
+    """
+    return waits_for_host(view, suspect) and host_excess_ns(view, suspect) < thresholds.EXPLAINS_SHARE * (
+        suspect.excess_ns
+    )
 
 
 def _by_phase(view: View, compared: _Comparisons) -> list[Suspect]:
@@ -191,11 +204,25 @@ def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_E
         own = deviation[rank][there]
         if len(own) < thresholds.MIN_STEPS:
             continue
-        at, z = _lasting(own, least_ns, comparisons) or _passing(own, least_ns, comparisons) or (None, 0.0)
+        test = _Test(least_ns=least_ns, comparisons=comparisons, stretch=_least_stretch(view))
+        at, z = _lasting(own, test) or _passing(own, test) or (None, 0.0)
         if at is not None:
             columns = np.flatnonzero(there)
             at = slice(int(columns[at.start]), int(columns[at.stop - 1]) + 1)
             yield _Excess(rank=int(rank), at=at, excess_ns=_median(deviation[rank, at]), z=z)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Test:
+    least_ns: float
+    comparisons: int
+    stretch: int
+    """Steps in the shortest stretch."""
+
+
+def _least_stretch(view: View) -> int:
+    sampled = view.clock == "device" and len(view.steps) * 2 <= int(view.steps[-1] - view.steps[0]) + 1
+    return thresholds.SAMPLED_STRETCH_STEPS if sampled else thresholds.STRETCH_STEPS
 
 
 def _least_excess(view: View) -> float:
@@ -230,33 +257,34 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
         width *= 2
 
 
-def _lasting(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, float] | None:
+def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
     """An excess of the whole window; from where on, when it began in it."""
-    if np.median(own) < least_ns:
+    if np.median(own) < test.least_ns:
         return None
     z = persistence_z(own)
-    if z < z_needed(comparisons):
+    if z < z_needed(test.comparisons):
         return None
-    at = _longest_stretch(own, least_ns)
+    at = _longest_stretch(own, test)
     if at is not None:
         outside = np.delete(own, at)
-        if len(outside) >= thresholds.STRETCH_STEPS and np.median(outside) < least_ns / 2:
+        if len(outside) >= test.stretch and np.median(outside) < test.least_ns / 2:
             return at, z
     return slice(0, len(own)), z
 
 
-def _passing(own: Floats, least_ns: float, comparisons: int) -> tuple[slice, float] | None:
+def _passing(own: Floats, test: _Test) -> tuple[slice, float] | None:
     """An excess of one stretch, told by the rest of the window."""
-    at = _longest_stretch(own, least_ns)
+    at = _longest_stretch(own, test)
     if at is None or len(own) - (at.stop - at.start) < thresholds.MIN_STEPS:
         return None
     z = stretch_z(own, at)
     # Any stretch might have been the one; those that share most of their steps are one and the same.
-    return (at, z) if z >= z_needed(comparisons * len(own) // thresholds.STRETCH_STEPS) else None
+    return (at, z) if z >= z_needed(test.comparisons * len(own) // test.stretch) else None
 
 
-def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
+def _longest_stretch(own: Floats, test: _Test) -> slice | None:
     """Where the running median stays above; a short dip does not end it."""
+    least_ns = test.least_ns
     above = local_median(own, SMOOTHED_OVER) >= least_ns
     edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))
     starts, stops = edges[::2].tolist(), edges[1::2].tolist()
@@ -271,7 +299,7 @@ def _longest_stretch(own: Floats, least_ns: float) -> slice | None:
         first += 1
     while first < stop and own[stop - 1] < least_ns:
         stop -= 1
-    return slice(first, stop) if stop - first >= thresholds.STRETCH_STEPS else None
+    return slice(first, stop) if stop - first >= test.stretch else None
 
 
 def _median(values: Floats) -> float:

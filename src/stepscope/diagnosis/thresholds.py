@@ -42,6 +42,9 @@ PASSING_SHARE = 0.005
 """Of the time a stretch must cost to be told: ranks are late for a moment now and then, and a longer run has more."""
 STRETCH_STEPS = 8
 """The shortest stretch of steps that is called a stretch: five in the running median, and three to be sure."""
+SAMPLED_STRETCH_STEPS = 6
+"""The same where steps are timed now and then only: they are less alike, and few of a stretch are there.  Five in the
+running median, and one to be sure."""
 
 # -- uneven ranks -------------------------------------------------------------------------------------------------
 
@@ -81,6 +84,11 @@ DDP_SAMPLES = 5
 """DDP's own figures on a GPU come once in a hundred steps; fewer say nothing."""
 DDP_SHARE = 0.8
 """Of these samples a rank must be behind in."""
+IDLE_SHARE = 0.5
+"""Of what a host does between the steps and for input, its device stands still: then it has nothing left to do, and the
+host is what this rank waits for."""
+HOST_QUIET = 0.3
+"""Quantile of a host's steps in which it hardly stands still for its device in a given phase."""
 AHEAD_SHARE = 0.3
 """Of what a rank's device is late by, its host spends in the same phase at most: then it did launch in time."""
 NODE_SHARE = 0.75

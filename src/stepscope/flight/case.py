@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stepscope.flight.align import Group, groups_of, world_of
 from stepscope.flight.combine import HOST_BACKENDS, with_same_groups
 from stepscope.flight.compare import ONE_SIDED, Departure, departure, difference
-from stepscope.flight.entries import Dump
+from stepscope.flight.entries import STARTED, Dump
 from stepscope.flight.failures import FailureText, failure_in
 from stepscope.flight.waits import Edge, collective_edges, p2p_edges
 from stepscope.records.hang import Frame, ThreadStack
@@ -69,13 +69,15 @@ def build_case(
     ranks = world_of(dumps, world, (*unreadable, *failures))
     groups = groups_of(dumps, ranks, failed=failures.keys())
     have = [dump.rank for dump in dumps]
-    lagging = _lagging(groups)
     edges = [edge for group in groups for edge in (*collective_edges(group, have), *p2p_edges(group, have))]
     departures = tuple(
         (group, left) for group in groups if (left := _left(group)) is not None and _explains(group, left, edges)
     )
     for group, left in departures:
         edges = _past(edges, group, left)
+    # A device that waits for the rest of another call than its peer made has not stopped.
+    unlike = [group.key for group, left in departures if left.differs != "call site"]
+    lagging = _lagging([group for group in groups if group.key not in unlike])
     return Case(
         dumps={dump.rank: dump for dump in dumps},
         world=ranks,
@@ -114,24 +116,39 @@ def _distributed_call(frames: Sequence[Frame]) -> str:
 def _left(group: Group) -> Departure | None:
     """Where some rank left the others, of a group in which something stands."""
     waiting = group.waiting
-    return departure(group, max(waiting.values())) if waiting else None
+    return departure(group, max(waiting.values()), stuck=_stuck_inside(group)) if waiting else None
 
 
 def _explains(group: Group, left: Departure, edges: Sequence[Edge]) -> bool:
     """Whether leaving the path there is why the group stands.
 
-    Ranks that ask for different things at the same number cannot go on.  Where they ask for the same from different
-    lines, they did go on, out of step, until the numbers ran out on one side: those that left wait for all others, or
-    all others for them.
+    Ranks that ask for different things at the same number cannot go on, or not for long (NCCL).  Where they ask for the
+    same from different lines, they did go on, out of step, until the numbers ran out on one side: those that left wait
+    for all others, or all others for them.
     """
     waiting = group.waiting
     if any(_disagree(group, left.sides, number) for number in set(waiting.values())):
+        return True
+    if left.differs != "call site" and _stuck_inside(group):
         return True
     if not left.ranks:
         return False
     waiters = {edge.waiter for edge in edges if edge.group is group}
     waited = {edge.waited for edge in edges if edge.group is group}
     return set(left.ranks) in (waiters, waited)
+
+
+def _stuck_inside(group: Group) -> bool:
+    """Whether the oldest collective that stands was called by all, and devices have begun it: they wait inside NCCL."""
+    waiting = group.waiting
+    if not waiting or any(rank not in group.progress for rank in group.members):
+        return False
+    first = min(waiting.values())
+    waiters = [rank for rank, number in waiting.items() if number == first]
+    operation = group.progress[waiters[0]].operation(first)
+    if operation is None or operation.backend in HOST_BACKENDS or group.missing(first):
+        return False
+    return all(group.progress[rank].state(first) == STARTED for rank in waiters) or bool(_late(group, first))
 
 
 def _disagree(group: Group, sides: Sequence[Sequence[int]], number: int) -> bool:
@@ -159,22 +176,30 @@ def _past(edges: Sequence[Edge], group: Group, left: Departure) -> list[Edge]:
 
 
 def _lagging(groups: Sequence[Group]) -> dict[int, tuple[Group, int]]:
-    """Ranks that wait for the end of a collective that has ended on a peer, which takes all of them.
-
-    On the host it does not count: gloo gives up what failed and calls that the end.
-    """
+    """Ranks that wait for the end of a collective that has ended on a peer, which takes all of them."""
     found: dict[int, tuple[Group, int]] = {}
     for group in groups:
         ended = max((one.completed or 0 for one in group.progress.values()), default=0)
-        for rank, sequence in group.waiting.items():
-            operation = group.progress[rank].operation(sequence)
-            if sequence > ended or operation is None or operation.backend in HOST_BACKENDS:
-                continue
-            if operation.name.split("+")[0] not in NOT_SYMMETRIC and any(
-                other != rank and one.has_ended(sequence) for other, one in group.progress.items()
-            ):
-                found.setdefault(rank, (group, sequence))
-    return {rank: (group, sequence) for rank, (group, sequence) in found.items() if _alike(group, sequence)}
+        for sequence in {number for number in group.waiting.values() if number <= ended}:
+            if _alike(group, sequence):
+                found |= {rank: (group, sequence) for rank in _late(group, sequence) if rank not in found}
+    return found
+
+
+def _late(group: Group, sequence: int) -> list[int]:
+    """Ranks that wait for the end of that one, where it has ended on a peer.
+
+    On the host it does not count: gloo gives up what failed and calls that the end.
+    """
+    found = []
+    ended = [rank for rank, one in group.progress.items() if one.has_ended(sequence)]
+    for rank, number in group.waiting.items():
+        operation = group.progress[rank].operation(sequence) if number == sequence else None
+        if operation is None or operation.backend in HOST_BACKENDS:
+            continue
+        if operation.name.split("+")[0] not in NOT_SYMMETRIC and any(other != rank for other in ended):
+            found.append(rank)
+    return found
 
 
 def _alike(group: Group, sequence: int) -> bool:

@@ -74,8 +74,12 @@ def odd_ones(ranks: Iterable[int], key: Callable[[int], Hashable]) -> tuple[tupl
     return tuple(tuple(side) for side in sorted(sides.values(), key=lambda side: (-len(side), side)))
 
 
-def departure(group: Group, until: int) -> Departure | None:
-    """The first place from which on, up to ``until``, some ranks are on another path than the rest; None: nowhere."""
+def departure(group: Group, until: int, *, stuck: bool = False) -> Departure | None:
+    """The first place from which on, up to ``until``, some ranks are on another path than the rest; None: nowhere.
+
+    ``stuck``: devices stand still in what all have called.  Then a call that differed and ended all the same counts:
+    NCCL does not compare calls, and what was left over of that one may stop it a hundred calls later.
+    """
     lines = _Lines(group, until)
     last = lines.last_strong()
     if last is None:
@@ -90,7 +94,7 @@ def departure(group: Group, until: int) -> Departure | None:
     differs = lines.difference(sides, first)
     # On NCCL the host is ahead of its device: what was called after a call that has not ended tells nothing yet.
     ended = all(oldest > last for oldest in group.waiting.values())
-    if differs != "call site" and ended and lines.agreed_since(last):
+    if differs != "call site" and ended and not stuck and lines.agreed_since(last):
         return None  # unlike a call too many, that does not throw them out of step
     return Departure(sequence=first, ranks=tuple(sorted(left)), sides=sides, differs=differs)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepscope.flight.align import Group
 from stepscope.flight.case import Case, build_case, place_of
 from stepscope.flight.entries import Dump
 from stepscope.flight.picture import grid_of, group_rows, missing_rows, split_at, split_of, waits_of
@@ -128,6 +129,7 @@ def _departed(case: Case) -> Verdict | None:
         "sequence": left.sequence,
         "waiting_in": waiting_in(group, stuck, waiting[stuck]),
         "first_divergence": split_of(group, left),
+        "evidence": _ended_unlike(group, left.sequence, stuck) if left.differs != "call site" else (),
     }
     if not left.ranks:
         suspects = tuple(sorted(rank for side in left.sides for rank in side))
@@ -147,6 +149,18 @@ def _departed(case: Case) -> Verdict | None:
         victims=_rest(case, left.ranks),
         **about,
     )
+
+
+def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
+    """Of ranks that called different things there, and went on."""
+    if any(not one.has_ended(sequence) for one in group.progress.values()):
+        return ()
+    now = group.waiting[stuck]
+    what = called(group.progress[stuck].operation(now), now)
+    told = (
+        f"Number {sequence} ended all the same: NCCL does not compare calls. What the ranks sent from then on did not "
+    )
+    return (f"{told}fit together, until they stood still in {what}.",)
 
 
 def _at_the_end(case: Case) -> Verdict | None:

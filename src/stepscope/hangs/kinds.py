@@ -276,7 +276,8 @@ def _disagreeing(situation: Situation) -> Ruling | None:
     told = [f"{ranks_text(side.ranks)} called {_call(side)}" for side in sides[:SIDES_SHOWN] if side.op]
     title = f"Number {_numbered(found)} is not the same call: {listed(told)}."
     suspects = [rank for rank in found.suspects if rank in situation.doings]
-    return _with(situation, "hang_mismatch", suspects, title, undecidable=True, collective=found.waiting_in)
+    more = {"undecidable": True, "collective": found.waiting_in, "evidence": found.evidence}
+    return _with(situation, "hang_mismatch", suspects, title, **more)
 
 
 def _numbered(found: Verdict) -> str:
@@ -326,6 +327,8 @@ def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
     culprits = []
     for one in found.culprits:
         at = situation.doings[one.rank].at or one.at
+        if kind == "hang_mismatch" and _long_ago(situation, found, one.rank):
+            at = one.at  # its host has left that line
         place = place_text(at, lines)
         culprits.append(Culprit(rank=one.rank, reason=f"{f'at {place} ' if place else ''}{one.reason}", at=at))
     if len({culprit.reason for culprit in culprits}) == 1:
@@ -334,9 +337,18 @@ def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
         told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
     number = f" (number {_numbered(found)})" if kind == "hang_mismatch" else ""
     title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
-    evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.",)
+    evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.", *found.evidence)
     more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}
     return _with(situation, kind, guilty, title, **more)
+
+
+def _long_ago(situation: Situation, found: Verdict, rank: int) -> bool:
+    """Whether the call in question has ended on that rank, which went on."""
+    waiting = situation.doings[rank].waiting_in
+    if waiting is None or waiting.sequence is None or found.sequence is None or waiting.peer is not None:
+        return False
+    same = (waiting.group, waiting.description) == (found.group, found.description)
+    return same and waiting.sequence > found.sequence
 
 
 def _on_device(situation: Situation) -> Ruling | None:

@@ -52,8 +52,8 @@ DENSE_STEPS, DENSE_EVERY = 128, 4
 """Of the first so many steps, one in so many is timed at the least."""
 PACE_STEPS = 16
 """How often, in steps, it is reckoned how many to time."""
-SLOWER, DENSE_AGAIN_AFTER = 1.06, 1024
-"""Steps that became so much longer are timed more often for a while, as at the start; but not all the time."""
+SLOWER, DENSE_AGAIN_AFTER = 1.1, 2 * DENSE_STEPS
+"""Steps that became so much longer are timed more often for a while, as at the start; half of the time at most."""
 
 
 def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer | None:

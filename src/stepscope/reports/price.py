@@ -43,7 +43,11 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
         return None
     fixed = cost.get("if_fixed") or {}
     step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
-    then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
+    then = ""
+    if step_ms and speedup and cost.get("up_to"):
+        then = f"; without all of it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast"
+    elif step_ms and speedup:
+        then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast"
     spent = duration_text(seconds) + ("" if over else " so far")
     most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
     if most_share and most_seconds is not None and most_share > share:

@@ -37,6 +37,8 @@ export interface Cost {
   seconds: number;
   rank_hours: number;
   if_fixed: { step_ms: number; speedup: number } | null;
+  /** Not all of it can be gained. */
+  up_to?: boolean;
 }
 
 export interface Finding {

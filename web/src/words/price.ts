@@ -18,7 +18,7 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   if (cost === null || typeof cost !== "object") return null;
   const { share, seconds, rank_hours: hours } = cost;
   const soFar = live ? " so far" : "";
-  const most = kind === "healthy" ? "at most " : "";
+  const most = kind === "healthy" ? "at most " : cost.up_to ? "up to " : "";
   const words: string[] = [];
   if (isStop(kind)) {
     // While it lasts the card of the hang counts the seconds; the look's figure would stand still beside them.
@@ -31,7 +31,7 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   if (hours && hours >= 0.1) words.push(`${digits(hours)} hours of ranks`);
   const fixed = cost.if_fixed;
   if (!fixed?.step_ms || !fixed.speedup || isStop(kind)) return { words, left: null };
-  words.push(`without it a step takes ${duration(fixed.step_ms * 1e6)}, ${fixed.speedup.toFixed(2)}× as fast`);
+  words.push(`without ${cost.up_to ? "all of it" : "it"} a step takes ${duration(fixed.step_ms * 1e6)}, ${fixed.speedup.toFixed(2)}× as fast`);
   return { words, left: 1 / fixed.speedup };
 }
 
