@@ -49,6 +49,9 @@ def main():
         optimizer.step()
         if rank == 0 and step % 25 == 0:
             print(f"step {step:4d}  loss {loss.item():.3f}", flush=True)
+    # Without it torch 2.13 hangs now and then: a thread of gloo's needs the GIL to let go of the last exchange, and is
+    # joined, with the GIL held, when the model goes.
+    dist.barrier()
     dist.destroy_process_group()
 
 
