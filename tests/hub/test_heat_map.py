@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.model.planes import Planes
 from stepscope.hub.past import past_run
 from stepscope.hub.views.heat_map import HEAD, Statistic, heat_map, pack_heat
 from stepscope.records.phases import COMM, FORWARD
@@ -26,7 +27,7 @@ LATE = 3
 @pytest.fixture(scope="module", params=["in order", "mixed"])
 def live(request: Any) -> LiveRun:
     series = SERIES if request.param == "in order" else tuple(SERIES[rank] for rank in (4, 0, 6, 3, 1, 5, 2))
-    found = LiveRun()
+    found = LiveRun(planes=Planes(most_steps=KEPT))
     for one in series:
         found.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
     for first in range(0, STEPS, 50):

@@ -47,7 +47,7 @@ WITHOUT = "browser tests: "
 """How the reason of a skip begins; ``tests/conftest.py`` tells it once more at the end."""
 LOOK_MS = 50
 CALM_S = 60.0
-LIVE_STEPS = 600
+LIVE_STEPS = 1200
 """That a run which goes on can make."""
 LOCAL = ("data", "blob", "about", "file")
 ASKED_FOR = "net::ERR_ABORTED"

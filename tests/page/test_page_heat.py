@@ -176,7 +176,7 @@ def test_it_says_from_which_step_on_a_phase_is_known(
     browser_page: Any, serve_folder: Any, feed: Any, open_run: Any
 ) -> None:
     run = feed()
-    run.make(300)
+    run.make(1068)
     page = open_run(browser_page(), serve_folder(feed.folder), "live", first=2, last=20)
     box_of(page)
     page.get_by_label("Which figure").select_option("forward")
@@ -184,7 +184,7 @@ def test_it_says_from_which_step_on_a_phase_is_known(
     expect(note).to_contain_text("forward: known from step 44 on.")
     expect(page.locator(f"{MAP}[aria-busy=false]")).to_be_visible()  # nothing is to be waited for
     note.get_by_role("button", name="Show what is known").click()
-    expect(page).to_have_url(re.compile("first=44&last=299"))
+    expect(page).to_have_url(re.compile("first=44&last=1067"))
     expect(note).to_have_count(0)
     expect(page.locator(".heat-legend")).to_be_visible()
     run.end()

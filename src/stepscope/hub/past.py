@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.window import last_attempt
 from stepscope.hub.model.digest_log import ROOM, DigestLog
 from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.planes import MOST_STEPS, Planes
+from stepscope.hub.model.planes import Planes
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring.layout import RingState
@@ -31,6 +31,8 @@ __all__ = ["lines_by_node", "past_run"]
 PLANE_BYTES = 96 << 20
 """Of the steps of one run that is over; what does not fit is kept in bins."""
 KEPT_STEPS = 1 << 20
+LEAST_STEPS = 256
+"""Room for so many, where a run is shorter."""
 LEAST_ROOM = 64
 """Bins, where a run is shorter: the log could not fold fewer."""
 ROWS = 1 << 17
@@ -43,7 +45,7 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
     nodes = {} if nodes is None else nodes
     current = last_attempt(data.ranks)
     newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
-    steps = max(MOST_STEPS, min(newest + 1, KEPT_STEPS))
+    steps = max(LEAST_STEPS, min(newest + 1, KEPT_STEPS))
     planes = Planes(budget_bytes=PLANE_BYTES, most_steps=steps, room=max(1, len(current)))
     # Of a short run what there can be, and no more: its report is made beside the job's end.
     digests = DigestLog(min(ROOM, max(LEAST_ROOM, newest + 1)))
