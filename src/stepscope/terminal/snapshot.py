@@ -29,7 +29,8 @@ from stepscope.terminal.messages import Message
 
 __all__ = ["KEPT_STEPS", "Link", "Output", "Snapshot", "StepRow", "after", "with_run", "with_steps"]
 
-KEPT_STEPS = 512
+KEPT_STEPS = 1024
+"""As many as the hub's table of ranks is of at most, while a run goes on."""
 KEPT_EVENTS = 256
 
 Link = Literal["opening", "live", "lost", "refused", "missing", "over", "ended"]
