@@ -151,7 +151,7 @@ def test_findings_hangs_summary_collectives(hub: Any) -> None:
     summary = hub.get(f"{RUN}/summary").json["summary"]
     assert summary["verdict"] == found["verdict"]
     assert summary["steps"]["total"] == 600
-    assert hub.get(f"{RUN}/collectives").json == {"schema": 1, "groups": [], "groups_left_out": 0}
+    assert hub.get(f"{RUN}/collectives").json == {"schema": 1, "measured": None, "groups": [], "groups_left_out": 0}
 
 
 def test_events_are_numbered_and_gone_on_from(hub: Any) -> None:
