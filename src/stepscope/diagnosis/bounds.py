@@ -107,6 +107,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
         return []
     saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
+    taken_share = cost_of(view, saved_ns)["share"]
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view, rule.phase))
     # Nobody gets rid of all of it; how much of it depends on what is done.
@@ -118,7 +119,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         severity="critical" if part.share >= rule.critical else "warning",
         title=(
             f"{rule.words} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
-            f"{share_text(cost['share'])} of the time"
+            f"{share_text(taken_share)} of the time"
             f"{_mostly(exchanges, part.mean_ns)}."
         ),
         phase=rule.phase,
