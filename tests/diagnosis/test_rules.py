@@ -332,3 +332,11 @@ def test_an_idle_gpu_is_a_symptom_of_what_costs_time() -> None:
     cluster = Cluster(ranks=1, steps=200, device_timed=True, phases_ms={"input": 60.0, "forward": 10.0})
     found = {finding.kind: finding.severity for finding in diagnose(with_samples(cluster, gpu={"util_percent": 15}))}
     assert found == {"input_bound": "critical", "low_gpu_utilisation": "info"}
+
+
+def test_of_copies_to_a_gpu_nothing_is_said_without_device_times() -> None:
+    """The host's copy waits for all that the device has to do before it: a slow model would be a slow copy."""
+    run = Cluster(ranks=1, phases_ms=train(h2d=9.0), device_timed=True).run()
+    assert diagnose(run)[0].kind == "h2d_bound"
+    untimed = replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[:0]) for one in run.ranks))
+    assert "h2d_bound" not in [finding.kind for finding in diagnose(untimed)]

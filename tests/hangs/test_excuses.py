@@ -118,6 +118,19 @@ def test_a_program_that_it_started_is_at_work() -> None:
     assert idle.hang().kind == "hang_missing_collective"
 
 
+def test_one_process_that_waits_for_an_idle_child_is_given_more_time() -> None:
+    """As with os.waitpid, of which no frame tells; in a job of several ranks the others wait, too."""
+    waiting = stack(("train.py", 33, "in_a_child"), LOOP)
+    child = (worker(kind="other", name="python train.py", cpu_share=0.0),)
+    job = Job(ranks=1, silent_s=29.0).alone(0, waiting, workers=child, wait_channel="do_wait", cpu_share=0.0)
+    assert job.excuse().reason == "The process waits for a process that it started at train.py:33."
+    assert job.excuse().evidence[0] == "Process 5001 (python train.py) has not ended."
+    job = Job(ranks=1, silent_s=31.0).alone(0, waiting, workers=child, wait_channel="do_wait", cpu_share=0.0)
+    assert job.hang().kind == "hang_host"
+    job = Job(ranks=2, silent_s=29.0).alone(0, waiting, workers=child, wait_channel="do_wait", cpu_share=0.0)
+    assert job.hang().kind == "hang_missing_collective"
+
+
 def test_ranks_that_are_still_to_come_are_waited_for_before_the_first_step() -> None:
     job = Job(ranks=2, world_size=4).at(0, step=None).at(1, step=None)
     assert job.excuse().reason.startswith("Rank 0 waits for ranks that have not been heard of yet")

@@ -91,7 +91,17 @@ def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim]
     """
     if not view.enough:
         return []
-    return [claim for rule in RULES if rule.phase in view.phases for claim in _apply(view, rule, network, rare)]
+    rules = [rule for rule in RULES if rule.phase in view.phases and not _hides_device(view, rule)]
+    return [claim for rule in rules for claim in _apply(view, rule, network, rare)]
+
+
+def _hides_device(view: View, rule: _Rule) -> bool:
+    """A host that copies from ordinary memory waits until its device has done all that came before: no sign of a copy.
+
+    Of a run on a GPU without device times (very short steps, very few) nothing can be said of copies.
+    """
+    on_device = any(view.window.identities[row].device not in ("", "cpu") for row in view.rows)
+    return rule.phase == "h2d" and view.clock == "host" and on_device
 
 
 def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> list[Claim]:
@@ -107,6 +117,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
         return []
     saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
+    taken_share = cost_of(view, saved_ns)["share"]
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view, rule.phase))
     # Nobody gets rid of all of it; how much of it depends on what is done.
@@ -118,7 +129,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         severity="critical" if part.share >= rule.critical else "warning",
         title=(
             f"{rule.words} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
-            f"{share_text(cost['share'])} of the time"
+            f"{share_text(taken_share)} of the time"
             f"{_mostly(exchanges, part.mean_ns)}."
         ),
         phase=rule.phase,

@@ -25,8 +25,12 @@ BUSY = 6.0
 """… a rank that computes, nobody knows what, or whose workers do; the first batch, of which nothing moves."""
 BEGUN = 1.5
 """… a collective that the devices of all ranks have begun, and that is under way on the network."""
+CHILD = 3.0
+"""… a job of one process that waits for one it started, of which nothing moves: it may be on its way out."""
 STILL = 12.0
 """… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
+CHILD_CHANNEL = "do_wait"
+"""Where in the kernel a process sleeps that waits for a child."""
 LOOK_AGAIN_S = 1.0
 """At least, until the next look."""
 RARELY_S = 60.0
@@ -116,7 +120,7 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     best: tuple[float, Doing, _Excuse] | None = None
     for doing in doings:
         rank = ranks[doing.rank]
-        excuse = _excuse(rank, doing, alone=alone)
+        excuse = _excuse(rank, doing, alone=alone) or (_child(rank) if evidence.world_size <= 1 else None)
         left_s = excuse.patience * evidence.threshold_s - rank.silent_s if excuse else 0.0
         if excuse is not None and left_s > 0 and (best is None or left_s > best[0]):
             best = left_s, doing, excuse
@@ -162,6 +166,15 @@ def _program(rank: RankEvidence, doing: Doing) -> _Excuse | None:
         return None
     told = f"Process {busy[0].pid} ({one_line(busy[0].name, 60)}) uses {busy[0].cpu_share:.0%} of a core."
     return _Excuse(what=FOR_PROCESS, patience=AT_WORK if rank.step is None else BUSY, signs=(told,))
+
+
+def _child(rank: RankEvidence) -> _Excuse | None:
+    """It waits for a process it started, says the kernel; nobody else waits for it."""
+    living = [worker for worker in rank.workers if worker.kind != "dataloader" and worker.process_state != "Z"]
+    if not living or rank.wait_channel != CHILD_CHANNEL:
+        return None
+    told = f"Process {living[0].pid} ({one_line(living[0].name, 60)}) has not ended."
+    return _Excuse(what=FOR_PROCESS, patience=CHILD, signs=(told,))
 
 
 def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
