@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -237,3 +239,11 @@ def test_no_price_is_higher_than_what_the_rest_of_the_step_allows() -> None:
     faults = (slow_at(0, "forward", 20.0), slow_at(1, "backward", 15.0))
     for found in stragglers_of(Cluster(ranks=2, steps=80, faults=faults)):
         assert found.cost["if_fixed"]["step_ms"] >= STEP_MS * 0.97
+
+
+def test_what_the_host_waits_on_nccl_is_no_waiting() -> None:
+    """There a wait only tells the stream to wait; without device times nothing is known, and nobody is named."""
+    run = on_nccl(faults=(slow_at(2, "forward", 12.0),)).run()
+    untimed = replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[:0]) for one in run.ranks))
+    assert not view_of(build_window(untimed)).comm_measured
+    assert [finding.ranks for finding in diagnose(untimed) if finding.ranks] == []

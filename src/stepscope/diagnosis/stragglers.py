@@ -11,13 +11,13 @@ phases, every rank's work is equally long: the culprit takes longer than its pee
 another, where they wait and it does not.  A phase is more or less likely to hide a wait (``WAIT_HIDES_IN``); the rank
 whose surplus lies in the less likely one is the culprit, the other way round it is a victim.
 
-*By DDP's own samples.*  On a GPU the wait inside backward is not measured and nothing makes up for it elsewhere; there
-DDP now and then says how long the gradients took to compute, and the rank that needs longest is the culprit.
+*By DDP's own samples.*  Where waiting on a GPU was not measured, DDP now and then says how long the gradients took to
+compute, and the rank that needs longest is the culprit.
 
 On NCCL a wait is measured where the device's stream waits (``recorder/stalls.py``).  Where it was not, it may hide in
 any phase of those who wait, and nobody is named by phase: it would be the victim as often as the culprit.
 
-Each comparison is made step by step against the median of the data-parallel peers.  An excess must matter
+Each comparison is made step by step against the median of the peers, ranks that do as much work.  An excess must matter
 (``EXCESS_…``) and be significant after correction for the number of comparisons: over the whole window, where it must
 also stand out from slow wander, or in one stretch of it against the rest.
 """

@@ -89,7 +89,7 @@ class View:
     @property
     def nccl(self) -> bool:
         """Whether any rank exchanges with it."""
-        return any("nccl" in self.window.identities[index].backend for index in self.rows)
+        return _on_nccl(self.window, self.rows)
 
     @cached_property
     def median_step_ns(self) -> float:
@@ -130,7 +130,7 @@ def view_of(window: Window) -> View:
         phase_ns=phase_ns,
         between_ns=window.between_ns[there][:, kept],
         flags=window.flags[there][:, kept],
-        comm_measured=_comm_measured(window.phases, phase_ns),
+        comm_measured=_comm_measured(window.phases, phase_ns) and not (clock == "host" and _on_nccl(window, present)),
     )
 
 
@@ -171,6 +171,11 @@ def _as_index(mask: NDArray[np.bool_]) -> Any:
     if len(at) and at[-1] - at[0] + 1 == len(at):
         return slice(int(at[0]), int(at[-1]) + 1)
     return mask
+
+
+def _on_nccl(window: Window, rows: NDArray[np.intp]) -> bool:
+    """There a wait of the host only tells its stream to wait, and says nothing."""
+    return any("nccl" in window.identities[row].backend for row in rows)
 
 
 def _comm_measured(phases: tuple[str, ...], phase_ns: Floats) -> bool:
