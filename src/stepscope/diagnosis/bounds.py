@@ -91,17 +91,8 @@ def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim]
     """
     if not view.enough:
         return []
-    rules = [rule for rule in RULES if rule.phase in view.phases and not _hides_device(view, rule)]
+    rules = [rule for rule in RULES if rule.phase in view.phases and not (rule.phase == "h2d" and view.hides_device)]
     return [claim for rule in rules for claim in _apply(view, rule, network, rare)]
-
-
-def _hides_device(view: View, rule: _Rule) -> bool:
-    """A host that copies from ordinary memory waits until its device has done all that came before: no sign of a copy.
-
-    Of a run on a GPU without device times (very short steps, very few) nothing can be said of copies.
-    """
-    on_device = any(view.window.identities[row].device not in ("", "cpu") for row in view.rows)
-    return rule.phase == "h2d" and view.clock == "host" and on_device
 
 
 def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> list[Claim]:

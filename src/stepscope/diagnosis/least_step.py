@@ -7,7 +7,8 @@ A rank that is fixed leaves the next thing that a step waits for.  Three of them
   so do phases that cannot hide any, since no collective is called in them, or not before a part of them is done;
 - the host, which has to launch everything.  While its device is behind, it stands still in one phase or another, so
   what it takes in most steps says little; but hardly in the same phase of all steps and ranks.  Outside of all phases
-  it may, at each ``.item()``.
+  it may, at each ``.item()``.  One that seems to need nearly all of the step may stand still in all of them (a full
+  queue of launches, a model that waits for its device): then its pace is not known.
 
 Only for views in which waiting was measured; elsewhere the phases of those who wait hold it.
 """
@@ -45,7 +46,8 @@ def _by_host(view: View, without: str = "") -> float:
     host_ns = view.window.phase_ns[places][:, view.rows][:, :, view.window.steady]
     if not host_ns.size:
         return 0.0
-    return float(np.nansum(np.nanmin(np.nanquantile(host_ns, thresholds.HOST_QUIET, axis=2), axis=1)))
+    pace_ns = float(np.nansum(np.nanmin(np.nanquantile(host_ns, thresholds.HOST_QUIET, axis=2), axis=1)))
+    return pace_ns if pace_ns < thresholds.HOST_FREE_SHARE * float(view.step_ns.mean()) else 0.0
 
 
 def _by_exchange(view: View, without: str = "") -> Floats:

@@ -89,7 +89,9 @@ def _explained(view: View) -> list[Claim]:
     rare = [claim for claim in spikes if _is_rare(claim)]
     bounds = find_bounds(view, network, rare) if rare else bounds
     claims += find_trends(view, unexplained(view, claims))
-    claims += [*(claim for claim in between if claim.finding.phase == "other"), *bounds, *find_wait_heavy(view)]
+    # Outside of all phases a host without device times may just wait for its device.
+    outside = [claim for claim in between if claim.finding.phase == "other"] + find_wait_heavy(view)
+    claims += [*([] if view.hides_device else outside), *bounds]
     return [*_symptoms(claims, find_machine(view)), *find_memory(view)]
 
 

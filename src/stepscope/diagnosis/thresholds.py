@@ -89,6 +89,9 @@ IDLE_SHARE = 0.5
 host is what this rank waits for."""
 HOST_QUIET = 0.3
 """Quantile of a host's steps in which it hardly stands still for its device in a given phase."""
+HOST_FREE_SHARE = 0.75
+"""Of a step a host must take less than this, by its quiet steps, for that to be its own pace: a host that seems to need
+nearly all of it may as well stand still for its device in every phase."""
 AHEAD_SHARE = 0.3
 """Of what a rank's device is late by, its host spends in the same phase at most: then it did launch in time."""
 NODE_SHARE = 0.75

@@ -87,6 +87,16 @@ class View:
         return next((facts for index in self.rows if (facts := self.window.facts[index])), {})
 
     @property
+    def hides_device(self) -> bool:
+        """Whether the run is on a device whose times are not known.
+
+        Very short or very few steps.  Where the host needs a result, or copies from ordinary memory, it waits until the
+        device has done all that came before: what it spends there is the device's work, whatever it is.
+        """
+        on_device = any(self.window.identities[row].device not in ("", "cpu") for row in self.rows)
+        return self.clock == "host" and on_device
+
+    @property
     def nccl(self) -> bool:
         """Whether any rank exchanges with it."""
         return _on_nccl(self.window, self.rows)
@@ -130,7 +140,8 @@ def view_of(window: Window) -> View:
         phase_ns=phase_ns,
         between_ns=window.between_ns[there][:, kept],
         flags=window.flags[there][:, kept],
-        comm_measured=_comm_measured(window.phases, phase_ns) and not (clock == "host" and _on_nccl(window, present)),
+        comm_measured=_comm_measured(window.phases, phase_ns, every_rank=clock == "device")
+        and not (clock == "host" and _on_nccl(window, present)),
     )
 
 
@@ -178,9 +189,17 @@ def _on_nccl(window: Window, rows: NDArray[np.intp]) -> bool:
     return any("nccl" in window.identities[row].backend for row in rows)
 
 
-def _comm_measured(phases: tuple[str, ...], phase_ns: Floats) -> bool:
-    """Whether waiting was booked in most steps; a source that samples now and then tells nobody apart."""
+def _comm_measured(phases: tuple[str, ...], phase_ns: Floats, *, every_rank: bool) -> bool:
+    """Whether waiting was booked in most steps; a source that samples now and then tells nobody apart.
+
+    ``every_rank``: on each of them.  On a device it is marked by hooks, and a rank without them would seem to work
+    while it waits; the rank that comes last has its marks, too, with next to nothing between them.
+    """
     if "comm" not in phases or not phase_ns.shape[2]:
         return False
-    some = (phase_ns[phases.index("comm")] > 0).any(axis=0)
-    return bool(some.mean() >= thresholds.COMM_STEPS_SHARE)
+    comm_ns = phase_ns[phases.index("comm")]
+    some = comm_ns > 0
+    if every_rank:
+        there = np.maximum((~np.isnan(comm_ns)).sum(axis=1), 1)
+        return bool((some.sum(axis=1) >= thresholds.COMM_STEPS_SHARE * there).all())
+    return bool(some.any(axis=0).mean() >= thresholds.COMM_STEPS_SHARE)
