@@ -233,3 +233,18 @@ def test_many_marks_make_a_timed_step_dearer_and_so_rarer(stream: RingStream) ->
     loop.timer._most_marks = 200
     loop.run(400, ms=4.0)
     assert len(loop.timed()) - few < few / 4
+
+
+def test_a_step_with_very_many_waits_is_not_timed_at_all(stream: RingStream) -> None:
+    loop = Loop(stream, Device())
+    loop.run(20)
+    before = len(loop.timed())
+    while loop.ledger.device is None:
+        loop.run(1)
+    for _ in range(1000):
+        loop.timer.stall_begins(BACKWARD)
+        loop.timer.stall_ends()
+    given_up = loop.step
+    loop.run(40)
+    assert given_up not in loop.timed()["step"].tolist()
+    assert len(loop.timed()) > before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,7 @@ def test_only_what_fsdp_waits_for_is_a_stall(
 ) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: raw, raising=False)
     timer = Timer()
-    recording.recorder.ledger.device = timer
+    recording.recorder.ledger.device, recording.recorder.ledger.thread = timer, threading.get_ident()
     call_from(module, torch.cuda.Stream.wait_event, Stream(), Event(timer))
     assert timer.told == told
 
@@ -145,3 +147,81 @@ def test_in_other_steps_the_stream_just_waits(recording: Any) -> None:
     timer = Timer()
     call_from("torch.distributed.fsdp", torch.cuda.Stream.wait_event, Stream(), Event(timer))
     assert timer.told == ["the stream waits"]
+
+
+def test_a_stream_that_waits_on_another_thread_is_none_of_ours(recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its marks would stand among those of the thread that trains."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    timer = Timer()
+    recording.recorder.ledger.device = timer
+    waiting = (torch.cuda.Stream.wait_event, Stream(), Event(timer))
+    thread = threading.Thread(target=call_from, args=("torch.distributed.fsdp", *waiting))
+    thread.start()
+    thread.join()
+    assert timer.told == ["the stream waits"]
+
+
+def test_a_timer_that_is_taken_away_meanwhile_hurts_nobody(recording: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    ledger, timer = recording.recorder.ledger, Timer()
+
+    class Ends(Event):
+        def wait(self, stream: Stream) -> None:
+            ledger.device = None
+
+    ledger.device, ledger.thread = timer, threading.get_ident()
+    call_from("torch.distributed.fsdp", torch.cuda.Stream.wait_event, Stream(), Ends(timer))
+    assert timer.told == ["stall in 0", "stall ends"]
+
+
+def test_c_may_call_it_with_nobody_above(recording: Any) -> None:
+    timer, done = Timer(), threading.Event()
+    recording.recorder.ledger.device = timer
+
+    class Waited(Event):
+        def wait(self, stream: Stream) -> None:
+            super().wait(stream)
+            done.set()
+
+    _thread.start_new_thread(torch.cuda.Stream.wait_event, (Stream(), Waited(timer)))
+    assert done.wait(60)
+    assert timer.told == ["the stream waits"]
+
+
+def test_a_model_that_returns_a_million_numbers_is_not_searched(recording: Any, group: None) -> None:
+    class Numbers(list[int]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                Numbers.looked_at += 1
+                yield number
+
+    class Net(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"ids": Numbers(range(1000)), "y": super().forward(x)}
+
+    ddp = torch.nn.parallel.DistributedDataParallel(Net(3, 3))
+    timer = Timer()
+    recording.recorder.ledger.device = timer
+    Numbers.looked_at = 0
+    output = ddp(torch.ones(2, 3))
+    searched = Numbers.looked_at
+    recording.recorder.ledger.phase = BACKWARD
+    output["y"].sum().backward()
+    recording.recorder.ledger.phase = OTHER
+    assert searched <= 16 + 1000  # DDP itself walks over it once
+    assert f"stall in {BACKWARD}" in timer.told
+
+
+def test_the_reducer_in_python_is_left_alone(recording: Any, group: None) -> None:
+    """Compiled autograd would trace the mark."""
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    ddp._use_python_reducer = True
+    timer = Timer()
+    recording.recorder.ledger.device = timer
+    output = ddp._post_forward(ddp.module(torch.ones(2, 3)))
+    recording.recorder.ledger.phase = BACKWARD
+    output.sum().backward()
+    recording.recorder.ledger.phase = OTHER
+    assert [word for word in timer.told if word.startswith("stall")] == []

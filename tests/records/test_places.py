@@ -14,7 +14,9 @@ TIMING, SIZE = "TORCH_NCCL_ENABLE_TIMING", "TORCH_FR_BUFFER_SIZE"
     [
         ({}, {TIMING: "1", SIZE: "2000"}),
         ({TIMING: "0"}, {SIZE: "2000"}),
-        ({SIZE: "0"}, {TIMING: "1"}),
+        ({SIZE: "0"}, {}),  # nothing is recorded that could be timed
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {}),
+        ({"NCCL_ENABLE_TIMING": "0"}, {}),  # torch's other name for it
         ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "500"}, {TIMING: "1"}),
         ({TIMING: "1", SIZE: "20000"}, {}),
         ({"STEPSCOPE_SERVER": "0"}, {}),

@@ -6,6 +6,7 @@ Used at the end of ``stepscope run`` and by ``stepscope report``, which does the
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
 from stepscope.store.load import open_run
+from stepscope.store.meta import read_meta
 from stepscope.store.outputs import copy_rest
 from stepscope.store.paths import REPORT_FILE
 from stepscope.store.processes import processes_alive
@@ -52,7 +54,7 @@ def finalise(
     problems = []
     alive = processes_alive(run_dir)
     fresh = not alive and needs_seal(run_dir)
-    if not alive:
+    if not alive and _ended_or_here(run_dir):
         copy_rest(run_dir)
     if fresh:
         try:
@@ -122,3 +124,9 @@ def _part(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
         return []
     whole = f"This is only what node {hub.get('node')} of the run {hub.get('run')} recorded"
     return [f"{whole}, and it is not delivered yet: `stepscope send {run_dir}`."]
+
+
+def _ended_or_here(run_dir: Path) -> bool:
+    """Whether nobody can still print into the run's files: of processes on other hosts nothing is known."""
+    meta = read_meta(run_dir)
+    return bool(meta.get("end")) or meta.get("host") == platform.node()

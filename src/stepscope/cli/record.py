@@ -281,6 +281,9 @@ def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *
 
 def _environment(job: Job, run_dir: Path, session: Path) -> dict[str, str]:
     environment = _bare_environment(job)
+    outer = environment.get(ENV_RUN_DIR)
+    if outer and environment.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(outer)):
+        del environment[ENV_TORCH_DUMPS[0]]  # of the run that this one is started in, and not the user's
     environment.pop(ENV_CLAIM, None)
     environment.pop(ENV_NATIVE, None)
     earlier = environment.get("PYTHONPATH")

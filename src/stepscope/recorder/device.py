@@ -10,7 +10,7 @@ so that the cost stays around a thousandth and all ranks time the same steps.  A
 so that a short run has device times, too.  Steps of less than 1.5 ms are not timed at all.
 
 Events, and the timer that holds them, are never destroyed (``recorder/inherited.py``): a forked child that destroys a
-CUDA event aborts.  They are used again and again instead; a timer ends up with a few dozen.
+CUDA event aborts.  They are used again and again instead; a timer ends up with as many as some steps have.
 
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock:
 when the host is the bottleneck it holds the gaps in which the device waited for work.
@@ -50,6 +50,8 @@ SHORTEST_STEP_NS = 10 * TIMED_STEP_COST_NS
 """A shorter step would be a tenth longer for being timed, and its device times would be those of another step."""
 DENSE_STEPS, DENSE_EVERY = 128, 4
 """Of the first so many steps, one in so many is timed at the least."""
+MOST_MARKS = 1024
+"""Of a step; one with more is not timed."""
 PACE_STEPS = 16
 """How often, in steps, it is reckoned how many to time."""
 SLOWER, DENSE_AGAIN_AFTER = 1.1, 2 * DENSE_STEPS
@@ -87,6 +89,7 @@ class DeviceTimer:
         self._home = 0
         """The stream on which the step under way is timed."""
         self._most_marks = 0
+        self._too_many = False
         self._pending: deque[_Pending] = deque()
         self._memory_at = now() - MEMORY_INTERVAL_NS
         self._every = DENSE_EVERY
@@ -117,6 +120,9 @@ class DeviceTimer:
         """
         if not self._marks or self._raw_stream(self._index) != self._home or self._capturing():
             return False
+        if len(self._marks) >= MOST_MARKS:
+            self._too_many = True  # hundreds of micro-batches: half of its waits would be worse than none
+            return False
         self._marks.append((COMM if self._stalled else phase, self._now_event()))
         self._stalled = True
         return True
@@ -139,6 +145,10 @@ class DeviceTimer:
         if timed or self._marks:
             border = (COMM if self._stalled else ended, self._now_event())
             self._home = self._raw_stream(self._index)
+            if self._too_many:
+                self._pool += [event for _, event in self._marks[1:]]
+                self._release(self._marks[0][1])
+                self._marks, self._most_marks, self._too_many = [], 10 * MOST_MARKS, False
             if self._marks:
                 self._marks.append(border)
                 self._most_marks = max(self._most_marks, len(self._marks))
@@ -158,14 +168,17 @@ class DeviceTimer:
         """The step under way is not timed after all, because a graph is being captured."""
         ledger.device = None
         marks, self._marks = self._marks, []
-        self._stalled = False
-        if not marks:
-            return
-        self._pool += [event for _, event in marks[1:]]
-        if self._pending and self._pending[-1].marks[-1][1] is marks[0][1]:
+        self._stalled = self._too_many = False
+        if marks:
+            self._pool += [event for _, event in marks[1:]]
+            self._release(marks[0][1])
+
+    def _release(self, first: Any) -> None:
+        """The first event of a step that is given up: it may be the last one of the step before."""
+        if self._pending and self._pending[-1].marks[-1][1] is first:
             self._pending[-1].shares_last = False
         else:
-            self._pool.append(marks[0][1])
+            self._pool.append(first)
 
     def memory(self) -> tuple[int, ...]:
         """Bytes allocated, reserved and allocated at the most so far, as data words; none when asked again too soon."""
@@ -196,7 +209,9 @@ class DeviceTimer:
         self._usual_ns = max(step_ns, self._usual_ns + (step_ns - self._usual_ns) / 8) if self._usual_ns else step_ns
         cost_ns = TIMED_STEP_COST_NS + max(self._most_marks - USUAL_MARKS, 0) * MARK_COST_NS
         wanted = cost_ns / (COST_SHARE * step_ns)
-        most = DENSE_EVERY if step < self._dense_until else MAX_EVERY
+        most = (
+            DENSE_EVERY if step < self._dense_until else max(MAX_EVERY, MAX_EVERY * cost_ns // (8 * TIMED_STEP_COST_NS))
+        )
         self._every = 1
         while self._every < min(wanted, most):
             self._every *= 2

@@ -77,8 +77,14 @@ def _sources(log: int, *, alone: bool, spooled: set[int]) -> list[dict[str, Any]
 
 def _printed_to() -> list[int]:
     """Which of descriptors 1 and 2 are the script's streams; those of a notebook go elsewhere."""
-    plain = [stream for stream in (sys.stdout, sys.stderr) if type(stream) is io.TextIOWrapper and not stream.closed]
-    return sorted({fd for stream in plain if (fd := stream.fileno()) in (1, 2)})
+    found = set()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if type(stream) is io.TextIOWrapper and not stream.closed:
+                found.add(stream.fileno())
+        except (OSError, ValueError):  # over memory, or detached
+            continue
+    return sorted(found & {1, 2})
 
 
 def _parent_has(info: os.stat_result) -> bool:
@@ -191,7 +197,10 @@ def _put_copy_below(stream: Any, copy: int, copied: set[int]) -> None:
     """Not below one that the agent copies (``copied``), nor what is no plain file stream (a notebook's, a test's)."""
     if type(stream) is not io.TextIOWrapper:
         return
-    buffer = stream.buffer
+    try:
+        buffer = stream.buffer
+    except ValueError:  # detached
+        return
     for raw in (getattr(buffer, "raw", None), buffer):
         if isinstance(raw, _TeeRaw):
             raw.copy_to(-1 if raw.fileno() in copied else copy)

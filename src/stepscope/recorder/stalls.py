@@ -14,10 +14,13 @@ look at one attribute.  There are three such places:
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
+from stepscope.recorder.calls import Calls
 from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import Ledger
@@ -30,26 +33,28 @@ __all__ = ["install"]
 DISTRIBUTED = "torch.distributed"
 STREAMS = "torch.cuda.streams"
 COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
-MAX_DEPTH = 3
-"""Of lists and dictionaries in a model's output."""
+MAX_DEPTH, MAX_ITEMS = 3, 16
+"""Of lists and dictionaries in a model's output; one may be a list of a million numbers."""
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     if not torch.distributed.is_available():
         return
-    ledger = recorder.ledger
+    ledger, calls = recorder.ledger, Calls(recorder, torch)
     original = torch.cuda.Stream.wait_event
 
     @functools.wraps(original)
     def wait_event(stream: Any, event: Any) -> Any:
-        if ledger.device is None or ledger.phase == COMM or not _by_torch_distributed():
+        device = ledger.device  # once: the thread that trains may take it away meanwhile
+        if device is None or ledger.phase == COMM or not _by_torch_distributed():
             return original(stream, event)
-        begun = _is_current(torch, stream) and ledger.device.stall_begins(ledger.phase)
+        ours = get_ident() == ledger.thread or calls.is_autograd()
+        begun = ours and _is_current(torch, stream) and device.stall_begins(ledger.phase)
         try:
             return original(stream, event)
         finally:
-            if begun and ledger.device is not None:
-                ledger.device.stall_ends()
+            if begun:
+                device.stall_ends()
 
     leave_alone(torch, wait_event, with_calls=True)
     patches.set(torch.cuda.Stream, "wait_event", wait_event)
@@ -66,6 +71,7 @@ class _BeforeReducer:
     def __init__(self, ledger: Ledger, torch: Any) -> None:
         self._ledger = ledger
         self._tensor = torch.Tensor
+        self._straight = torch._C.DisableTorchFunction
         self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
     def around(self, original: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
@@ -74,7 +80,8 @@ class _BeforeReducer:
         @functools.wraps(original)
         def _post_forward(self: Any, output: Any) -> Any:
             output = original(self, output)
-            if not is_compiling() and ledger.device is not None:
+            # The reducer in Python, which compiled autograd needs, does not wait behind anybody's back.
+            if not is_compiling() and ledger.device is not None and not getattr(self, "_use_python_reducer", False):
                 look_at(output)
             return output
 
@@ -86,7 +93,8 @@ class _BeforeReducer:
 
         With compiled autograd that would be another graph.
         """
-        node = getattr(self._first_tensor(output, MAX_DEPTH), "grad_fn", None)
+        with self._straight():  # past __torch_function__, which belongs to the script
+            node = getattr(self._first_tensor(output, MAX_DEPTH), "grad_fn", None)
         if node is not None and not getattr(sys.modules.get(COMPILED_AUTOGRAD), "compiled_autograd_enabled", False):
             node.register_prehook(self._backward_begins)
 
@@ -103,7 +111,7 @@ class _BeforeReducer:
         if isinstance(output, self._tensor):
             return output if output.requires_grad else None
         inside = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
-        found = (self._first_tensor(one, depth - 1) for one in inside if depth)
+        found = (self._first_tensor(one, depth - 1) for one in itertools.islice(inside, MAX_ITEMS) if depth)
         return next((one for one in found if one is not None), None)
 
 
@@ -113,8 +121,9 @@ def _is_current(torch: Any, stream: Any) -> bool:
 
 
 def _by_torch_distributed() -> bool:
-    frame = sys._getframe(2)
-    name = frame.f_globals.get("__name__", "")
-    if name == STREAMS and frame.f_back is not None:  # Stream.wait_stream
-        name = frame.f_back.f_globals.get("__name__", "")
+    """Whether the caller of ``wait_event`` is; C may call it with nobody above."""
+    frame = sys._getframe(1).f_back
+    if frame is not None and frame.f_globals.get("__name__") == STREAMS:  # Stream.wait_stream
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__") if frame is not None else None
     return isinstance(name, str) and name.startswith(DISTRIBUTED)

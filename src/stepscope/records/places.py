@@ -70,7 +70,8 @@ ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
 """``1``: what the watchdog gathers is kept in jobs of one host, too, for tests to replay."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
-NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING"
+NCCL_TIMING, OLD_NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"
+"""torch reads the second where the first is not set."""
 FR_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 OLD_FR_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """torch warns of it, so it is never set here."""
@@ -147,11 +148,13 @@ def terminal_log(run_dir: Path) -> Path:
 def timed_collectives(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables with which NCCL's Flight Recorder times collectives, unless the user has settled that himself.
 
-    Without a worker server nobody could read it.  The recorder is on by default; older versions of torch want it told.
+    Without a worker server, or a buffer, nobody could read it.  The recorder is on by default; older versions of torch
+    want it told.
     """
-    if environ.get(ENV_SERVER) == "0":
+    sizes = [environ[name] for name in (FR_BUFFER_SIZE, OLD_FR_BUFFER_SIZE) if name in environ]
+    if environ.get(ENV_SERVER) == "0" or "0" in sizes or OLD_NCCL_TIMING in environ:
         return {}
-    sized = any(name in environ for name in (FR_BUFFER_SIZE, OLD_FR_BUFFER_SIZE))
+    sized = bool(sizes)
     wanted = {NCCL_TIMING: "1", **({} if sized else {FR_BUFFER_SIZE: "2000"})}
     return {name: value for name, value in wanted.items() if name not in environ}
 
