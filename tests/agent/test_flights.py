@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from stepscope.agent import flight_records
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.flight_reader import HANDLERS, FlightReader
 from stepscope.agent.flight_records import Dump, FlightRecords, read_dump
@@ -376,6 +377,41 @@ def test_entries_without_a_duration_are_counted_where_others_have_one() -> None:
     records.take(entry(0, at(0)), entry(1, at(0), duration_ms=1.0), entry(2, at(1), retired=True))
     assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 8000, 1 * MS)]  # of step 1 nothing is known
     assert not records.flights.waiting
+
+
+def test_without_steps_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an evaluation: what nobody claims goes, and what is gone is one gap."""
+    monkeypatch.setattr(flight_records, "MAX_CALLS", 20)
+    monkeypatch.setattr(flight_records, "MAX_CHANGES", 10)
+    records = Records()
+    for first in range(0, 100, 10):
+        records.take(*(entry(n, at(n), duration_ms=1.0) for n in range(first, first + 10)), asked_ms=10 * first + 100)
+        records.flights.see_phases([(at(n), FORWARD) for n in range(first, first + 10)])
+    flights = records.flights
+    assert len(flights._calls) == 20 and len(flights._by_key) == 20
+    assert flights._gaps == [(at(0), at(80))]
+    assert len(flights._changes_at) == len(flights._changes_to) <= 10
+    assert flights._changes_at[-1] == at(99)
+    records.steps(79, 80, 81)
+    flights.settle()
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        (79, FLAG_MISSED),
+        (80, FLAG_MISSED),  # it began before the first call that is left
+        (81, FLAG_DEVICE),
+    ]
+
+
+def test_many_gaps_become_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_records, "MAX_GAPS", 10)
+    records = Records()
+    for step in range(0, 400, 4):  # of every four two were overwritten
+        seen = (entry(number, at(number), duration_ms=1.0) for number in (step, step + 1))
+        records.take(*seen, asked_ms=10 * step + 20)
+    gaps = records.flights._gaps
+    assert 5 <= len(gaps) <= 10 and gaps[0][0] == at(1) and gaps[-1] == (at(393), at(396))
+    records.steps(*range(393, 398))
+    records.flights.settle()
+    assert [row[3] for row in records.rows()] == [*[FLAG_MISSED] * 4, FLAG_DEVICE]
 
 
 def test_the_recorder_of_another_backend_is_none() -> None:

@@ -17,7 +17,7 @@ What comes in is foreign: it is decoded into bounded fields, and nothing but a w
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -61,6 +61,8 @@ FIRST_FOUND = MAX_GROUPS // 2
 NAME_CHARS = 80
 MAX_CALLS = 200_000
 MAX_STEPS = 50_000
+MAX_CHANGES = 100_000
+MAX_GAPS = 1_000
 PATIENCE_NS = 60_000_000_000
 """So long after a step ended, what of it has no time yet never gets one."""
 MOST_NS = 1 << 50
@@ -160,7 +162,7 @@ class FlightRecords:
         """What was called before this instant is known, or was overwritten."""
         self._last_created = -1
         self._gaps: list[tuple[int, int]] = []
-        """From when to when entries were overwritten before they were read."""
+        """From when to when entries were overwritten before they were read; in order, and apart from one another."""
         self._changes_at: list[int] = []
         self._changes_to: list[int] = []
         self._ready: deque[tuple[int, int, list[bytes], int]] = deque()
@@ -187,6 +189,8 @@ class FlightRecords:
         """When the rank came into which phase, in steps whose collectives are kept one by one."""
         self._changes_at += [at for at, _ in changes]
         self._changes_to += [phase for _, phase in changes]
+        if len(self._changes_at) > MAX_CHANGES:  # no step ends
+            del self._changes_at[: -MAX_CHANGES // 2], self._changes_to[: -MAX_CHANGES // 2]
 
     def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int) -> int:
         """A dump that was asked for at ``asked_ns`` (monotonic); wall clocks are ahead of that by so much.
@@ -203,10 +207,10 @@ class FlightRecords:
         begin_ns = first.time_created_ns - wall_offset_ns
         if last.record_id < self.last_id:  # the recorder was reset, and counts anew
             self._abandon()
-            self._gaps.append((self._last_created, begin_ns))
+            self._lose(self._last_created, begin_ns)
             self.last_id = -1
         elif first.record_id > self.last_id + 1:
-            self._gaps.append((self._last_created, begin_ns))
+            self._lose(self._last_created, begin_ns)
         for number in [number for number in self._open if number < first.record_id]:
             call = self._open.pop(number)
             call.lost = call.lost or not call.over
@@ -214,10 +218,11 @@ class FlightRecords:
         new = self._add(dump, wall_offset_ns)
         self._read_ns = asked_ns
         self._last_created = max(self._last_created, last.time_created_ns - wall_offset_ns)
-        while len(self._calls) > MAX_CALLS:
-            gone = self._calls.popleft()
-            self._forget(gone)
-            self._gaps.append((gone.created, gone.created + 1))
+        if len(self._calls) > MAX_CALLS:  # no step claims them
+            first_ns = self._calls[0].created
+            while len(self._calls) > MAX_CALLS:
+                self._forget(self._calls.popleft())
+            self._lose(first_ns, self._calls[0].created)
         self.settle()
         return new
 
@@ -294,6 +299,17 @@ class FlightRecords:
         return ProcessGroup(
             slot=slot, name=name, description=description, kind=kind, backend="nccl", ranks=ranks, size=len(ranks)
         )
+
+    def _lose(self, from_ns: int, to_ns: int) -> None:
+        """Note a gap; those that it touches become one with it, and the oldest when there are very many."""
+        to_ns = max(to_ns, from_ns + 1)
+        first = bisect_left(self._gaps, from_ns, key=lambda gap: gap[1])
+        end = bisect_right(self._gaps, to_ns, key=lambda gap: gap[0])
+        if first < end:
+            from_ns, to_ns = min(from_ns, self._gaps[first][0]), max(to_ns, self._gaps[end - 1][1])
+        self._gaps[first:end] = [(from_ns, to_ns)]
+        if len(self._gaps) > MAX_GAPS:
+            self._gaps[: MAX_GAPS // 2] = [(self._gaps[0][0], self._gaps[MAX_GAPS // 2 - 1][1])]
 
     def _abandon(self) -> None:
         for call in self._open.values():
