@@ -258,10 +258,10 @@ class Records:
         ]
         self.flights.see_steps(slots)
 
-    def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None) -> int:
+    def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None, ahead_ms: int = 0) -> int:
         dump = read_dump(json.dumps({"pg_config": config or {}, "entries": entries}).encode())
         assert dump is not None
-        return self.flights.take(dump, asked_ns=round(asked_ms * MS), wall_offset_ns=0)
+        return self.flights.take(dump, asked_ns=round(asked_ms * MS), wall_offset_ns=ahead_ms * MS)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Of sums: step, slot, operation, flags, count, bytes and span; taken away."""
@@ -377,6 +377,39 @@ def test_entries_without_a_duration_are_counted_where_others_have_one() -> None:
     records.take(entry(0, at(0)), entry(1, at(0), duration_ms=1.0), entry(2, at(1), retired=True))
     assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 8000, 1 * MS)]  # of step 1 nothing is known
     assert not records.flights.waiting
+
+
+@pytest.mark.parametrize("ahead_ms", [5000, -5000, 60])
+def test_a_wall_clock_that_is_set_costs_what_was_called_since_the_last_read(ahead_ms: int) -> None:
+    records = Records()
+    records.steps(*range(600, 607))
+    calls = [entry(number, at(600 + number), duration_ms=1.0) for number in range(4)]
+    records.take(entry(0, at(600), duration_ms=1.0), entry(1, at(601)), asked_ms=6015.5)
+    assert [(row[0], row[3]) for row in records.rows()] == [(600, FLAG_DEVICE)]
+    later = [entry(number, at(600 + number) + ahead_ms * MS, duration_ms=1.0) for number in range(4, 7)]
+    assert records.take(*calls, later[0], asked_ms=6046.0, ahead_ms=ahead_ms) == 3
+    assert records.take(*calls, *later, asked_ms=6100.0, ahead_ms=ahead_ms) == 2
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        *[(step, FLAG_MISSED) for step in (601, 602, 603, 604)],
+        *[(step, FLAG_DEVICE) for step in (605, 606)],
+    ]
+    assert not records.flights.waiting and not records.flights._gaps
+
+
+@pytest.mark.parametrize("wrong", [1 << 62, 0])
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_a_time_that_cannot_be_right_costs_the_steps_around_it(wrong: int, place: int) -> None:
+    """Of an entry whose time is nonsense it is known between which two others it came, wherever it stands."""
+    records = Records()
+    records.steps(*range(600, 608))
+    calls = [entry(number, at(600 + number) + WALL_NS, duration_ms=1.0) for number in range(8)]
+    calls[place]["time_created_ns"] = wrong
+    records.take(*calls[:6], asked_ms=6060.0, ahead_ms=WALL_NS // MS)
+    records.take(*calls, asked_ms=6080.0, ahead_ms=WALL_NS // MS)
+    spoiled = {0: (600, 601), 2: (601, 602, 603), 5: (604, 605, 606)}[place]
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        (step, FLAG_MISSED if step in spoiled else FLAG_DEVICE) for step in range(600, 608)
+    ]
 
 
 def test_without_steps_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:

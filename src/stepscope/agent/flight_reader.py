@@ -77,14 +77,17 @@ class _Rank:
 
 
 class FlightReader:
-    """All ranks of this node.  ``wall_offset_ns``: by how much the wall clock is ahead of the rings' clock."""
+    """All ranks of this node.  ``wall_offset_ns``: by how much the wall clock is ahead of the rings' clock.
+
+    (The largest of three: who is interrupted between the two clocks finds too little.)
+    """
 
     def __init__(
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
         ring_clock: Callable[[], int] = time.perf_counter_ns,
-        wall_offset_ns: Callable[[], int] = lambda: time.time_ns() - time.perf_counter_ns(),
+        wall_offset_ns: Callable[[], int] = lambda: max(time.time_ns() - time.perf_counter_ns() for _ in range(3)),
     ) -> None:
         self._clock, self._ring_clock, self._wall_offset_ns = clock, ring_clock, wall_offset_ns
         self._ranks: dict[RingDrain, _Rank] = {}
@@ -177,7 +180,9 @@ class FlightReader:
             if dump.entries[0].record_id:
                 rank.buffer = len(dump.entries)
         before = rank.records.last_id
-        new = rank.records.take(dump, asked_ns=asked_ns, wall_offset_ns=self._wall_offset_ns())
+        new = rank.records.take(
+            dump, asked_ns=asked_ns, wall_offset_ns=self._wall_offset_ns(), heard_ns=self._ring_clock()
+        )
         passed = max(rank.records.last_id - before, new) if before >= 0 else new
         rank.per_s = passed / max(since_s - rank.answered_s, LEAST_S)
         rank.answered_s = since_s

@@ -65,6 +65,10 @@ MAX_CHANGES = 100_000
 MAX_GAPS = 1_000
 PATIENCE_NS = 60_000_000_000
 """So long after a step ended, what of it has no time yet never gets one."""
+CLOCK_STEP_NS = 50_000_000
+"""When the wall clock moved by more than this against the rings', somebody set it."""
+DOUBT_NS = 1_000_000_000
+"""An entry so long before the one before it, or after the dump that it came in, has no time that could be right."""
 MOST_NS = 1 << 50
 MOST_BYTES = (1 << 55) - 1
 U32 = (1 << 32) - 1
@@ -161,6 +165,9 @@ class FlightRecords:
         self._read_ns = -1
         """What was called before this instant is known, or was overwritten."""
         self._last_created = -1
+        self._hole = False
+        """After ``_last_created`` something was lost; the next entry says until when."""
+        self._wall_offset_ns: int | None = None
         self._gaps: list[tuple[int, int]] = []
         """From when to when entries were overwritten before they were read; in order, and apart from one another."""
         self._changes_at: list[int] = []
@@ -192,32 +199,37 @@ class FlightRecords:
         if len(self._changes_at) > MAX_CHANGES:  # no step ends
             del self._changes_at[: -MAX_CHANGES // 2], self._changes_to[: -MAX_CHANGES // 2]
 
-    def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int) -> int:
-        """A dump that was asked for at ``asked_ns`` (monotonic); wall clocks are ahead of that by so much.
+    def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
+        """A dump that was asked for at ``asked_ns`` (monotonic) and came at ``heard_ns``.
 
-        Returns how many entries were new.
+        Wall clocks are ahead of that by so much.  Returns how many entries were new.
         """
         entries = dump.entries
+        before_ns, self._wall_offset_ns = self._wall_offset_ns, wall_offset_ns
         if not entries:
             if self.last_id < 0:
                 self._read_ns = asked_ns
                 self.settle()
             return 0
+        heard_ns = asked_ns if heard_ns is None else max(heard_ns, asked_ns)
         first, last = entries[0], entries[-1]
-        begin_ns = first.time_created_ns - wall_offset_ns
         if last.record_id < self.last_id:  # the recorder was reset, and counts anew
             self._abandon()
-            self._lose(self._last_created, begin_ns)
+            self._hole = True
             self.last_id = -1
         elif first.record_id > self.last_id + 1:
-            self._lose(self._last_created, begin_ns)
+            self._hole = True
         for number in [number for number in self._open if number < first.record_id]:
             call = self._open.pop(number)
             call.lost = call.lost or not call.over
             call.over = True
-        new = self._add(dump, wall_offset_ns)
+        if before_ns is not None and abs(wall_offset_ns - before_ns) > CLOCK_STEP_NS:
+            new = self._pass(entries, heard_ns)
+        else:
+            new = self._add(dump, wall_offset_ns, heard_ns + DOUBT_NS)
+            if self._hole:
+                self._lose(self._last_created, heard_ns)
         self._read_ns = asked_ns
-        self._last_created = max(self._last_created, last.time_created_ns - wall_offset_ns)
         if len(self._calls) > MAX_CALLS:  # no step claims them
             first_ns = self._calls[0].created
             while len(self._calls) > MAX_CALLS:
@@ -226,7 +238,16 @@ class FlightRecords:
         self.settle()
         return new
 
-    def _add(self, dump: Dump, wall_offset_ns: int) -> int:
+    def _pass(self, entries: Sequence[Entry], heard_ns: int) -> int:
+        """The clock was set: of what is new nobody knows on which side of that it was called, nor of what is open."""
+        new = sum(entry.record_id > self.last_id for entry in entries)
+        self._abandon()
+        self._lose(self._last_created, heard_ns)
+        self._last_created, self._hole = max(self._last_created, heard_ns), False
+        self.last_id = max(self.last_id, entries[-1].record_id)
+        return new
+
+    def _add(self, dump: Dump, wall_offset_ns: int, latest_ns: int) -> int:
         over: dict[str, int] = {}
         """By group, the last entry that was retired: those before it are over as well."""
         last_id, new = self.last_id, 0
@@ -236,7 +257,15 @@ class FlightRecords:
                 over[name] = number
             if number > last_id:
                 last_id, new = number, new + 1
-                call = self._meet(entry, dump, entry.time_created_ns - wall_offset_ns)
+                created_ns = entry.time_created_ns - wall_offset_ns
+                if not self._last_created - DOUBT_NS <= created_ns <= latest_ns:
+                    self._hole = True
+                    continue
+                if self._hole:
+                    self._lose(self._last_created, created_ns)
+                    self._hole = False
+                self._last_created = max(self._last_created, created_ns)
+                call = self._meet(entry, dump, created_ns)
                 self._open[number] = call
             elif (known := self._open.get(number)) is not None:
                 call = known
