@@ -370,13 +370,29 @@ def test_a_coalesced_call_is_one_collective_with_the_time_of_its_last_entry() ->
     assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 4 * 4000, 7 * MS)]
 
 
-def test_entries_without_a_duration_are_counted_where_others_have_one() -> None:
+def test_a_kind_of_which_only_some_have_a_duration_spoils_its_step() -> None:
     """Captured into a CUDA graph, say: nothing is ever heard of them, but what comes later in their group is over."""
     records = Records()
-    records.steps(0, 1)
-    records.take(entry(0, at(0)), entry(1, at(0), duration_ms=1.0), entry(2, at(1), retired=True))
-    assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 8000, 1 * MS)]  # of step 1 nothing is known
+    records.steps(0, 1, 2)
+    records.take(
+        *(entry(0, at(0)), entry(1, at(0), duration_ms=1.0)),
+        entry(2, at(1), retired=True),
+        *(entry(3, at(2), op="broadcast", retired=True), entry(4, at(2), duration_ms=2.0)),
+    )
+    assert records.rows() == [
+        (0, 63, OPS[0], FLAG_MISSED, 0, 0, 0),
+        (2, 62, "all_reduce", FLAG_DEVICE, 1, 4000, 2 * MS),  # of step 1, and of broadcasts, nothing has a time
+    ]
     assert not records.flights.waiting
+
+
+def test_one_that_is_never_over_spoils_its_step() -> None:
+    records = Records()
+    records.steps(0)
+    records.take(entry(0, at(0), op="broadcast", duration_ms=1.0), entry(1, at(0)), asked_ms=60_000.0)
+    assert records.rows() == []
+    records.take(entry(1, at(0)), asked_ms=60_011.0)
+    assert [(row[0], row[3]) for row in records.rows()] == [(0, FLAG_MISSED)]
 
 
 @pytest.mark.parametrize("ahead_ms", [5000, -5000, 60])

@@ -6,7 +6,8 @@ is new is kept until the steps it was called in were drained from the ring and a
 records are made, in the form in which gloo's are (``records/collectives.py``), with FLAG_DEVICE.
 
 A step of which an entry was overwritten before anybody read it has no times at all, since a part of a sum is worse than
-none: one row with FLAG_MISSED says so.
+none: one row with FLAG_MISSED says so.  The same for a step in which only some collectives of a kind have a time; a
+kind of which none has one (a group without timing) is left out, and spoils nothing.
 
 In a coalesced call each operation has an entry without times, and a last one, ``coalesced``, has the times of all.
 They share the sequence number, and are one collective here.
@@ -367,6 +368,7 @@ class FlightRecords:
             missed = any(call.lost for call in own) or any(a < end_ns and b > start_ns for a, b in self._gaps)
             if not missed and self._read_ns - end_ns < PATIENCE_NS and not all(call.over for call in own):
                 return
+            missed = missed or _partly_timed(own)
             self._steps.popleft()
             for _ in own:
                 self._forget(self._calls.popleft())
@@ -395,16 +397,14 @@ class FlightRecords:
     def _make(self, step: int, own: Sequence[_Call]) -> None:
         sums: dict[tuple[int, int], list[int]] = {}
         for call in own:
-            one = sums.setdefault((call.slot, max(call.op, 0)), [0, 0, 0, 0])
-            one[0] += 1
-            one[1] += call.size
             if call.ns >= 0:
+                one = sums.setdefault((call.slot, max(call.op, 0)), [0, 0, 0])
+                one[0] += 1
+                one[1] += call.size
                 one[2] += call.ns
-                one[3] = 1
         rows = [
             COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, min(ns, MOST_NS))
-            for (slot, op), (count, size, ns, timed) in sums.items()
-            if timed
+            for (slot, op), (count, size, ns) in sums.items()
         ]
         if not rows:
             return
@@ -442,6 +442,16 @@ _COALESCED_ALONE = -1
 _FROM_OUTPUT = (_OP["all_gather"], _OP["scatter"], _OP["recv"])
 _OF_ALL = (_OP["gather"], _OP["scatter"])
 """Of these an entry has this rank's part only."""
+
+
+def _partly_timed(own: Sequence[_Call]) -> bool:
+    """Whether a sum of these would be one of a part: some of a kind have no time, or one is not over even now."""
+    kinds: dict[tuple[int, int], bool] = {}
+    for call in own:
+        timed = call.ns >= 0
+        if not call.over or kinds.setdefault((call.slot, max(call.op, 0)), timed) != timed:
+            return True
+    return False
 
 
 @lru_cache(maxsize=4096)
