@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent import flight_records
+from stepscope.agent import flight_reader, flight_records
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.flight_reader import HANDLERS, FlightReader
 from stepscope.agent.flight_records import Dump, FlightRecords, read_dump
@@ -618,6 +618,35 @@ def test_how_often_a_rank_is_asked(node: Callable[[str], Node]) -> None:
     quiet = len(job.ranks[1].server.asked)
     asked(10)
     assert len(job.ranks[1].server.asked) == quiet
+
+
+def test_a_large_buffer_is_read_more_rarely(node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as large, a fourth as often: every 20 s; unless it fills in that time."""
+    monkeypatch.setattr(flight_reader, "BUFFER", 200)
+    job = node("backward")
+    drains, (first, _) = [rank.drain for rank in job.ranks], job.ranks
+    last = first.server.dump["entries"][-1]
+    per_turn = 0
+
+    def asked(seconds: int) -> int:
+        before = len(first.server.asked)
+        for _ in range(10 * seconds):
+            first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
+            entries = first.server.dump["entries"]
+            number = entries[-1]["record_id"] + 1
+            entries += [{**last, "record_id": number + more} for more in range(per_turn)]
+            job.turn(drains)
+        return len(first.server.asked) - before
+
+    first.server.buffer = 800
+    first.server.dump["entries"] += [{**last, "record_id": last["record_id"] + 1 + more} for more in range(790)]
+    assert 1 <= asked(2) <= 3
+    job.now_s += 60
+    asked(21)
+    assert 2 <= asked(60) <= 3
+    per_turn = 8  # half of it in five seconds
+    asked(60)
+    assert 5 <= asked(30) <= 7
 
 
 def test_the_right_recorder_is_found_and_a_silent_server_left_alone(node: Callable[[str], Node]) -> None:
