@@ -332,6 +332,19 @@ def test_a_recorder_that_was_reset_counts_anew() -> None:
     ]
 
 
+def test_a_reset_is_noticed_though_the_recorder_is_past_where_it_was() -> None:
+    records = Records()
+    records.steps(*range(6))
+    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), asked_ms=20.0)
+    assert records.take(*(entry(number, at(2 + number), duration_ms=2.0) for number in range(4)), asked_ms=60.0) == 4
+    assert [(row[0], row[3], row[6]) for row in records.rows()] == [
+        (0, FLAG_DEVICE, MS),
+        (1, FLAG_DEVICE, MS),
+        (2, FLAG_MISSED, 0),  # something of it may have come before the reset
+        *[(step, FLAG_DEVICE, 2 * MS) for step in (3, 4, 5)],
+    ]
+
+
 def test_entries_out_of_order_groups_and_sends() -> None:
     """Two groups, one of them the rank's own; sends and recvs, which are summed and never hold a step up in vain."""
     said = (ProcessGroup(slot=3, name="7", description="mesh_tp", kind="tensor", backend="nccl", ranks=(0, 1), size=2),)

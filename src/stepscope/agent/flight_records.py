@@ -153,7 +153,9 @@ class FlightRecords:
         self.found = list(found)
         """Groups that only the Flight Recorder knows."""
         self.last_id = -1
-        """Of the last entry that was seen."""
+        """Of the last entry that was seen …"""
+        self._last_time_ns = -1
+        """… and its time as it was given, by which a recorder that was reset meanwhile is told."""
         self._slots: dict[str, tuple[int, int]] = {}
         self._calls: deque[_Call] = deque()
         """In order, those that no step has claimed yet."""
@@ -214,7 +216,7 @@ class FlightRecords:
             return 0
         heard_ns = asked_ns if heard_ns is None else max(heard_ns, asked_ns)
         first, last = entries[0], entries[-1]
-        if last.record_id < self.last_id:  # the recorder was reset, and counts anew
+        if last.record_id < self.last_id or self._is_another(entries):  # the recorder was reset, and counts anew
             self._abandon()
             self._hole = True
             self.last_id = -1
@@ -230,7 +232,7 @@ class FlightRecords:
             new = self._add(dump, wall_offset_ns, heard_ns + DOUBT_NS)
             if self._hole:
                 self._lose(self._last_created, heard_ns)
-        self._read_ns = asked_ns
+        self._read_ns, self._last_time_ns = asked_ns, last.time_created_ns
         if len(self._calls) > MAX_CALLS:  # no step claims them
             first_ns = self._calls[0].created
             while len(self._calls) > MAX_CALLS:
@@ -238,6 +240,11 @@ class FlightRecords:
             self._lose(first_ns, self._calls[0].created)
         self.settle()
         return new
+
+    def _is_another(self, entries: Sequence[Entry]) -> bool:
+        """Whether the last entry that was seen has become another one, under the same number."""
+        at = bisect_right(entries, self.last_id, key=lambda entry: entry.record_id) - 1
+        return at >= 0 and entries[at].record_id == self.last_id and entries[at].time_created_ns != self._last_time_ns
 
     def _pass(self, entries: Sequence[Entry], heard_ns: int) -> int:
         """The clock was set: of what is new nobody knows on which side of that it was called, nor of what is open."""
