@@ -372,6 +372,23 @@ def test_entries_out_of_order_groups_and_sends() -> None:
     ]
 
 
+def test_names_without_end_are_not_kept() -> None:
+    asked: list[int] = []
+    flights = FlightRecords(said=lambda: asked.append(1) or (), world_size=2)  # type: ignore[func-returns-value]
+    for first in range(0, 1000, 100):
+        entries = [
+            entry(number, at(number), process_group=[f"{number:05}" + "x" * 2000, ""])
+            for number in range(first, first + 100)
+        ]
+        dump = read_dump(json.dumps({"entries": entries}).encode())
+        assert dump is not None
+        assert flights.take(dump, asked_ns=10_000 * MS, wall_offset_ns=0) == 100
+    assert len(flights._slots) == len(flights.found) == 31
+    assert max(map(len, flights._slots)) == max(len(key[0]) for key in flights._by_key) == 80
+    assert len(asked) == 10  # the header of the ring, once for each dump
+    assert [call.slot for call in flights._calls] == [*range(62, 31, -1), *[63] * 969]
+
+
 def test_a_coalesced_call_is_one_collective_with_the_time_of_its_last_entry() -> None:
     records = Records()
     records.steps(0)

@@ -157,6 +157,9 @@ class FlightRecords:
         self._last_time_ns = -1
         """… and its time as it was given, by which a recorder that was reset meanwhile is told."""
         self._slots: dict[str, tuple[int, int]] = {}
+        """By the name of a group, shortened, those that have a slot of their own."""
+        self._said_now: Sequence[ProcessGroup] | None = None
+        """Asked once for each dump, and only when it has a group that is new."""
         self._calls: deque[_Call] = deque()
         """In order, those that no step has claimed yet."""
         self._open: dict[int, _Call] = {}
@@ -209,6 +212,7 @@ class FlightRecords:
         """
         entries = dump.entries
         before_ns, self._wall_offset_ns = self._wall_offset_ns, wall_offset_ns
+        self._said_now = None
         if not entries:
             if self.last_id < 0:
                 self._read_ns = asked_ns
@@ -260,7 +264,7 @@ class FlightRecords:
         """By group, the last entry that was retired: those before it are over as well."""
         last_id, new = self.last_id, 0
         for entry in dump.entries:
-            number, name = entry.record_id, entry.process_group[0]
+            number, name = entry.record_id, entry.process_group[0][:NAME_CHARS]
             if entry.retired and not entry.is_p2p:  # sends to different peers overtake one another
                 over[name] = number
             if number > last_id:
@@ -295,7 +299,7 @@ class FlightRecords:
         """The call of an entry that was not seen before; of a coalesced one, what is there of it already."""
         name, description = entry.process_group
         nth = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
-        key = name, entry.is_p2p, nth
+        key = name[:NAME_CHARS], entry.is_p2p, nth
         word, op = _operation(entry.profiling_name)
         slot, ranks = self._slot(name, description, dump)
         size = _payload(op, entry, ranks)
@@ -314,10 +318,12 @@ class FlightRecords:
 
     def _slot(self, name: str, description: str, dump: Dump) -> tuple[int, int]:
         """Of a group by its name: its slot and how many ranks it has."""
-        if name in self._slots:
-            return self._slots[name]
         short = name[:NAME_CHARS]
-        said = self._said()
+        if short in self._slots:
+            return self._slots[short]
+        if self._said_now is None:
+            self._said_now = self._said()
+        said = self._said_now
         group = next((one for one in (*said, *self.found) if one.name == short), None)
         if group is None:
             taken = {one.slot for one in (*said, *self.found)}
@@ -325,8 +331,9 @@ class FlightRecords:
             group = self._group(slot, short, description[:NAME_CHARS], dump.pg_config.get(name))
             if slot != SHARED:
                 self.found.append(group)
-        self._slots[name] = group.slot, group.size
-        return self._slots[name]
+        if group.slot != SHARED:
+            self._slots[short] = group.slot, group.size
+        return group.slot, group.size
 
     def _group(self, slot: int, name: str, description: str, config: _Config | None) -> ProcessGroup:
         ranks = ranks_of(config.ranks) if config is not None else ()
