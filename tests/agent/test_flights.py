@@ -374,7 +374,12 @@ def test_entries_out_of_order_groups_and_sends() -> None:
 
 def test_names_without_end_are_not_kept() -> None:
     asked: list[int] = []
-    flights = FlightRecords(said=lambda: asked.append(1) or (), world_size=2)  # type: ignore[func-returns-value]
+
+    def said() -> tuple[ProcessGroup, ...]:
+        asked.append(1)
+        return ()
+
+    flights = FlightRecords(said=said, world_size=2)
     for first in range(0, 1000, 100):
         entries = [
             entry(number, at(number), process_group=[f"{number:05}" + "x" * 2000, ""])
@@ -491,6 +496,17 @@ def test_many_gaps_become_few(monkeypatch: pytest.MonkeyPatch) -> None:
     records.steps(*range(393, 398))
     records.flights.settle()
     assert [row[3] for row in records.rows()] == [*[FLAG_MISSED] * 4, FLAG_DEVICE]
+
+
+def test_steps_that_waited_in_vain_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_records, "MAX_STEPS", 3)
+    records = Records()
+    records.steps(*range(4))
+    assert records.rows() == []  # nobody knows whether there is a recorder
+    records.take(entry(0, at(3), duration_ms=1.0), asked_ms=40.0)
+    assert [(row[0], row[3]) for row in records.rows()] == [(3, FLAG_DEVICE)]
+    records.steps(*range(4, 9))
+    assert [(row[0], row[3]) for row in records.rows()] == [(4, FLAG_MISSED), (5, FLAG_MISSED)]
 
 
 def test_the_recorder_of_another_backend_is_none() -> None:

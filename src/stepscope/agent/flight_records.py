@@ -191,7 +191,9 @@ class FlightRecords:
                 self._last_step = step
                 self._steps.append((step, start_ns, start_ns + wall_ns))
         while len(self._steps) > MAX_STEPS:
-            self._steps.popleft()
+            step = self._steps.popleft()[0]
+            if self.last_id >= 0 and step > self._earlier:  # there is a recorder, which does not answer any more
+                self._ready.append((COMM_RECORD, step, [_MISSED], COMM_ENTRIES))
 
     def see_earlier_steps(self, slots: Iterable[bytes]) -> None:
         """Those from before we looked: of what is missing there somebody else may have taken care."""
