@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from stepscope.agent import flight_reader, flight_records
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.flight_reader import HANDLERS, FlightReader
 from stepscope.agent.flight_records import Dump, FlightRecords, read_dump
@@ -257,10 +258,10 @@ class Records:
         ]
         self.flights.see_steps(slots)
 
-    def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None) -> int:
+    def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None, ahead_ms: int = 0) -> int:
         dump = read_dump(json.dumps({"pg_config": config or {}, "entries": entries}).encode())
         assert dump is not None
-        return self.flights.take(dump, asked_ns=round(asked_ms * MS), wall_offset_ns=0)
+        return self.flights.take(dump, asked_ns=round(asked_ms * MS), wall_offset_ns=ahead_ms * MS)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Of sums: step, slot, operation, flags, count, bytes and span; taken away."""
@@ -331,6 +332,19 @@ def test_a_recorder_that_was_reset_counts_anew() -> None:
     ]
 
 
+def test_a_reset_is_noticed_though_the_recorder_is_past_where_it_was() -> None:
+    records = Records()
+    records.steps(*range(6))
+    records.take(*(entry(number, at(number), duration_ms=1.0) for number in range(2)), asked_ms=20.0)
+    assert records.take(*(entry(number, at(2 + number), duration_ms=2.0) for number in range(4)), asked_ms=60.0) == 4
+    assert [(row[0], row[3], row[6]) for row in records.rows()] == [
+        (0, FLAG_DEVICE, MS),
+        (1, FLAG_DEVICE, MS),
+        (2, FLAG_MISSED, 0),  # something of it may have come before the reset
+        *[(step, FLAG_DEVICE, 2 * MS) for step in (3, 4, 5)],
+    ]
+
+
 def test_entries_out_of_order_groups_and_sends() -> None:
     """Two groups, one of them the rank's own; sends and recvs, which are summed and never hold a step up in vain."""
     said = (ProcessGroup(slot=3, name="7", description="mesh_tp", kind="tensor", backend="nccl", ranks=(0, 1), size=2),)
@@ -358,6 +372,28 @@ def test_entries_out_of_order_groups_and_sends() -> None:
     ]
 
 
+def test_names_without_end_are_not_kept() -> None:
+    asked: list[int] = []
+
+    def said() -> tuple[ProcessGroup, ...]:
+        asked.append(1)
+        return ()
+
+    flights = FlightRecords(said=said, world_size=2)
+    for first in range(0, 1000, 100):
+        entries = [
+            entry(number, at(number), process_group=[f"{number:05}" + "x" * 2000, ""])
+            for number in range(first, first + 100)
+        ]
+        dump = read_dump(json.dumps({"entries": entries}).encode())
+        assert dump is not None
+        assert flights.take(dump, asked_ns=10_000 * MS, wall_offset_ns=0) == 100
+    assert len(flights._slots) == len(flights.found) == 31
+    assert max(map(len, flights._slots)) == max(len(key[0]) for key in flights._by_key) == 80
+    assert len(asked) == 10  # the header of the ring, once for each dump
+    assert [call.slot for call in flights._calls] == [*range(62, 31, -1), *[63] * 969]
+
+
 def test_a_coalesced_call_is_one_collective_with_the_time_of_its_last_entry() -> None:
     records = Records()
     records.steps(0)
@@ -369,13 +405,108 @@ def test_a_coalesced_call_is_one_collective_with_the_time_of_its_last_entry() ->
     assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 4 * 4000, 7 * MS)]
 
 
-def test_entries_without_a_duration_are_counted_where_others_have_one() -> None:
+def test_a_kind_of_which_only_some_have_a_duration_spoils_its_step() -> None:
     """Captured into a CUDA graph, say: nothing is ever heard of them, but what comes later in their group is over."""
     records = Records()
-    records.steps(0, 1)
-    records.take(entry(0, at(0)), entry(1, at(0), duration_ms=1.0), entry(2, at(1), retired=True))
-    assert records.rows() == [(0, 62, "all_reduce", FLAG_DEVICE, 2, 8000, 1 * MS)]  # of step 1 nothing is known
+    records.steps(0, 1, 2)
+    records.take(
+        *(entry(0, at(0)), entry(1, at(0), duration_ms=1.0)),
+        entry(2, at(1), retired=True),
+        *(entry(3, at(2), op="broadcast", retired=True), entry(4, at(2), duration_ms=2.0)),
+    )
+    assert records.rows() == [
+        (0, 63, OPS[0], FLAG_MISSED, 0, 0, 0),
+        (2, 62, "all_reduce", FLAG_DEVICE, 1, 4000, 2 * MS),  # of step 1, and of broadcasts, nothing has a time
+    ]
     assert not records.flights.waiting
+
+
+def test_one_that_is_never_over_spoils_its_step() -> None:
+    records = Records()
+    records.steps(0)
+    records.take(entry(0, at(0), op="broadcast", duration_ms=1.0), entry(1, at(0)), asked_ms=60_000.0)
+    assert records.rows() == []
+    records.take(entry(1, at(0)), asked_ms=60_011.0)
+    assert [(row[0], row[3]) for row in records.rows()] == [(0, FLAG_MISSED)]
+
+
+@pytest.mark.parametrize("ahead_ms", [5000, -5000, 60])
+def test_a_wall_clock_that_is_set_costs_what_was_called_since_the_last_read(ahead_ms: int) -> None:
+    records = Records()
+    records.steps(*range(600, 607))
+    calls = [entry(number, at(600 + number), duration_ms=1.0) for number in range(4)]
+    records.take(entry(0, at(600), duration_ms=1.0), entry(1, at(601)), asked_ms=6015.5)
+    assert [(row[0], row[3]) for row in records.rows()] == [(600, FLAG_DEVICE)]
+    later = [entry(number, at(600 + number) + ahead_ms * MS, duration_ms=1.0) for number in range(4, 7)]
+    assert records.take(*calls, later[0], asked_ms=6046.0, ahead_ms=ahead_ms) == 3
+    assert records.take(*calls, *later, asked_ms=6100.0, ahead_ms=ahead_ms) == 2
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        *[(step, FLAG_MISSED) for step in (601, 602, 603, 604)],
+        *[(step, FLAG_DEVICE) for step in (605, 606)],
+    ]
+    assert not records.flights.waiting and not records.flights._gaps
+
+
+@pytest.mark.parametrize("wrong", [1 << 62, 0])
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_a_time_that_cannot_be_right_costs_the_steps_around_it(wrong: int, place: int) -> None:
+    """Of an entry whose time is nonsense it is known between which two others it came, wherever it stands."""
+    records = Records()
+    records.steps(*range(600, 608))
+    calls = [entry(number, at(600 + number) + WALL_NS, duration_ms=1.0) for number in range(8)]
+    calls[place]["time_created_ns"] = wrong
+    records.take(*calls[:6], asked_ms=6060.0, ahead_ms=WALL_NS // MS)
+    records.take(*calls, asked_ms=6080.0, ahead_ms=WALL_NS // MS)
+    spoiled = {0: (600, 601), 2: (601, 602, 603), 5: (604, 605, 606)}[place]
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        (step, FLAG_MISSED if step in spoiled else FLAG_DEVICE) for step in range(600, 608)
+    ]
+
+
+def test_without_steps_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an evaluation: what nobody claims goes, and what is gone is one gap."""
+    monkeypatch.setattr(flight_records, "MAX_CALLS", 20)
+    monkeypatch.setattr(flight_records, "MAX_CHANGES", 10)
+    records = Records()
+    for first in range(0, 100, 10):
+        records.take(*(entry(n, at(n), duration_ms=1.0) for n in range(first, first + 10)), asked_ms=10 * first + 100)
+        records.flights.see_phases([(at(n), FORWARD) for n in range(first, first + 10)])
+    flights = records.flights
+    assert len(flights._calls) == 20 and len(flights._by_key) == 20
+    assert flights._gaps == [(at(0), at(80))]
+    assert len(flights._changes_at) == len(flights._changes_to) <= 10
+    assert flights._changes_at[-1] == at(99)
+    records.steps(79, 80, 81)
+    flights.settle()
+    assert [(row[0], row[3]) for row in records.rows()] == [
+        (79, FLAG_MISSED),
+        (80, FLAG_MISSED),  # it began before the first call that is left
+        (81, FLAG_DEVICE),
+    ]
+
+
+def test_many_gaps_become_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_records, "MAX_GAPS", 10)
+    records = Records()
+    for step in range(0, 400, 4):  # of every four two were overwritten
+        seen = (entry(number, at(number), duration_ms=1.0) for number in (step, step + 1))
+        records.take(*seen, asked_ms=10 * step + 20)
+    gaps = records.flights._gaps
+    assert 5 <= len(gaps) <= 10 and gaps[0][0] == at(1) and gaps[-1] == (at(393), at(396))
+    records.steps(*range(393, 398))
+    records.flights.settle()
+    assert [row[3] for row in records.rows()] == [*[FLAG_MISSED] * 4, FLAG_DEVICE]
+
+
+def test_steps_that_waited_in_vain_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_records, "MAX_STEPS", 3)
+    records = Records()
+    records.steps(*range(4))
+    assert records.rows() == []  # nobody knows whether there is a recorder
+    records.take(entry(0, at(3), duration_ms=1.0), asked_ms=40.0)
+    assert [(row[0], row[3]) for row in records.rows()] == [(3, FLAG_DEVICE)]
+    records.steps(*range(4, 9))
+    assert [(row[0], row[3]) for row in records.rows()] == [(4, FLAG_MISSED), (5, FLAG_MISSED)]
 
 
 def test_the_recorder_of_another_backend_is_none() -> None:
@@ -533,6 +664,35 @@ def test_how_often_a_rank_is_asked(node: Callable[[str], Node]) -> None:
     quiet = len(job.ranks[1].server.asked)
     asked(10)
     assert len(job.ranks[1].server.asked) == quiet
+
+
+def test_a_large_buffer_is_read_more_rarely(node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as large, a fourth as often: every 20 s; unless it fills in that time."""
+    monkeypatch.setattr(flight_reader, "BUFFER", 200)
+    job = node("backward")
+    drains, (first, _) = [rank.drain for rank in job.ranks], job.ranks
+    last = first.server.dump["entries"][-1]
+    per_turn = 0
+
+    def asked(seconds: int) -> int:
+        before = len(first.server.asked)
+        for _ in range(10 * seconds):
+            first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
+            entries = first.server.dump["entries"]
+            number = entries[-1]["record_id"] + 1
+            entries += [{**last, "record_id": number + more} for more in range(per_turn)]
+            job.turn(drains)
+        return len(first.server.asked) - before
+
+    first.server.buffer = 800
+    first.server.dump["entries"] += [{**last, "record_id": last["record_id"] + 1 + more} for more in range(790)]
+    assert 1 <= asked(2) <= 3
+    job.now_s += 60
+    asked(21)
+    assert 2 <= asked(60) <= 3
+    per_turn = 8  # half of it in five seconds
+    asked(60)
+    assert 5 <= asked(30) <= 7
 
 
 def test_the_right_recorder_is_found_and_a_silent_server_left_alone(node: Callable[[str], Node]) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingBatch
-from stepscope.store.segments import FILE_HEAD, FRAME_SLOTS, SegmentWriter, read_segment
+from stepscope.store import segments
+from stepscope.store.segments import FILE_HEAD, FRAME_SLOTS, SegmentWriter, last_slots, read_segment
 
 FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -110,6 +111,39 @@ def test_damage_in_the_middle_costs_one_frame(path: Path) -> None:
     assert rows(found.slots) == slots(1, 3) + slots(7, 3)
     assert found.skipped_bytes == ends[2] - ends[1]
     assert SegmentWriter(path).last_seq == 9
+
+
+@pytest.mark.parametrize(("most", "unpacked"), [(1, 1), (10, 1), (11, 2), (25, 3), (400, 40), (1000, 40)])
+def test_the_last_slots_are_had_without_the_rest(
+    path: Path, monkeypatch: pytest.MonkeyPatch, most: int, unpacked: int
+) -> None:
+    assert last_slots(path, most) == b""
+    writer = SegmentWriter(path)
+    for first in range(1, 401, 10):
+        writer.append(batch(first, 10))
+    counts: list[int] = []
+    unpack = segments._unpack
+    monkeypatch.setattr(segments, "_unpack", lambda data, count: (counts.append(count), unpack(data, count))[1])
+    assert rows(last_slots(path, most)) == slots(1, 400)[-most:]
+    assert len(counts) == unpacked
+    with path.open("ab") as file:
+        file.write(b"FRAM, and cut off")
+    assert rows(last_slots(path, most)) == slots(1, 400)[-most:]
+
+
+def test_the_last_slots_come_after_damage_too(path: Path) -> None:
+    writer = SegmentWriter(path)
+    writer.append(batch(1, 10))
+    start = path.stat().st_size
+    for first in (11, 21, 31):
+        writer.append(batch(first, 10))
+    data = bytearray(path.read_bytes())
+    data[start : start + 4] = b"what"
+    path.write_bytes(data + bytes(2 * segments._LARGEST_FRAME))
+    assert rows(last_slots(path, 15)) == slots(26, 15)
+    assert rows(last_slots(path, 1000)) == slots(1, 10) + slots(21, 20)
+    path.write_bytes(b"something else entirely")
+    assert last_slots(path, 15) == b""
 
 
 def test_another_version_is_not_read(path: Path) -> None:

@@ -25,7 +25,7 @@ from stepscope.records.slot import SLOT_BYTES, STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingHeader, RingReader, split
 from stepscope.store.paths import segment_path, sidecar_path
 from stepscope.store.processes import process_alive
-from stepscope.store.segments import FRAME_SLOTS, SegmentWriter, read_segment
+from stepscope.store.segments import FRAME_SLOTS, SegmentWriter, last_slots
 from stepscope.store.sidecar import read_sidecars, sidecar_of, write_sidecar
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ WATCHED_BATCH_S = 0.15
 SIDECAR_S = 5.0
 FLIGHTS_AT_ONCE = FRAME_SLOTS // 2
 """Records of collectives on the device that go into one frame; those of one seq must fit into it."""
-EARLIER_BYTES = 4096 * SLOT_BYTES
+EARLIER_SLOTS = 4096
 """Of a segment, in which steps are looked for whose collectives may still be in the Flight Recorder."""
 RECENT_STEPS = 20
 RECENT_RECORDS = 100
@@ -88,8 +88,8 @@ class RingDrain:
 
     def _last_slots(self) -> list[bytes]:
         """Of what was written before somebody asked for it: by this agent, or by one before it."""
-        slots = read_segment(self.segment.path).slots if self.segment.last_seq else b""
-        return [slots[at : at + SLOT_BYTES] for at in range(max(0, len(slots) - EARLIER_BYTES), len(slots), SLOT_BYTES)]
+        slots = last_slots(self.segment.path, EARLIER_SLOTS) if self.segment.last_seq else b""
+        return [slots[at : at + SLOT_BYTES] for at in range(0, len(slots), SLOT_BYTES)]
 
     def alive(self) -> bool:
         return process_alive(self.header.pid, self.header.start_ticks)

@@ -5,7 +5,8 @@ native thread and without the GIL (``worker_server.py``).  Two thousand entries 
 second could not be measured in the training, so:
 
 - a rank is asked when half of its buffer may have filled since the last time, at least every five seconds (two while
-  somebody looks on, one in the first minute, so that short runs have figures too), and at most twice a second;
+  somebody looks on, one in the first minute, so that short runs have figures too), and at most twice a second; a
+  buffer of more than two thousand entries takes longer to hand out, and is asked for as much more rarely;
 - it is not asked while it makes no steps and nothing is left to learn; when it stops making them it is asked soon,
   since that may be the end;
 - one rank is asked at a time.
@@ -42,7 +43,7 @@ QUIET_S = 0.3
 """Without a new word in its ring for so long, a rank may be at its end."""
 PATIENCE_S = 10.0
 MOST_APART_S = 60.0
-"""Between two tries to ask a server that does not answer."""
+"""Between two tries to ask a server that does not answer, or one with a very large buffer."""
 IDENTITY_S = 1.0
 """How often to look whether a rank uses NCCL by now."""
 
@@ -70,6 +71,7 @@ class _Rank:
         if self.failures:
             return self.asked_s + min(LEAST_S * float(1 << min(self.failures, 10)), MOST_APART_S)
         usual_s = NEW_S if now_s - self.since_s < NEW_FOR_S else WATCHED_S if watched else USUAL_S
+        usual_s = min(usual_s * max(1.0, self.buffer / BUFFER), MOST_APART_S)
         if head != self.asked_head and now_s - self.moved_s >= QUIET_S:
             usual_s = LEAST_S
         filled_s = self.buffer / 2 / self.per_s if self.per_s else usual_s
@@ -77,14 +79,17 @@ class _Rank:
 
 
 class FlightReader:
-    """All ranks of this node.  ``wall_offset_ns``: by how much the wall clock is ahead of the rings' clock."""
+    """All ranks of this node.  ``wall_offset_ns``: by how much the wall clock is ahead of the rings' clock.
+
+    (The largest of three: who is interrupted between the two clocks finds too little.)
+    """
 
     def __init__(
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
         ring_clock: Callable[[], int] = time.perf_counter_ns,
-        wall_offset_ns: Callable[[], int] = lambda: time.time_ns() - time.perf_counter_ns(),
+        wall_offset_ns: Callable[[], int] = lambda: max(time.time_ns() - time.perf_counter_ns() for _ in range(3)),
     ) -> None:
         self._clock, self._ring_clock, self._wall_offset_ns = clock, ring_clock, wall_offset_ns
         self._ranks: dict[RingDrain, _Rank] = {}
@@ -174,10 +179,12 @@ class FlightReader:
         rank.failures = 0
         if dump.entries:
             rank.answered = True
-            if dump.entries[0].record_id:
+            if dump.entries[0].record_id or len(dump.entries) > rank.buffer:
                 rank.buffer = len(dump.entries)
         before = rank.records.last_id
-        new = rank.records.take(dump, asked_ns=asked_ns, wall_offset_ns=self._wall_offset_ns())
+        new = rank.records.take(
+            dump, asked_ns=asked_ns, wall_offset_ns=self._wall_offset_ns(), heard_ns=self._ring_clock()
+        )
         passed = max(rank.records.last_id - before, new) if before >= 0 else new
         rank.per_s = passed / max(since_s - rank.answered_s, LEAST_S)
         rank.answered_s = since_s

@@ -6,7 +6,8 @@ is new is kept until the steps it was called in were drained from the ring and a
 records are made, in the form in which gloo's are (``records/collectives.py``), with FLAG_DEVICE.
 
 A step of which an entry was overwritten before anybody read it has no times at all, since a part of a sum is worse than
-none: one row with FLAG_MISSED says so.
+none: one row with FLAG_MISSED says so.  The same for a step in which only some collectives of a kind have a time; a
+kind of which none has one (a group without timing) is left out, and spoils nothing.
 
 In a coalesced call each operation has an entry without times, and a last one, ``coalesced``, has the times of all.
 They share the sequence number, and are one collective here.
@@ -17,7 +18,7 @@ What comes in is foreign: it is decoded into bounded fields, and nothing but a w
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -61,8 +62,14 @@ FIRST_FOUND = MAX_GROUPS // 2
 NAME_CHARS = 80
 MAX_CALLS = 200_000
 MAX_STEPS = 50_000
+MAX_CHANGES = 100_000
+MAX_GAPS = 1_000
 PATIENCE_NS = 60_000_000_000
 """So long after a step ended, what of it has no time yet never gets one."""
+CLOCK_STEP_NS = 50_000_000
+"""When the wall clock moved by more than this against the rings', somebody set it."""
+DOUBT_NS = 1_000_000_000
+"""An entry so long before the one before it, or after the dump that it came in, has no time that could be right."""
 MOST_NS = 1 << 50
 MOST_BYTES = (1 << 55) - 1
 U32 = (1 << 32) - 1
@@ -146,8 +153,13 @@ class FlightRecords:
         self.found = list(found)
         """Groups that only the Flight Recorder knows."""
         self.last_id = -1
-        """Of the last entry that was seen."""
+        """Of the last entry that was seen …"""
+        self._last_time_ns = -1
+        """… and its time as it was given, by which a recorder that was reset meanwhile is told."""
         self._slots: dict[str, tuple[int, int]] = {}
+        """By the name of a group, shortened, those that have a slot of their own."""
+        self._said_now: Sequence[ProcessGroup] | None = None
+        """Asked once for each dump, and only when it has a group that is new."""
         self._calls: deque[_Call] = deque()
         """In order, those that no step has claimed yet."""
         self._open: dict[int, _Call] = {}
@@ -159,8 +171,11 @@ class FlightRecords:
         self._read_ns = -1
         """What was called before this instant is known, or was overwritten."""
         self._last_created = -1
+        self._hole = False
+        """After ``_last_created`` something was lost; the next entry says until when."""
+        self._wall_offset_ns: int | None = None
         self._gaps: list[tuple[int, int]] = []
-        """From when to when entries were overwritten before they were read."""
+        """From when to when entries were overwritten before they were read; in order, and apart from one another."""
         self._changes_at: list[int] = []
         self._changes_to: list[int] = []
         self._ready: deque[tuple[int, int, list[bytes], int]] = deque()
@@ -176,7 +191,9 @@ class FlightRecords:
                 self._last_step = step
                 self._steps.append((step, start_ns, start_ns + wall_ns))
         while len(self._steps) > MAX_STEPS:
-            self._steps.popleft()
+            step = self._steps.popleft()[0]
+            if self.last_id >= 0 and step > self._earlier:  # there is a recorder, which does not answer any more
+                self._ready.append((COMM_RECORD, step, [_MISSED], COMM_ENTRIES))
 
     def see_earlier_steps(self, slots: Iterable[bytes]) -> None:
         """Those from before we looked: of what is missing there somebody else may have taken care."""
@@ -187,51 +204,82 @@ class FlightRecords:
         """When the rank came into which phase, in steps whose collectives are kept one by one."""
         self._changes_at += [at for at, _ in changes]
         self._changes_to += [phase for _, phase in changes]
+        if len(self._changes_at) > MAX_CHANGES:  # no step ends
+            del self._changes_at[: -MAX_CHANGES // 2], self._changes_to[: -MAX_CHANGES // 2]
 
-    def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int) -> int:
-        """A dump that was asked for at ``asked_ns`` (monotonic); wall clocks are ahead of that by so much.
+    def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
+        """A dump that was asked for at ``asked_ns`` (monotonic) and came at ``heard_ns``.
 
-        Returns how many entries were new.
+        Wall clocks are ahead of that by so much.  Returns how many entries were new.
         """
         entries = dump.entries
+        before_ns, self._wall_offset_ns = self._wall_offset_ns, wall_offset_ns
+        self._said_now = None
         if not entries:
             if self.last_id < 0:
                 self._read_ns = asked_ns
                 self.settle()
             return 0
+        heard_ns = asked_ns if heard_ns is None else max(heard_ns, asked_ns)
         first, last = entries[0], entries[-1]
-        begin_ns = first.time_created_ns - wall_offset_ns
-        if last.record_id < self.last_id:  # the recorder was reset, and counts anew
+        if last.record_id < self.last_id or self._is_another(entries):  # the recorder was reset, and counts anew
             self._abandon()
-            self._gaps.append((self._last_created, begin_ns))
+            self._hole = True
             self.last_id = -1
         elif first.record_id > self.last_id + 1:
-            self._gaps.append((self._last_created, begin_ns))
+            self._hole = True
         for number in [number for number in self._open if number < first.record_id]:
             call = self._open.pop(number)
             call.lost = call.lost or not call.over
             call.over = True
-        new = self._add(dump, wall_offset_ns)
-        self._read_ns = asked_ns
-        self._last_created = max(self._last_created, last.time_created_ns - wall_offset_ns)
-        while len(self._calls) > MAX_CALLS:
-            gone = self._calls.popleft()
-            self._forget(gone)
-            self._gaps.append((gone.created, gone.created + 1))
+        if before_ns is not None and abs(wall_offset_ns - before_ns) > CLOCK_STEP_NS:
+            new = self._pass(entries, heard_ns)
+        else:
+            new = self._add(dump, wall_offset_ns, heard_ns + DOUBT_NS)
+            if self._hole:
+                self._lose(self._last_created, heard_ns)
+        self._read_ns, self._last_time_ns = asked_ns, last.time_created_ns
+        if len(self._calls) > MAX_CALLS:  # no step claims them
+            first_ns = self._calls[0].created
+            while len(self._calls) > MAX_CALLS:
+                self._forget(self._calls.popleft())
+            self._lose(first_ns, self._calls[0].created)
         self.settle()
         return new
 
-    def _add(self, dump: Dump, wall_offset_ns: int) -> int:
+    def _is_another(self, entries: Sequence[Entry]) -> bool:
+        """Whether the last entry that was seen has become another one, under the same number."""
+        at = bisect_right(entries, self.last_id, key=lambda entry: entry.record_id) - 1
+        return at >= 0 and entries[at].record_id == self.last_id and entries[at].time_created_ns != self._last_time_ns
+
+    def _pass(self, entries: Sequence[Entry], heard_ns: int) -> int:
+        """The clock was set: of what is new nobody knows on which side of that it was called, nor of what is open."""
+        new = sum(entry.record_id > self.last_id for entry in entries)
+        self._abandon()
+        self._lose(self._last_created, heard_ns)
+        self._last_created, self._hole = max(self._last_created, heard_ns), False
+        self.last_id = max(self.last_id, entries[-1].record_id)
+        return new
+
+    def _add(self, dump: Dump, wall_offset_ns: int, latest_ns: int) -> int:
         over: dict[str, int] = {}
         """By group, the last entry that was retired: those before it are over as well."""
         last_id, new = self.last_id, 0
         for entry in dump.entries:
-            number, name = entry.record_id, entry.process_group[0]
+            number, name = entry.record_id, entry.process_group[0][:NAME_CHARS]
             if entry.retired and not entry.is_p2p:  # sends to different peers overtake one another
                 over[name] = number
             if number > last_id:
                 last_id, new = number, new + 1
-                call = self._meet(entry, dump, entry.time_created_ns - wall_offset_ns)
+                created_ns = entry.time_created_ns - wall_offset_ns
+                if not self._last_created - DOUBT_NS <= created_ns <= latest_ns:
+                    self._hole = True
+                    continue
+                if self._hole:
+                    self._lose(self._last_created, created_ns)
+                    self._hole = False
+                self._last_created = max(self._last_created, created_ns)
+                call = self._meet(entry, dump, created_ns)
                 self._open[number] = call
             elif (known := self._open.get(number)) is not None:
                 call = known
@@ -253,7 +301,7 @@ class FlightRecords:
         """The call of an entry that was not seen before; of a coalesced one, what is there of it already."""
         name, description = entry.process_group
         nth = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
-        key = name, entry.is_p2p, nth
+        key = name[:NAME_CHARS], entry.is_p2p, nth
         word, op = _operation(entry.profiling_name)
         slot, ranks = self._slot(name, description, dump)
         size = _payload(op, entry, ranks)
@@ -272,10 +320,12 @@ class FlightRecords:
 
     def _slot(self, name: str, description: str, dump: Dump) -> tuple[int, int]:
         """Of a group by its name: its slot and how many ranks it has."""
-        if name in self._slots:
-            return self._slots[name]
         short = name[:NAME_CHARS]
-        said = self._said()
+        if short in self._slots:
+            return self._slots[short]
+        if self._said_now is None:
+            self._said_now = self._said()
+        said = self._said_now
         group = next((one for one in (*said, *self.found) if one.name == short), None)
         if group is None:
             taken = {one.slot for one in (*said, *self.found)}
@@ -283,8 +333,9 @@ class FlightRecords:
             group = self._group(slot, short, description[:NAME_CHARS], dump.pg_config.get(name))
             if slot != SHARED:
                 self.found.append(group)
-        self._slots[name] = group.slot, group.size
-        return self._slots[name]
+        if group.slot != SHARED:
+            self._slots[short] = group.slot, group.size
+        return group.slot, group.size
 
     def _group(self, slot: int, name: str, description: str, config: _Config | None) -> ProcessGroup:
         ranks = ranks_of(config.ranks) if config is not None else ()
@@ -294,6 +345,17 @@ class FlightRecords:
         return ProcessGroup(
             slot=slot, name=name, description=description, kind=kind, backend="nccl", ranks=ranks, size=len(ranks)
         )
+
+    def _lose(self, from_ns: int, to_ns: int) -> None:
+        """Note a gap; those that it touches become one with it, and the oldest when there are very many."""
+        to_ns = max(to_ns, from_ns + 1)
+        first = bisect_left(self._gaps, from_ns, key=lambda gap: gap[1])
+        end = bisect_right(self._gaps, to_ns, key=lambda gap: gap[0])
+        if first < end:
+            from_ns, to_ns = min(from_ns, self._gaps[first][0]), max(to_ns, self._gaps[end - 1][1])
+        self._gaps[first:end] = [(from_ns, to_ns)]
+        if len(self._gaps) > MAX_GAPS:
+            self._gaps[: MAX_GAPS // 2] = [(self._gaps[0][0], self._gaps[MAX_GAPS // 2 - 1][1])]
 
     def _abandon(self) -> None:
         for call in self._open.values():
@@ -322,6 +384,7 @@ class FlightRecords:
             missed = any(call.lost for call in own) or any(a < end_ns and b > start_ns for a, b in self._gaps)
             if not missed and self._read_ns - end_ns < PATIENCE_NS and not all(call.over for call in own):
                 return
+            missed = missed or _partly_timed(own)
             self._steps.popleft()
             for _ in own:
                 self._forget(self._calls.popleft())
@@ -350,16 +413,14 @@ class FlightRecords:
     def _make(self, step: int, own: Sequence[_Call]) -> None:
         sums: dict[tuple[int, int], list[int]] = {}
         for call in own:
-            one = sums.setdefault((call.slot, max(call.op, 0)), [0, 0, 0, 0])
-            one[0] += 1
-            one[1] += call.size
             if call.ns >= 0:
+                one = sums.setdefault((call.slot, max(call.op, 0)), [0, 0, 0])
+                one[0] += 1
+                one[1] += call.size
                 one[2] += call.ns
-                one[3] = 1
         rows = [
             COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, min(ns, MOST_NS))
-            for (slot, op), (count, size, ns, timed) in sums.items()
-            if timed
+            for (slot, op), (count, size, ns) in sums.items()
         ]
         if not rows:
             return
@@ -397,6 +458,16 @@ _COALESCED_ALONE = -1
 _FROM_OUTPUT = (_OP["all_gather"], _OP["scatter"], _OP["recv"])
 _OF_ALL = (_OP["gather"], _OP["scatter"])
 """Of these an entry has this rank's part only."""
+
+
+def _partly_timed(own: Sequence[_Call]) -> bool:
+    """Whether a sum of these would be one of a part: some of a kind have no time, or one is not over even now."""
+    kinds: dict[tuple[int, int], bool] = {}
+    for call in own:
+        timed = call.ns >= 0
+        if not call.over or kinds.setdefault((call.slot, max(call.op, 0)), timed) != timed:
+            return True
+    return False
 
 
 @lru_cache(maxsize=4096)

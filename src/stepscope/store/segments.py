@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingBatch
 from stepscope.store.jsonl import write_all
 
-__all__ = ["FRAME_SLOTS", "SegmentPart", "SegmentSlots", "SegmentWriter", "parts_from", "read_segment"]
+__all__ = ["FRAME_SLOTS", "SegmentPart", "SegmentSlots", "SegmentWriter", "last_slots", "parts_from", "read_segment"]
 
 FILE_HEAD = struct.Struct("<8sII")
 FILE_MAGIC = b"STEPSEG\0"
@@ -173,13 +174,52 @@ def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) 
         os.close(fd)
 
 
-def _pass_by(fd: int, offset: int, after_seq: int) -> int:
-    """The offset of the first frame, or of what may become one, that goes beyond ``after_seq``."""
+def last_slots(path: Path, most: int) -> bytes:
+    """The last slots of a segment, at most so many; earlier frames are passed by their heads alone.
+
+    A missing file is an empty one.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        if not _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
+            return b""
+        frames: deque[tuple[int, int]] = deque([(FILE_HEAD.size, 0)])
+        held = 0
+        for offset, _, count, _ in _heads(fd, FILE_HEAD.size):
+            frames.append((offset, count))
+            held += count
+            while held - frames[0][1] >= most:
+                held -= frames.popleft()[1]
+        offset, after_seq, slots = frames[0][0], 0, b""
+        while True:  # where the heads end at damage, what comes after it is read as well
+            found, offset = _read_on(fd, offset, after_seq, FRAME_SLOTS)
+            if not found:
+                return slots
+            after_seq = found[-1].last_seq
+            slots = b"".join([slots, *(part.slots for part in found)])[-most * SLOT_BYTES :]
+    finally:
+        os.close(fd)
+
+
+def _heads(fd: int, offset: int) -> Iterator[tuple[int, int, int, int]]:
+    """Begin, end, count and last_seq of each frame from ``offset`` on, up to the first that is none, or not whole."""
     size = os.fstat(fd).st_size
     while offset + FRAME_HEAD.size <= size:
-        magic, _, _, length, first_seq, last_seq, _, _ = FRAME_HEAD.unpack(os.pread(fd, FRAME_HEAD.size, offset))
+        magic, _, count, length, first_seq, last_seq, _, _ = FRAME_HEAD.unpack(os.pread(fd, FRAME_HEAD.size, offset))
         end = offset + FRAME_HEAD.size + length
-        if magic != FRAME_MAGIC or first_seq > last_seq + 1 or last_seq > after_seq or end > size:
+        if magic != FRAME_MAGIC or first_seq > last_seq + 1 or end > size:
+            return
+        yield offset, end, count, last_seq
+        offset = end
+
+
+def _pass_by(fd: int, offset: int, after_seq: int) -> int:
+    """The offset of the first frame, or of what may become one, that goes beyond ``after_seq``."""
+    for _, end, _, last_seq in _heads(fd, offset):
+        if last_seq > after_seq:
             break
         offset = end
     return offset
