@@ -116,7 +116,7 @@ class LoadRanks:
             "rank": self._first + local,
             "local_rank": local,
             "world_size": self._job.ranks,
-            "backend": "nccl",
+            "backend": "gloo",
             "script": "train.py",
         }
         return {
