@@ -12,8 +12,6 @@ import argparse
 import json
 import os
 import platform
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hang_cases import CALM, FAULTS, CalmCase, FaultCase, Told, command, line_of, told
+from job_process import finish_job
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
 TIMEOUT_S = 240.0
 GROUP_BYTES = 256 << 20
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
@@ -57,30 +55,13 @@ def run(case: FaultCase | CalmCase, *, after_s: float | None, keep: Path) -> Row
     with limited_group(isinstance(case, FaultCase) and case.fault == "kernel_memory") as group:
         if group == Path():
             return Row(case=case, told=Told(), code=None, seconds=None, skipped="no right to make a control group")
-        code = _finish([*words, *(["--cgroup", str(group)] if group else [])], folder / "log")
+        words += ["--cgroup", str(group)] if group else []
+        code = finish_job(words, folder / "log", limit_s=TIMEOUT_S)
     found = told(folder / "runs" / case.id)
     marks = folder / "marks"
     began_ns = json.loads(marks.read_text().splitlines()[0])["wall_ns"] if marks.exists() else 0
     seconds = (found.wall_ns - began_ns) / 1e9 if found.wall_ns and began_ns else None
     return Row(case=case, told=found, code=code, seconds=seconds)
-
-
-def _finish(words: list[str], log: Path) -> int | None:
-    """Its exit code; None when it had to be killed."""
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
-        try:
-            return process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import SOURCE, traceml_command
+from job_process import end_job
 
 from league.peer import read_summary
 from league.replay import detected_after, verdict
@@ -113,13 +113,7 @@ def _run(case: Case, command: Sequence[str], log: Path) -> Outcome:
             code = process.wait(TIMEOUT_S)
             problem = f"exit code {code}, see {log}" if code else ""
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            # Its own first, so that it ends its ranks; then whatever is left of the group.
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_job(process)
             if sys.exc_info()[0] is KeyboardInterrupt:
                 raise
             problem = f"no end after {TIMEOUT_S:g} s"

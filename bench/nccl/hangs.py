@@ -14,23 +14,20 @@ import argparse
 import json
 import os
 import platform
-import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hang_cases import Told, told
+from job_process import finish_job
 
 JOB = Path(__file__).with_name("hang_job.py")
-SOURCE = Path(__file__).resolve().parents[2] / "src"
 LIMIT_S = 150.0
 LOG_BYTES = 64 << 10
 MISSING, MISMATCH = "hang_missing_collective", "hang_mismatch"
@@ -123,7 +120,8 @@ class Row:
 def run(case: Case, args: argparse.Namespace, folder: Path) -> Row:
     folder.mkdir(parents=True)
     began_s = time.monotonic()
-    code = _finish(_command(case, args, folder), folder / "log", timing=not args.no_timing)
+    variables = {"STEPSCOPE_KEEP_EVIDENCE": "1", "TORCH_NCCL_ENABLE_TIMING": "0" if args.no_timing else "1"}
+    code = finish_job(_command(case, args, folder), folder / "log", limit_s=LIMIT_S, variables=variables)
     run_dir = folder / "runs" / case.name
     found = told(run_dir) if run_dir.exists() else Told()
     marks = folder / "marks"
@@ -172,25 +170,6 @@ def _command(case: Case, args: argparse.Namespace, folder: Path) -> list[str]:
     options = ["--on-hang", "abort", *case.options, "--nproc-per-node", str(case.ranks)]
     job = [str(JOB), "--do", case.do, "--device", args.device, "--rank", str(case.rank), *case.args]
     return [*stepscope, *options, *job, "--marks", str(folder / "marks")]
-
-
-def _finish(words: Sequence[str], log: Path, *, timing: bool) -> int | None:
-    """Its exit code; None when it had to be killed."""
-    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "STEPSCOPE_KEEP_EVIDENCE": "1"}
-    environment["TORCH_NCCL_ENABLE_TIMING"] = "1" if timing else "0"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
-        try:
-            return process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def _keep(keep: Path, case: Case, run_dir: Path, log: Path) -> None:

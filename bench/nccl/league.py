@@ -16,7 +16,6 @@ import fnmatch
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from gpu.__main__ import machine
+from job_process import end_job
 
 from nccl.cases import CASES, CPU, CUDA, Case, fault_ms, fault_text
 from nccl.score import Judged, Price, Seen, good_enough, judge, render
@@ -42,7 +42,7 @@ from stepscope.reports import summarise
 from stepscope.store.load import open_run
 from stepscope.testing.cut import cut
 
-__all__ = ["end_job", "healthy_ms_of", "look_at", "main", "price_of"]
+__all__ = ["healthy_ms_of", "look_at", "main", "price_of"]
 
 JOB = Path(__file__).resolve().parent / "job.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -266,16 +266,6 @@ class _League:
         fresh = self._folder / f"{MEASURED}.new"
         fresh.write_text(json.dumps(document, indent=1) + "\n")
         fresh.replace(self._folder / MEASURED)
-
-
-def end_job(process: subprocess.Popen[bytes]) -> None:
-    """Its own first, so that it ends its ranks; then whatever is left of the group."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 # -- judging --------------------------------------------------------------------------------------------------------

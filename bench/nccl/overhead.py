@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from job_process import end_job
+
 __all__ = ["added", "main"]
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -141,8 +143,6 @@ class _Referee:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.wait(END_S)
         finally:
-            from nccl.league import end_job
-
             for job in self._jobs.values():
                 end_job(job)
         return found

@@ -200,7 +200,7 @@ def test_who_waited_for_whom_in_real_dumps(node: Callable[[str], Node], fault: s
     assert arrivals.last.tolist() == pytest.approx(last, abs=6)
     assert arrivals.last[1] > 2 * arrivals.last[0]  # rank 1 is the late one, in both
     view = view_of(window)
-    by_step = seen.waited_by_step(view)
+    by_step = view.waited_ns
     assert by_step is not None
     columns = [view.steps.tolist().index(step) for step in kept]
     assert np.allclose(by_step[:, columns] / 1e6, waits.sum(axis=2), atol=1e-4)

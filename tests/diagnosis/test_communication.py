@@ -286,7 +286,7 @@ def test_on_the_device_steps_that_were_overwritten_are_left_out_of_every_figure(
     assert (tp2.waited_by_row / MS).tolist() == pytest.approx([5.0, 0.0], abs=0.01)
     assert np.flatnonzero(np.isnan(tp2.least_ns)).tolist() == [5, 41]
     window = build_window(on_device(job, {0: [4, 5, 40], 2: [5, 41]}))
-    waited = found.waited_by_step(view_of(window))
+    waited = view_of(window).waited_ns
     assert waited is not None
     at = {step: column for column, step in enumerate(view_of(window).steps.tolist())}
     assert (waited[:, at[10]] / MS).tolist() == pytest.approx([5.0, 5.0, 5.0, 0.0], abs=0.01)

@@ -89,3 +89,12 @@ def test_a_rank_that_is_slow_from_step_300_on_is_found_in_the_steps_that_were_ti
 def test_nobody_is_accused_in_a_healthy_job(name: str) -> None:
     """In two of them the hosts set the pace: the device of one rank stands still for its own, and the other waits."""
     assert blamed(diagnose(recorded(name))) == []
+
+
+def test_a_rank_that_the_flight_recorder_has_waiting_is_not_accused() -> None:
+    """As where no mark tells of a wait: the same job, but in its collectives rank 3 waits, and the others come last."""
+    run = recorded("ddp-4-backward-device")
+    *others, last = run.ranks
+    late = [replace(one, comm=last.comm, collectives=last.collectives) for one in others]
+    waits = replace(last, comm=others[0].comm, collectives=others[0].collectives)
+    assert blamed(diagnose(replace(run, ranks=(*late, waits)))) == []

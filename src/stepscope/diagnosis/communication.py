@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +27,6 @@ from stepscope.diagnosis.communication_ddp import Reducer, find_reducers, has_re
 from stepscope.diagnosis.communication_flows import Flow, FlowSums, Group, GroupNumbers, Measured
 from stepscope.records.phases import COMM
 from stepscope.records.series import RankSeries
-
-if TYPE_CHECKING:
-    from stepscope.diagnosis.view import View
 
 __all__ = ["Communication", "build_communication"]
 
@@ -54,26 +50,6 @@ class Communication:
             if group.whole and group.timed:
                 alike.setdefault((group.kind, group.description, group.size, group.device), []).append(place)
         return [places for places in alike.values() if len(places) > 1 and self._disjoint(places)]
-
-    def waited_by_step(self, view: View) -> Floats | None:
-        """[R, S] of the view; nanoseconds that each rank waited for later ones, on the device; None: nothing known.
-
-        nan in steps whose collectives were not kept one by one, or not of all ranks.
-        """
-        seen = self.arrivals
-        if not len(seen.call_row):
-            return None
-        row, column = np.full(len(view.window.ranks), -1, np.intp), np.full(len(view.window.steps), -1, np.intp)
-        row[view.rows] = np.arange(len(view.rows))
-        column[view.columns] = np.arange(len(view.columns))
-        rows, columns = row[seen.call_row], column[seen.call_place]
-        inside = (rows >= 0) & (columns >= 0)
-        shape = len(view.rows), len(view.columns)
-        at = rows[inside] * shape[1] + columns[inside]
-        waited = np.bincount(at, seen.call_wait_ns[inside], minlength=shape[0] * shape[1])
-        counts = np.bincount(at, minlength=shape[0] * shape[1])
-        found = np.where(counts > 0, waited, np.nan).reshape(shape)
-        return found if np.isfinite(found).any() else None
 
     def _disjoint(self, places: Sequence[int]) -> bool:
         rows = [row for place in places for row in self.groups[place].rows]

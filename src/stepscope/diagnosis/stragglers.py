@@ -101,11 +101,11 @@ def find_stragglers(view: View) -> list[Claim]:
     if len(view.ranks) < 2 or not view.enough:
         return []
     compared = _Comparisons(view)
-    suspects = [suspect for suspect in _by_work(view, compared) if not _keeps_pace(view, suspect)]
+    suspects = [suspect for suspect in _by_work(view, compared) if not _is_cleared(view, suspect)]
     known = {suspect.rank for suspect in suspects}
     if view.comm_measured or not view.nccl:
         by_phase = (suspect for suspect in _by_phase(view, compared) if suspect.rank not in known)
-        suspects += [suspect for suspect in by_phase if not _keeps_pace(view, suspect)]
+        suspects += [suspect for suspect in by_phase if not _is_cleared(view, suspect)]
     if not view.comm_measured:
         known = {suspect.rank for suspect in suspects}
         suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
@@ -121,6 +121,22 @@ def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
         phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
         found.append(_suspect(one, phase, by_phase, by_work=True))
     return found
+
+
+def _is_cleared(view: View, suspect: Suspect) -> bool:
+    """Whether something else that was measured speaks for it."""
+    return _keeps_pace(view, suspect) or _waits_for_peers(view, suspect)
+
+
+def _waits_for_peers(view: View, suspect: Suspect) -> bool:
+    """Whether NCCL's Flight Recorder has it waiting for its peers, and not them for it.
+
+    A wait that no mark tells of (``recorder/stalls.py`` does not know all of them) looks like work.
+    """
+    if view.waited_ns is None:
+        return False
+    more_ns = peer_deviation(view.waited_ns, view.groups)[suspect.rank, suspect.at]
+    return _median(more_ns) >= thresholds.EXPLAINS_SHARE * suspect.excess_ns
 
 
 def _keeps_pace(view: View, suspect: Suspect) -> bool:

@@ -102,6 +102,29 @@ class View:
         return _on_nccl(self.window, self.rows)
 
     @cached_property
+    def waited_ns(self) -> Floats | None:
+        """[R, S]; how long each rank waited for later ones, by NCCL's Flight Recorder; None: nothing is known.
+
+        Also what was hidden behind its own work.  nan in steps whose collectives were not kept one by one, or not of
+        all ranks.
+        """
+        exchanges = self.window.communication
+        if exchanges is None or not len(exchanges.arrivals.call_row):
+            return None
+        seen = exchanges.arrivals
+        row, column = np.full(len(self.window.ranks), -1, np.intp), np.full(len(self.window.steps), -1, np.intp)
+        row[self.rows] = np.arange(len(self.rows))
+        column[self.columns] = np.arange(len(self.columns))
+        rows, columns = row[seen.call_row], column[seen.call_place]
+        inside = (rows >= 0) & (columns >= 0)
+        shape = len(self.rows), len(self.columns)
+        at = rows[inside] * shape[1] + columns[inside]
+        waited = np.bincount(at, seen.call_wait_ns[inside], minlength=shape[0] * shape[1])
+        counts = np.bincount(at, minlength=shape[0] * shape[1])
+        found = np.where(counts > 0, waited, np.nan).reshape(shape)
+        return found if np.isfinite(found).any() else None
+
+    @cached_property
     def median_step_ns(self) -> float:
         return float(np.median(self.step_ns)) if len(self.steps) else 0.0
 
