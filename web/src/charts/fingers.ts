@@ -57,7 +57,8 @@ export class Fingers {
 /** Two fingers there do not scroll the page. */
 export function keepPage(element: HTMLElement, options: AddEventListenerOptions = {}): void {
   const touched = (event: TouchEvent): void => {
-    if (event.touches.length > 1) event.preventDefault();
+    // A browser that is scrolling already refuses to stop, and says so on the console.
+    if (event.touches.length > 1 && event.cancelable) event.preventDefault();
   };
   element.addEventListener("touchmove", touched, { ...options, passive: false });
 }
