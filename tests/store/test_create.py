@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from stepscope.errors import NotARun, RunUnwritable, UsageError
+from stepscope.records.redaction import kept_environment
 from stepscope.store import create
-from stepscope.store.create import create_run, create_run_at, discard_run, select_environment
+from stepscope.store.create import create_run, create_run_at, discard_run
 from stepscope.store.meta import end_run, read_meta
 
 
@@ -23,7 +24,9 @@ def test_a_run_has_its_folders_and_says_what_it_is(tmp_path: Path) -> None:
     paths = create_run(tmp_path / "runs", "mine", command, version="1.2", environ=environ, sessions=tmp_path / "s")
     assert (paths.name, paths.wanted, paths.notices) == ("mine", "mine", ())
     assert paths.run_dir == tmp_path / "runs" / "mine"
-    assert sorted(path.name for path in paths.run_dir.iterdir()) == ["errors", "logs", "rings", "run.json", "steps"]
+    assert sorted(path.name for path in paths.run_dir.iterdir()) == [
+        *["errors", "lease.json", "logs", "rings", "run.json", "steps"]
+    ]
     meta = json.loads((paths.run_dir / "run.json").read_text())
     assert meta["schema"] == 1
     assert meta["command"] == command
@@ -77,7 +80,7 @@ def test_secrets_stay_out() -> None:
         "PATH": "/bin",
         "WANDB_API_KEY": "s",
     }
-    assert select_environment(environ) == {"MASTER_ADDR": "10.0.0.1", "NCCL_DEBUG": "1"}
+    assert kept_environment(environ) == {"MASTER_ADDR": "10.0.0.1", "NCCL_DEBUG": "1"}
 
 
 def test_the_session_is_for_its_owner_only(tmp_path: Path) -> None:
@@ -114,6 +117,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_run_at_a_place_that_its_ranks_chose(tmp_path: Path) -> None:
     (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "session").mkdir()
     paths = create_run_at(tmp_path / "run", tmp_path / "session", ["python", "train.py"], version="1")
     assert (paths.name, paths.session) == ("run", tmp_path / "session")
     assert read_meta(tmp_path / "run")["launcher"] is None

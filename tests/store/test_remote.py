@@ -168,7 +168,7 @@ def test_sealed_it_reads_the_same(paths: RunPaths, rings: Any, drain: Any, sende
     assert plain(open_run(paths.run_dir)) == plain(before)
     assert {path.name for path in paths.run_dir.iterdir()} == {
         *("errors", "events.jsonl", "logs", "rings", "run.json", "ranks.json", "samples.parquet", "steps.parquet"),
-        *("stacks.jsonl", "nodes.json", "positions.json"),
+        *(".lock", "stacks.jsonl", "nodes.json", "positions.json"),
     }
     assert not needs_seal(paths.run_dir)
     assert query(paths.run_dir, "select count(*) from steps").rows == ((5 + 4 * 6,),)
@@ -268,6 +268,7 @@ def test_a_part_reads_as_the_journal_did(filled: Path, plain: Any) -> None:
     subprocess.run(command, check=True, env=helper_environment(os.environ))
     assert not journal_path(filled, 1).exists()
     assert sorted(path.name for path in (filled / "parts").iterdir()) == [
+        ".lock",
         "rest-000001.frames",
         "steps-000001.0.parquet",
     ]

@@ -103,7 +103,17 @@ def test_a_sealed_run_reads_exactly_the_same(run: Path) -> None:
     assert [series.facts for series in after.ranks] == [FACTS, {}, {}, {}]
     assert before.samples == tuple(SAMPLES)
     assert sorted(path.name for path in run.iterdir()) == [
-        *["errors", "events.jsonl", "logs", "ranks.json", "rings", "run.json", "samples.parquet", "steps.parquet"]
+        *[
+            ".lock",
+            "errors",
+            "events.jsonl",
+            "logs",
+            "ranks.json",
+            "rings",
+            "run.json",
+            "samples.parquet",
+            "steps.parquet",
+        ]
     ]
     assert list((run / "rings").iterdir()) == []
 
@@ -143,7 +153,7 @@ def test_an_empty_run_can_be_sealed(paths: RunPaths) -> None:
 def test_a_ring_we_cannot_read_stays(run: Path, paths: RunPaths) -> None:
     (paths.session / "9.ring").write_bytes(b"STEPRING" + b"\x63" + bytes(4000))
     seal.seal(run)
-    assert [path.name for path in paths.session.iterdir()] == ["9.ring"]
+    assert sorted(path.name for path in paths.session.iterdir()) == ["9.ring", "run"]
     assert any("ring layout 99" in notice for notice in open_run(run).notices)
 
 

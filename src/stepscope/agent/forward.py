@@ -18,6 +18,7 @@ import signal
 import sys
 from pathlib import Path
 
+from stepscope.records.modes import file_mode
 from stepscope.records.places import outputs_folder
 
 __all__ = ["Forwarder", "main"]
@@ -54,7 +55,7 @@ class Forwarder:
     def _begin(self, name: str) -> None:
         try:
             file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
-            at = os.open(self._folder / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            at = os.open(self._folder / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(self._folder))
         except FileNotFoundError:
             return  # the run is over, and somebody has taken all of it
         self._open[name] = file, at

@@ -36,10 +36,11 @@ from stepscope.records.places import log_of_rank
 from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
+from stepscope.store.lease import LeaseKeeper
 from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.outputs import OutputCopier
 from stepscope.store.paths import EVENTS, STACKS
-from stepscope.store.processes import remove_session
+from stepscope.store.session import remove_session
 from stepscope.store.watched import is_watched
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Agent:
         self._node = platform.node()
         self._control = Control(stdin)
         self._journal = Journal(run_dir)
+        self._lease = LeaseKeeper(run_dir)
         self._rings = Rings(run_dir, session)
         self._outputs = OutputCopier(run_dir)
         self._host = HostSampler(self._node)
@@ -176,6 +178,7 @@ class Agent:
                 self._try(drain.save_sidecar, drain)
                 if drain.due(watched=watched):
                     self._try(drain.drain, drain)
+        self._lease.renew()
         self._copy_output()
         self._watchdog.look(self._rings.known.values())
         if not self._watchdog.asks:

@@ -12,6 +12,7 @@ from stepscope.agent.loop import Agent
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.probes import Probes
 from stepscope.agent.shipping.destination import Destination
+from stepscope.records.modes import umask_of
 
 __all__ = ["tend"]
 
@@ -30,6 +31,7 @@ def tend(
     ``owner`` is a process that may still start ranks, where no launcher of ours says when the job is over.  ``hub`` is
     sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
     """
+    os.umask(umask_of(run_dir))
     shipper = probes = None
     if hub is not None:
         from stepscope.agent.shipping.ship import Shipper  # HTTP: a megabyte or two, only where there is a hub

@@ -16,13 +16,16 @@ from typing import Any
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import RunError, RunUnwritable
 from stepscope.page.assets import is_built
+from stepscope.records.modes import made_as
 from stepscope.records.places import ENV_HTML
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
+from stepscope.store.lease import sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.meta import read_meta
 from stepscope.store.outputs import copy_rest
+from stepscope.store.ownership import writing_barred
 from stepscope.store.paths import REPORT_FILE
 from stepscope.store.processes import processes_alive
 from stepscope.store.results import printed, save_summary
@@ -42,19 +45,40 @@ def finalise(
     width: int = FILE_WIDTH,
     quiet: bool = False,
     html: Path | None = None,
+    made_here: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be told.
 
     ``quiet``: nothing is shown while it is made, however long that takes.  ``html``: where somebody asked for the page
-    in one file, made from what was read for the summary; RunError when that cannot be.
+    in one file, made from what was read for the summary; RunError when that cannot be.  ``made_here``: by the launcher
+    of that very run.
 
     A run that is over is sealed and its results are saved; where the directory cannot be written they are only
-    returned, and a notice says so.  A run that still goes on is left as it is.  NotARun when it is none.
+    returned, and a notice says so.  A run that still goes on is left as it is, and so is one that is recorded
+    elsewhere or belongs to somebody else.  NotARun when it is none.
     """
+    with made_as(run_dir):
+        return _finalise(run_dir, end, color, width, quiet, html, made_here=made_here)
+
+
+def _finalise(
+    run_dir: Path,
+    end: Mapping[str, Any] | None,
+    color: bool,
+    width: int,
+    quiet: bool,
+    html: Path | None,
+    *,
+    made_here: bool,
+) -> tuple[dict[str, Any], str]:
     problems = []
     alive = processes_alive(run_dir)
-    fresh = not alive and needs_seal(run_dir)
-    if not alive and _ended_or_here(run_dir):
+    barred = None if alive else _barred(run_dir, made_here=made_here, quiet=quiet)
+    if barred:
+        problems.append(f"Nothing in {run_dir} was changed: {barred}.")
+    ours = not alive and barred is None
+    fresh = ours and needs_seal(run_dir)
+    if ours and _ended_or_here(run_dir):
         copy_rest(run_dir)
     if fresh:
         try:
@@ -68,7 +92,7 @@ def finalise(
         run = replace(run, meta={**run.meta, "end": dict(end)})
     summary = summarise(run, alive=alive, logs=printed(run_dir))
     summary["notices"] += [*_part(run_dir, run.meta), *problems]
-    saved, copied, own = not alive, False, html == run_dir / REPORT_FILE
+    saved, copied, own = ours, False, html == run_dir / REPORT_FILE
     if saved:
         remove_hub_file(run_dir)  # of a launcher that could not do it itself any more
         try:
@@ -124,6 +148,14 @@ def _part(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
         return []
     whole = f"This is only what node {hub.get('node')} of the run {hub.get('run')} recorded"
     return [f"{whole}, and it is not delivered yet: `stepscope send {run_dir}`."]
+
+
+def _barred(run_dir: Path, *, made_here: bool, quiet: bool) -> str | None:
+    barred = writing_barred(run_dir, made_here=made_here)
+    if barred:
+        return barred
+    with progress_bar("watching whether it is still written to", None, quiet=quiet) as told:
+        return sealing_barred(run_dir, read_meta(run_dir), progress=told)
 
 
 def _ended_or_here(run_dir: Path) -> bool:

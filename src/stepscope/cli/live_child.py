@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.helper import Mask, say, spawn
+from stepscope.records.modes import file_mode
 from stepscope.records.places import helper_environment, terminal_log
 
 __all__ = ["LiveView", "why_no_screen", "why_no_terminal"]
@@ -87,7 +88,7 @@ class LiveView:
         self._kept: dict[int, int] = {}
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(self.log.parent))
         except OSError:
             os.close(self._tty)
             raise

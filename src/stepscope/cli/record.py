@@ -30,6 +30,7 @@ from stepscope.cli.slurm import SlurmStep, rank_variables
 from stepscope.cli.slurm_tasks import Leader, Member
 from stepscope.cli.supervise import Beside, signals_held, supervise, supervise_alone
 from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
+from stepscope.records.modes import PRIVATE
 from stepscope.records.places import (
     ENV_CLAIM,
     ENV_NATIVE,
@@ -68,6 +69,8 @@ class Job:
     """Of that step: each of its tasks is one rank."""
     live: bool = False
     """Show it on the terminal."""
+    mode: int = PRIVATE
+    """Of the run directory: who may read it."""
     native_output: bool = False
     """Keep what native code prints, by way of files."""
 
@@ -113,7 +116,7 @@ def _record(job: Job, leader: Leader | None) -> int:
     link = _link(job)
     name = f"{job.name}.node{job.nodes.rank}" if job.nodes.rank else job.name
     try:
-        paths = create_run(job.root, name, job.command, version=__version__, more=_meta(job, link))
+        paths = create_run(job.root, name, job.command, version=__version__, mode=job.mode, more=_meta(job, link))
     except RunError as error:
         if leader is not None:
             leader.refuse(str(error))
@@ -253,7 +256,7 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
         say(str(error))
     try:
         color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        _, text = finalise(run_dir, end=end.to_dict(), color=color, quiet=quiet)
+        _, text = finalise(run_dir, end=end.to_dict(), color=color, quiet=quiet, made_here=True)
     except RunError as error:
         say(f"no summary: {error}")
         return

@@ -13,6 +13,7 @@ from stepscope.cli.record import Job, record
 from stepscope.cli.slurm import SlurmStep, slurm_step
 from stepscope.cli.words import MASTER_PORT, Torchrun, job_command
 from stepscope.errors import UsageError
+from stepscope.records.modes import PRIVATE, SHARED_WITH
 from stepscope.records.naming import default_name
 
 __all__ = ["EPILOG", "HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "run"]
@@ -75,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files in the run, unless it goes to a terminal",
     )
     parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
+    parser.add_argument(
+        "--share",
+        choices=tuple(SHARED_WITH),
+        help="let your group, or all users of this machine, read the run (default: only you)",
+    )
     parser.add_argument("--no-html", "--no_html", action="store_true", help="no report.html at the end")
     _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
     _add_hub(parser.add_argument_group("the hub", "what other nodes send to, and what shows the run while it lasts"))
@@ -152,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         step=step,
         ranks_are_tasks=tasks,
         live=args.live,
+        mode=SHARED_WITH.get(args.share, PRIVATE),
         native_output=args.native_output,
     )
     return record(job)

@@ -18,9 +18,12 @@ from stepscope.agent.shipping.sender import Sender
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.units import bytes_text, count_text
+from stepscope.store.lease import sealing_barred
 from stepscope.store.meta import read_meta
+from stepscope.store.ownership import writing_barred
 from stepscope.store.paths import INBOX
-from stepscope.store.processes import processes_alive, remove_session
+from stepscope.store.processes import processes_alive
+from stepscope.store.session import remove_session, session_of
 from stepscope.wire.keys import load_key
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
@@ -56,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
         raise RunError(f"{run_dir} was sealed here and can no longer be sent; `stepscope report` reads it")
     if processes_alive(run_dir):
         raise UsageError(f"{run_dir} is still being written, and its agent sends it")
+    barred = writing_barred(run_dir) or sealing_barred(run_dir, meta)
+    if barred:
+        raise RunError(f"{run_dir} is not sent from here: {barred}")
     _drain(run_dir, meta)
     sender = Sender(run_dir, to, lambda: key)
     try:
@@ -88,7 +94,7 @@ def _destination(run_dir: Path, meta: Mapping[str, Any], url: str | None) -> Des
 
 def _drain(run_dir: Path, meta: Mapping[str, Any]) -> None:
     """What an agent that died left in memory."""
-    session = Path(str(meta.get("session", run_dir / "rings")))
+    session = session_of(run_dir, meta) or run_dir / "rings"
     try:
         drain_leftovers(run_dir, session)
     except OSError as error:

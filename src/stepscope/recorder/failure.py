@@ -23,6 +23,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.identity import is_launcher, rank_from
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.modes import file_mode, folder_mode
 from stepscope.records.places import error_path, flight_path, hangs_folder
 from stepscope.ring import RingState
 
@@ -109,7 +110,7 @@ def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
     said = _flight(c10d)
     if said:
         path = flight_path(run_dir, recorder.identity.rank)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=folder_mode(run_dir), exist_ok=True)
         _replace(path, said)
 
 
@@ -175,13 +176,14 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
 
 def _save(run_dir: Path, account: dict[str, Any]) -> None:
     path = error_path(run_dir, account["pid"])
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(mode=folder_mode(run_dir), exist_ok=True)
     _replace(path, json.dumps(account).encode())
 
 
 def _replace(path: Path, data: bytes) -> None:
     partial = path.with_suffix(".tmp")
-    partial.write_bytes(data)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode(path.parent)), "wb") as file:
+        file.write(data)
     partial.replace(path)
 
 

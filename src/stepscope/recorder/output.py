@@ -26,6 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepscope.records.modes import file_mode, folder_mode
 from stepscope.records.places import ENV_NATIVE, output_note, outputs_folder
 
 __all__ = ["keep_output"]
@@ -36,8 +37,8 @@ LONGEST_LINE = 1 << 13
 def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -> None:
     """``rank``: None for the script, or for what starts ranks (``launcher``)."""
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        copy = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log.parent.mkdir(mode=folder_mode(run_dir), parents=True, exist_ok=True)
+        copy = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(run_dir))
     except OSError:
         return
     spooled = _spool(run_dir)
@@ -100,9 +101,10 @@ def _leave_note(run_dir: Path, log: Path, rank: int | None, sources: list[dict[s
     note = {"schema": 1, "pid": os.getpid(), "rank": rank, "log": f"{log.parent.name}/{log.name}", "sources": sources}
     path = output_note(run_dir, os.getpid())
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(mode=folder_mode(run_dir), exist_ok=True)
         partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(note))
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode(run_dir)), "w") as file:
+            file.write(json.dumps(note))
         partial.replace(path)
     except OSError:
         return False
@@ -119,9 +121,9 @@ def _spool(run_dir: Path) -> set[int]:
     done: set[int] = set()
     for fd, kind in kinds.items():
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=folder_mode(run_dir), exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            spool = os.open(folder / f"{os.getpid()}.{kind}", flags, 0o644)
+            spool = os.open(folder / f"{os.getpid()}.{kind}", flags, file_mode(run_dir))
         except OSError:
             continue
         os.dup2(spool, fd)

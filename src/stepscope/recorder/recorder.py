@@ -24,6 +24,7 @@ from stepscope.recorder.server import ServerOffer
 from stepscope.recorder.stacks import StackOffer
 from stepscope.recorder.steps import StepBoundaries
 from stepscope.records.identity import RankIdentity
+from stepscope.records.modes import folder_mode
 from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FIRST_USER_SLOT, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
 from stepscope.records.places import ring_paths
 from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
@@ -307,7 +308,7 @@ class Recorder:
         except (RingNoSpace, OSError) as error:
             reason = error
         try:
-            fallback.parent.mkdir(exist_ok=True)
+            fallback.parent.mkdir(mode=folder_mode(self._run_dir), exist_ok=True)
             ring = RingWriter(fallback, self.identity, capacity=self._capacity)
         except (RingNoSpace, OSError) as error:
             guard.warn(f"this process is not recorded: {reason}; and the fallback: {error}")

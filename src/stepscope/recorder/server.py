@@ -31,6 +31,7 @@ from typing import Any
 
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.inherited import immortal
+from stepscope.records.modes import folder_mode
 from stepscope.records.places import ENV_RUN_DIR, ENV_SERVER, ENV_TORCH_DUMPS, FLIGHT, SERVER_SUFFIX, nccl_dumps
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import SERVER_WORD
@@ -100,7 +101,7 @@ def _make_room_for_dumps() -> None:
     """NCCL's watchdog writes its dumps into the run (the launcher told torch so) and makes no folder for them."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if run_dir and os.environ.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(run_dir)):
-        (Path(run_dir) / FLIGHT).mkdir(exist_ok=True)
+        (Path(run_dir) / FLIGHT).mkdir(mode=folder_mode(Path(run_dir)), exist_ok=True)
 
 
 def _wanted() -> bool:

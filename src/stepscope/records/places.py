@@ -43,6 +43,7 @@ __all__ = [
     "RING_SUFFIX",
     "SERVER_SUFFIX",
     "SESSION_LOCK",
+    "SESSION_RUN",
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
     "error_path",
@@ -95,6 +96,8 @@ FLIGHT = "flight"
 HANGS = "hangs"
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
+SESSION_RUN = "run"
+"""In every session: the random number of the run that it belongs to, which ``run.json`` calls its spool."""
 
 
 def session_root() -> Path:

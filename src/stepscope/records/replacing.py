@@ -5,7 +5,7 @@ So what was there before stays until all of the new is written, whatever happens
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +23,12 @@ def replaced(path: Path) -> Iterator[Path]:
     if place.exists() and not place.is_file():
         yield path
         return
-    spare = place.with_name(f".stepscope-{os.getpid()}{place.suffix}")
+    # In a folder of its own that only we can enter: nobody can put a link where we are about to write.
+    folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".stepscope-"))
+    spare = folder / f"new{place.suffix}"
     try:
         yield spare
         spare.replace(place)
     finally:
         spare.unlink(missing_ok=True)
+        folder.rmdir()

@@ -12,23 +12,28 @@ import stat
 from pathlib import Path
 
 from stepscope.errors import RingNoSpace
+from stepscope.records.modes import PRIVATE
 from stepscope.records.naming import numbered
 
 __all__ = ["make_session", "take_folder"]
 
-_OURS = 0o700
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def take_folder(root: Path, wanted: str) -> Path:
-    """Make the first of NAME, NAME-2, NAME-3 … that is free; two that ask at once get two folders."""
+def take_folder(root: Path, wanted: str, *, mode: int = PRIVATE) -> Path:
+    """Make the first of NAME, NAME-2, NAME-3 … that is free; two that ask at once get two folders.
+
+    ``mode`` is given whatever the umask: what is in there is for its owner alone, unless he says otherwise.
+    """
     root.mkdir(parents=True, exist_ok=True)
     for name in numbered(wanted):
         folder = root.resolve() / name
         try:
-            folder.mkdir()
+            folder.mkdir(mode=PRIVATE)
         except FileExistsError:
             continue
+        if mode != PRIVATE:
+            folder.chmod(mode)
         break
     return folder
 
@@ -38,13 +43,13 @@ def make_session(base: Path, name: str, *, exist_ok: bool = False) -> Path:
     session = base / name
     try:
         # One by one: the parents that ``mkdir(parents=True)`` makes get the umask's mode, not ours.
-        base.mkdir(mode=_OURS, exist_ok=True)
+        base.mkdir(mode=PRIVATE, exist_ok=True)
         found = base.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS_MAY_WRITE:
             raise RingNoSpace(f"{base} is not a folder of ours alone")
-        if stat.S_IMODE(found.st_mode) != _OURS:
-            base.chmod(_OURS)
-        session.mkdir(mode=_OURS, exist_ok=exist_ok)
+        if stat.S_IMODE(found.st_mode) != PRIVATE:
+            base.chmod(PRIVATE)
+        session.mkdir(mode=PRIVATE, exist_ok=exist_ok)
     except OSError as error:
         raise RingNoSpace(f"{base} cannot be used ({error.strerror})") from error
     return session

@@ -7,14 +7,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fsync_file", "fsync_folder", "write_bytes", "write_json"]
+from stepscope.records.modes import file_mode
+
+__all__ = ["fsync_file", "fsync_folder", "leftovers", "write_bytes", "write_json"]
+
+
+_PARTIAL = ".tmp"
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write beside ``path`` and rename over it; ``durable`` also survives the loss of power."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write beside ``path`` and rename over it; ``durable`` also survives the loss of power.
+
+    The name beside it cannot be guessed, and is never a link that somebody put there: a run may come from a stranger.
+    """
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{_PARTIAL}")
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, file_mode(path.parent))
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(fd, "wb") as file:
             file.write(data)
             if durable:
                 file.flush()
@@ -25,6 +34,11 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What writers that were killed left beside their files."""
+    return [path for path in folder.glob(f".*{_PARTIAL}") if not path.is_dir()]
 
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = False) -> None:

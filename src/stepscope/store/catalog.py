@@ -56,6 +56,7 @@ class RunEntry:
 Stamp = tuple[tuple[int, int, int] | None, ...]
 Known = dict[str, tuple[Stamp, RunEntry]]
 """By the folder's name: what was read of runs that are over, and how the files it came from looked."""
+MOST = 1 << 62
 GOES_ON = ("running", "unfinished")
 
 
@@ -84,6 +85,9 @@ def list_runs(
             entry = run_entry(path)
         except NotARun as error:
             problems.append(str(error))
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others are listed
+            problems.append(f"{path} cannot be read: {type(error).__name__}: {error}")
             continue
         entries.append(entry)
         if stamp[1] is not None and entry.status not in GOES_ON:
@@ -172,8 +176,9 @@ def _text(verdict: Any, name: str) -> str | None:
 
 def _count(said: Any, seen: int) -> int | None:
     """What the summary says; else what was seen, if anything."""
-    return said if isinstance(said, int) else seen or None
+    return said if isinstance(said, int) and 0 <= said < MOST else seen or None
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) else None
+    """None for what is no number, or one that no clock and no counter reaches."""
+    return value if isinstance(value, int | float) and -MOST < value < MOST else None

@@ -18,8 +18,9 @@ from stepscope.records.progress import Progress, unheard
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingReader
 from stepscope.store.paths import SEGMENT_SUFFIX, STEPS, segment_path
-from stepscope.store.processes import process_alive, ring_files
+from stepscope.store.processes import process_alive
 from stepscope.store.segments import read_segment
+from stepscope.store.session import ring_files
 from stepscope.store.sidecar import RingSidecar, guess_sidecar, read_sidecars, sidecar_of
 
 if TYPE_CHECKING:

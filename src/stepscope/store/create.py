@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingNoSpace, RunUnwritable
+from stepscope.records.modes import PRIVATE, folder_mode
 from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
 from stepscope.records.places import session_root
+from stepscope.records.redaction import kept_environment, redact_command
 from stepscope.ring.folders import make_session, take_folder
 from stepscope.ring.writer import process_start_ticks
+from stepscope.store.lease import LeaseKeeper, Place
 from stepscope.store.meta import SCHEMA, write_meta
 from stepscope.store.paths import META
+from stepscope.store.session import mark_session
 
-__all__ = ["RunPaths", "create_run", "create_run_at", "discard_run", "select_environment"]
+__all__ = ["RunPaths", "create_run", "create_run_at", "discard_run"]
 
 FOLDERS = ("steps", "errors", "logs", "rings")
-
-ENV_PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "GLOO_", "SLURM_", "OMP_", "MKL_", "PYTORCH_", "HIP_")
-ENV_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-ENV_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,19 @@ def create_run(
     version: str = "",
     environ: Mapping[str, str] | None = None,
     sessions: Path | None = None,
+    mode: int = PRIVATE,
     more: Mapping[str, Any] | None = None,
 ) -> RunPaths:
     """Make ``root/NAME`` and a session for it; RunUnwritable when the directory cannot be made.
 
-    ``sessions`` is the folder of this user's sessions, in memory if not given; ``more`` is added to ``run.json``.
+    ``sessions`` is the folder of this user's sessions, in memory if not given; ``mode`` is the run
+    directory's, and decides who may read it; ``more`` is added to ``run.json``.
     """
     when = time.strftime(TIME_IN_NAME)
     wanted = checked_name(name) if name is not None else default_name(command, when)
     notices: list[str] = []
     try:
-        run_dir = take_folder(root, wanted)
+        run_dir = take_folder(root, wanted, mode=mode)
     except OSError as error:
         raise RunUnwritable(f"cannot create a run in {root}: {error.strerror}") from error
     if run_dir.name != wanted:
@@ -85,7 +87,7 @@ def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, versi
     if (run_dir / META).exists():
         raise RunUnwritable(f"{run_dir} is a run already")
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     except OSError as error:
         raise RunUnwritable(f"cannot create {run_dir}: {error.strerror}") from error
     _begin(run_dir, session, command, version, os.environ, None)
@@ -109,40 +111,40 @@ def _begin(
 ) -> None:
     try:
         for folder in FOLDERS:
-            (run_dir / folder).mkdir(exist_ok=True)
+            (run_dir / folder).mkdir(mode=folder_mode(run_dir), exist_ok=True)
     except OSError as error:
         raise RunUnwritable(f"cannot create a folder in {run_dir}: {error.strerror}") from error
+    spool = secrets.token_hex(16)
     meta = {
         "schema": SCHEMA,
         "name": run_dir.name,
-        "command": list(command),
+        "command": redact_command(command),
         "cwd": str(Path.cwd()),
         "created_wall_ns": time.time_ns(),
         "host": platform.node(),
+        "place": Place.here().to_dict(),
         "user": environ.get("USER") or environ.get("LOGNAME") or str(os.getuid()),
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
         "stepscope": version,
-        "environment": select_environment(environ),
+        "environment": kept_environment(environ),
         "session": str(session),
-        "spool": secrets.token_hex(16),
+        "spool": spool,
         "launcher": launcher,
         "sealed": False,
         "git": None,
         "end": None,
         **(more or {}),
     }
+    # First: whoever finds the run knows from its first moment on that somebody is at it.
+    LeaseKeeper(run_dir).renew()
+    if session != run_dir / "rings":
+        try:
+            mark_session(session, spool)
+        except OSError as error:
+            raise RunUnwritable(f"cannot write to {session}: {error.strerror}") from error
     write_meta(run_dir, meta)
-
-
-def select_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the environment explains a run; never what looks like a secret."""
-    return {
-        key: environ[key]
-        for key in sorted(environ)
-        if (key.startswith(ENV_PREFIXES) or key in ENV_NAMES) and not any(word in key.upper() for word in ENV_SECRET)
-    }
 
 
 def _make_session(run_dir: Path, base: Path) -> tuple[Path, str]:

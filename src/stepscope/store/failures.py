@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records.series import RankError, RankSeries
+from stepscope.store.reading import read_document
 
 __all__ = ["Numbers", "read_errors"]
 
@@ -44,7 +45,7 @@ def read_errors(run_dir: Path, numbers: Numbers, offsets: Mapping[str, int]) -> 
     notices: list[str] = []
     for file in sorted((run_dir / "errors").glob("*.json")):
         try:
-            errors.append(_error_of(json.loads(file.read_bytes()), numbers, offsets))
+            errors.append(_error_of(json.loads(read_document(file)), numbers, offsets))
         except (OSError, ValueError, RecursionError):
             notices.append(f"errors/{file.name} could not be read.")
     return tuple(sorted(errors, key=lambda error: error.wall_ns)), notices

@@ -20,6 +20,7 @@ from stepscope.records.naming import EVIDENCE, evidence_name
 from stepscope.records.places import HANGS
 from stepscope.store import atomic
 from stepscope.store.paths import hang_path
+from stepscope.store.reading import read_document
 from stepscope.wire.limits import FILE_BYTES
 
 __all__ = ["read_evidence", "read_hangs", "read_records", "write_evidence", "write_hang"]
@@ -90,7 +91,7 @@ def _read(paths: Sequence[Path], decode: Callable[[Any], T]) -> tuple[list[Sent[
     bad: list[str] = []
     for path in sorted(paths):
         try:
-            raw = json.loads(path.read_bytes())
+            raw = json.loads(read_document(path))
             found.append((str(raw.get("spool", "")), decode(raw)) if isinstance(raw, dict) else ("", decode(raw)))
         except (OSError, ValueError, RecursionError):
             bad.append(f"{HANGS}/{path.name}")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepscope.store.paths import HUB
+from stepscope.store.reading import read_document
 
 __all__ = ["HubFile", "read_hub_file", "remove_hub_file", "write_hub_file"]
 
@@ -47,7 +48,7 @@ def write_hub_file(run_dir: Path, hub: HubFile) -> None:
 def read_hub_file(run_dir: Path) -> HubFile | None:
     """None: there is no hub, or nothing that says where."""
     try:
-        raw = json.loads((run_dir / HUB).read_bytes())
+        raw = json.loads(read_document(run_dir / HUB))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:

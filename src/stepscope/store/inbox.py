@@ -12,7 +12,6 @@ only then it counts.  One per run, in the hub process, used by one thread.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 from stepscope.errors import HubError
 from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path
+from stepscope.store.locks import LockBusy, take_lock
 from stepscope.store.nodes import NodeInfo, read_nodes, write_nodes
 from stepscope.store.paths import INBOX
 from stepscope.store.received import Places, append_at, cut_at, replace_whole, signed_file
@@ -189,13 +189,10 @@ class Inbox:
 
 def _lock(run_dir: Path) -> int:
     """Held as long as this process lives: two hubs would write one journal."""
-    fd = os.open(run_dir / INBOX, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
+        return take_lock(run_dir / INBOX)
+    except LockBusy:
         raise HubError(f"another hub receives for {run_dir}, or it is being sealed") from None
-    return fd
 
 
 @dataclass(slots=True)

@@ -26,8 +26,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.records.modes import file_mode
 from stepscope.store.jsonl import write_all
 from stepscope.store.paths import INBOX
+from stepscope.store.reading import open_file
 
 __all__ = ["JOURNAL_BYTES", "JournalWriter", "Received", "journal_path", "journals", "read_journal"]
 
@@ -60,7 +62,7 @@ class JournalWriter:
     def __init__(self, path: Path, end: int) -> None:
         """``end``: of the last whole record, 0 for a new file.  OSError when it cannot be written."""
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, file_mode(path.parent))
         self.end = end
 
     def append(self, raw: bytes, *, wall_ns: int, durable: bool = False) -> None:
@@ -102,7 +104,7 @@ def read_journal(path: Path, start: int = 0) -> Iterator[Received]:
 
     ``start``: the ``end`` of the last one that is known.
     """
-    with path.open("rb", buffering=_BUFFER) as file:
+    with open_file(path, buffering=_BUFFER) as file:
         head = file.read(FILE_HEAD.size)
         if len(head) < FILE_HEAD.size or FILE_HEAD.unpack(head)[:2] != (FILE_MAGIC, VERSION):
             return

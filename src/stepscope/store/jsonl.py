@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stepscope.records.modes import file_mode
+from stepscope.store.reading import open_file
+
 __all__ = ["append_jsonl", "count_lines", "lines_from", "read_jsonl", "record_in", "write_all"]
 
 
@@ -20,7 +23,7 @@ def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
     text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
     if not text:
         return
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))
     try:
         size = os.lseek(fd, 0, os.SEEK_END)
         if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -48,7 +51,7 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
     records: list[dict[str, Any]] = []
     bad = 0
     try:
-        file = path.open("rb")
+        file = open_file(path)
     except FileNotFoundError:
         return records, bad
     with file:
@@ -74,7 +77,7 @@ def count_lines(path: Path) -> int:
     """About how many records there are, without a look at them; a missing file is an empty one."""
     count = 0
     try:
-        file = path.open("rb")
+        file = open_file(path)
     except FileNotFoundError:
         return count
     with file:

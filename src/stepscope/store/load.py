@@ -15,6 +15,7 @@ from stepscope.store import staging
 from stepscope.store.failures import Numbers, read_errors
 from stepscope.store.flights import nccl_dumped, read_flights
 from stepscope.store.jsonl import read_jsonl
+from stepscope.store.locks import locked
 from stepscope.store.meta import read_meta
 from stepscope.store.native import read_native
 from stepscope.store.node_notices import node_notices
@@ -90,7 +91,7 @@ def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress:
 
 def _finish(path: Path) -> None:
     try:
-        with staging.locked(path):
+        with locked(path):
             staging.finish(path)
     except OSError as error:
         raise RunUnwritable(f"{path} was being sealed and cannot be: {error.strerror or error}") from error

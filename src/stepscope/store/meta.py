@@ -13,6 +13,7 @@ from typing import Any, Literal
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.store import atomic
 from stepscope.store.paths import META
+from stepscope.store.reading import read_document
 
 __all__ = ["SCHEMA", "RunStatus", "end_run", "read_meta", "write_meta"]
 
@@ -25,7 +26,7 @@ def read_meta(run_dir: Path) -> dict[str, Any]:
     """The whole of ``run.json``; NotARun when the folder is missing, foreign or damaged."""
     path = run_dir / META
     try:
-        text = path.read_bytes()
+        text = read_document(path)
     except (FileNotFoundError, NotADirectoryError):
         what = "is no run: it holds no run.json" if run_dir.is_dir() else "does not exist"
         raise NotARun(f"{run_dir} {what}") from None

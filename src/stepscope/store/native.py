@@ -9,6 +9,7 @@ from pathlib import Path
 from stepscope.records.native_lines import last_native_lines
 from stepscope.records.places import log_of_rank, log_path
 from stepscope.records.series import RankError, RankSeries
+from stepscope.store.reading import open_file
 
 __all__ = ["read_native"]
 
@@ -35,7 +36,7 @@ def read_native(
 
 def _last(log: Path) -> tuple[str, ...]:
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             data = file.read(TAIL_BYTES)
     except OSError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepscope.store import atomic
 from stepscope.store.paths import NODES
+from stepscope.store.reading import read_document
 
 __all__ = ["NodeInfo", "clock_offsets", "read_nodes", "read_refused", "write_nodes"]
 
@@ -101,7 +102,7 @@ def clock_offsets(nodes: Iterable[NodeInfo]) -> dict[str, int]:
 
 def _read(run_dir: Path) -> dict[str, Any]:
     try:
-        raw = json.loads((run_dir / NODES).read_bytes())
+        raw = json.loads(read_document(run_dir / NODES))
     except (OSError, ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) and raw.get("schema") == SCHEMA else {}

@@ -20,9 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepscope.records.modes import file_mode
 from stepscope.records.native_lines import is_native, labelled_pid, labelled_rank
 from stepscope.records.places import log_path, outputs_folder
 from stepscope.store.atomic import write_json
+from stepscope.store.reading import read_document
 
 __all__ = ["OutputCopier", "copy_rest"]
 
@@ -189,7 +191,7 @@ def _open(pid: int, about: Mapping[str, Any]) -> int:
 
 
 def _append(log: Path, data: bytes) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, file_mode(log.parent))
     try:
         view = memoryview(data)
         while view:
@@ -200,7 +202,7 @@ def _append(log: Path, data: bytes) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_document(path))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -19,18 +19,23 @@ import numpy as np
 from stepscope.errors import NotARun
 from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankSeries
+from stepscope.records.sql_paths import quoted, unglobbed
 from stepscope.store import atomic
 from stepscope.store.columns import PLAIN, phase_columns, steps_of_columns, to_columns
 from stepscope.store.exchanges import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns, rows_of_columns
 from stepscope.store.paths import COLLECTIVES_PARQUET, COMM_PARQUET, RANKS, STEPS_PARQUET
+from stepscope.store.reading import open_file, read_document
 from stepscope.store.sidecar import RingSidecar, groups_as_kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["COPY", "connect", "first_line", "literal", "read_ranks", "write_ranks"]
+__all__ = ["COPY", "connect", "first_line", "read_ranks", "refuse_bomb", "write_ranks"]
 
 SCHEMA = 1
+MOST_UNPACKED = 256 << 20
+MOST_TIMES = 1000
+"""What we write ourselves unpacks to about fifty times its size."""
 _WORTH_THREADS = 1 << 20
 COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
 _ALWAYS = ("rank", "attempt", *PLAIN[:3], "device_wall_ns", "group", "op")
@@ -59,7 +64,7 @@ def read_ranks(folder: Path, *, progress: Progress = unheard) -> tuple[list[Rank
     path = folder / RANKS
     ranks: list[RankSeries] = []
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(read_document(path))
         parts = {name: _Parts(folder / file, dtype, name, raw["ranks"]) for name, file, dtype in _EXCHANGES}
         at = 0
         for about in raw["ranks"]:
@@ -107,19 +112,28 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
     kept = {name: values for name, values in columns.items() if _worth_keeping(name, values)}
     with connect(sum(values.nbytes for values in kept.values())) as con:
         con.register("columns", kept)
-        con.execute(f"COPY (SELECT * FROM columns) TO {literal(path)} {COPY}")
+        con.execute(f"COPY (SELECT * FROM columns) TO {quoted(path)} {COPY}")
     atomic.fsync_file(path)
 
 
 def _fetch(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(path)
+    open_file(path).close()
+    size = path.stat().st_size
     try:
-        with connect(path.stat().st_size) as con:
-            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({literal(path)})").fetchnumpy()
+        with connect(size) as con:
+            refuse_bomb(con, path, size)
+            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({unglobbed(path)})").fetchnumpy()
     except duckdb.Error as error:
         raise NotARun(f"{path} is damaged: {first_line(error)}") from error
     return columns
+
+
+def refuse_bomb(con: duckdb.DuckDBPyConnection, path: Path, size: int) -> None:
+    """NotARun when a file would take memory out of all proportion: a few bytes can stand for a billion equal rows."""
+    cells = con.execute(f"SELECT sum(num_values) FROM parquet_metadata({unglobbed(path)})").fetchone()
+    memory = 8 * int((cells or (0,))[0] or 0)
+    if memory > MOST_UNPACKED and memory > MOST_TIMES * size:
+        raise NotARun(f"{path} is damaged: {size:,} bytes of it stand for {memory:,}")
 
 
 def _fetch_steps(path: Path) -> dict[str, Any]:
@@ -179,10 +193,6 @@ def _worth_keeping(name: str, values: Any) -> bool:
     if name.startswith("device_") and np.ma.getmaskarray(values).all():
         return False
     return name in _ALWAYS or bool(np.ma.getdata(values).any())
-
-
-def literal(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
 
 
 def first_line(error: Exception) -> str:

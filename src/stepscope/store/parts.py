@@ -12,8 +12,6 @@ last step, the journal is still there and is done again; killed after it, the jo
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,12 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import FrameError, RunError, StepscopeError
+from stepscope.records.modes import folder_mode
 from stepscope.records.phases import PHASE_SLOTS
 from stepscope.records.slot import SLOT_BYTES, STEP
+from stepscope.records.sql_paths import quoted, unglobbed
 from stepscope.store import atomic
 from stepscope.store.assemble import STEP_DTYPE
 from stepscope.store.columns import BUILTIN_COLUMNS, PLAIN
 from stepscope.store.journal import JournalWriter, Received, journal_path, read_journal
+from stepscope.store.locks import locked
 from stepscope.store.paths import PARTS
 from stepscope.store.positions import Sealed, read_positions, write_positions
 from stepscope.store.spools import Spool, live_of, take_journalled
@@ -90,13 +91,9 @@ def rewrite_journal(run_dir: Path, number: int) -> None:
 @contextmanager
 def parts_locked(run_dir: Path) -> Iterator[None]:
     """Nobody else makes parts meanwhile: a helper of a hub that was killed may still be at it."""
-    (run_dir / PARTS).mkdir(exist_ok=True)
-    fd = os.open(run_dir / PARTS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    (run_dir / PARTS).mkdir(mode=folder_mode(run_dir), exist_ok=True)
+    with locked(run_dir / PARTS):
         yield
-    finally:
-        os.close(fd)
 
 
 def rest_path(run_dir: Path, number: int) -> Path:
@@ -116,7 +113,7 @@ def read_part_steps(paths: Sequence[Path], rings: Sequence[int] | None = None) -
 
     if not paths:
         return
-    files = ", ".join(_literal(path) for path in paths)
+    files = ", ".join(unglobbed(path) for path in paths)
     where = "" if rings is None else f"WHERE ring IN ({', '.join(str(int(ring)) for ring in rings) or 'NULL'})"
     with duckdb.connect(config={"threads": 2}) as con:
         con.execute("SET enable_progress_bar = false")
@@ -229,7 +226,7 @@ def _write_chunk(path: Path, chunk: Sequence[tuple[NDArray[Any], NDArray[Any]]])
     try:
         with duckdb.connect(config={"threads": 1, "memory_limit": MEMORY}) as con:
             con.register("columns", columns)
-            con.execute(f"COPY (SELECT * FROM columns) TO {_literal(path)} {_COPY}")
+            con.execute(f"COPY (SELECT * FROM columns) TO {quoted(path)} {_COPY}")
     except duckdb.Error as error:
         raise OSError(str(error).strip().splitlines()[0]) from error
     atomic.fsync_file(path)
@@ -243,10 +240,6 @@ def _kinds(slots: NDArray[Any]) -> NDArray[Any]:
 def _order(path: Path) -> tuple[int, int]:
     number, chunk = path.name[6:].split(".")[:2]
     return int(number), int(chunk)
-
-
-def _literal(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
 
 
 def main(words: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from stepscope.errors import NotARun
 from stepscope.store import atomic
 from stepscope.store.paths import POSITIONS
+from stepscope.store.reading import read_document
 from stepscope.store.spools import RingPosition, Spool
 from stepscope.wire.blocks import ring_id
 
@@ -45,7 +46,7 @@ def read_positions(run_dir: Path) -> Sealed:
     """Nothing sealed where there is no such file; NotARun when it is damaged: what it says decides what counts."""
     path = run_dir / POSITIONS
     try:
-        raw = msgspec.json.decode(path.read_bytes())
+        raw = msgspec.json.decode(read_document(path))
         if raw["schema"] != SCHEMA:
             raise NotARun(f"{path} has schema {raw['schema']}; this Stepscope reads schema {SCHEMA}")
         spools = {name: _spool(name, said) for name, said in raw["spools"].items()}

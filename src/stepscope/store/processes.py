@@ -1,7 +1,7 @@
 """Whether the processes of a run are still there.
 
-A process is known by its pid and its start time, since pids are used again.  Of processes on other machines all that
-is known is when they were last heard of.
+A process is known by its pid and its start time, since pids are used again.  Of processes on other machines, and in
+other containers, all that is known is when they were last heard of (``store/lease.py``).
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingError
-from stepscope.records.places import BESIDE_RING, RING_SUFFIX, SESSION_LOCK
 from stepscope.ring import RingReader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
+from stepscope.store.lease import SILENT_S, is_local, read_lease
 from stepscope.store.meta import read_meta
 from stepscope.store.nodes import NodeInfo, read_nodes
 from stepscope.store.paths import EVENTS
+from stepscope.store.session import ring_files
 from stepscope.store.sidecar import read_sidecars
 
 __all__ = [
@@ -29,11 +29,9 @@ __all__ = [
     "node_silent",
     "process_alive",
     "processes_alive",
-    "remove_session",
-    "ring_files",
 ]
 
-REMOTE_SILENCE_S = 60
+REMOTE_SILENCE_S = SILENT_S
 """A process on another machine that was not heard of for so long counts as gone."""
 
 
@@ -59,6 +57,9 @@ def processes_alive(run_dir: Path) -> bool:
     The caller's own process does not count.
     """
     meta = read_meta(run_dir)
+    if not is_local(meta):
+        lease = read_lease(run_dir)
+        return lease is not None and lease.age_s() < REMOTE_SILENCE_S and meta.get("sealed") is not True
     here = platform.node()
     if meta.get("end") is None and _launcher_pid(meta) != os.getpid() and launcher_alive(meta):
         return True
@@ -102,7 +103,7 @@ def agent_alive(events: list[dict[str, Any]]) -> bool | None:
 
 def launcher_alive(meta: dict[str, Any]) -> bool:
     launcher = meta.get("launcher")
-    if not isinstance(launcher, dict) or meta.get("host") != platform.node():
+    if not isinstance(launcher, dict) or not is_local(meta):
         return False
     return process_alive(_launcher_pid(meta), _integer(launcher.get("start_ticks")))
 
@@ -110,30 +111,6 @@ def launcher_alive(meta: dict[str, Any]) -> bool:
 def _launcher_pid(meta: dict[str, Any]) -> int:
     launcher = meta.get("launcher")
     return _integer(launcher.get("pid")) if isinstance(launcher, dict) else 0
-
-
-def remove_session(session: Path) -> None:
-    """Remove a session's folder if no ring is left in it."""
-    with suppress(OSError, ValueError):
-        if not any(path.suffix == RING_SUFFIX for path in session.iterdir()):
-            for left in [path for path in session.iterdir() if path.suffix in BESIDE_RING]:
-                left.unlink(missing_ok=True)
-            (session / SESSION_LOCK).unlink(missing_ok=True)
-            session.rmdir()
-
-
-def ring_files(run_dir: Path, meta: dict[str, Any]) -> list[Path]:
-    """All ring files of the run on this machine, in memory or not."""
-    folders = {run_dir / "rings"}
-    if isinstance(meta.get("session"), str) and meta["session"]:
-        folders.add(Path(meta["session"]))
-    found: list[Path] = []
-    for folder in sorted(folders):
-        try:
-            found += sorted(path for path in folder.iterdir() if path.suffix == RING_SUFFIX)
-        except (OSError, ValueError):
-            continue  # gone, as after a reboot, or a path that is none
-    return found
 
 
 def _other_alive(pid: int, start_ticks: int) -> bool:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from stepscope.records.modes import file_mode, folder_mode
 from stepscope.records.naming import host_in_name
 from stepscope.records.places import FLIGHT, HANGS
 from stepscope.store.jsonl import append_jsonl, read_jsonl, write_all
@@ -95,7 +96,7 @@ def _stems(folder: str, stem: str, spool: str, node: int, host: str) -> Iterator
 def append_at(run_dir: Path, place: str, data: bytes, offset: int) -> None:
     """Bytes of a log where they belong; OSError when there is no room, and then the log is as long as before."""
     with _folder(run_dir, place) as (folder, name):
-        fd = os.open(name, _NEW, 0o644, dir_fd=folder)
+        fd = os.open(name, _NEW, file_mode(run_dir), dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(f"{place} is no plain file")
@@ -122,7 +123,7 @@ def replace_whole(run_dir: Path, place: str, data: bytes) -> None:
     """A small file, in place of what was there: the old bytes or the new ones, never some of each."""
     with _folder(run_dir, place) as (folder, name):
         beside = f".{name[:100]}.{os.getpid()}.tmp"
-        fd = os.open(beside, _NEW | os.O_TRUNC, 0o644, dir_fd=folder)
+        fd = os.open(beside, _NEW | os.O_TRUNC, file_mode(run_dir), dir_fd=folder)
         try:
             try:
                 write_all(fd, data, 0)
@@ -151,7 +152,7 @@ def _folder(run_dir: Path, place: str) -> Iterator[tuple[int, str]]:
     """A folder of the run, made if need be and held open: nobody can put a link in its place.  And the name in it."""
     folder, _, name = place.partition("/")
     with suppress(FileExistsError):
-        (run_dir / folder).mkdir()
+        (run_dir / folder).mkdir(mode=folder_mode(run_dir))
     fd = os.open(run_dir / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         yield fd, name

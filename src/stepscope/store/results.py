@@ -10,6 +10,7 @@ from typing import Any
 from stepscope.errors import RunUnwritable
 from stepscope.store import atomic
 from stepscope.store.paths import FINDINGS, SUMMARY, SUMMARY_TEXT
+from stepscope.store.reading import read_document
 
 __all__ = ["load_findings", "load_summary", "printed", "save_findings", "save_summary"]
 
@@ -53,7 +54,7 @@ def _natural(name: str) -> tuple[int, str]:
 
 def _load(path: Path) -> dict[str, Any] | None:
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(read_document(path))
     except (OSError, ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None

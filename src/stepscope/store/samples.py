@@ -16,10 +16,12 @@ from typing import Any
 import duckdb
 
 from stepscope.errors import NotARun
+from stepscope.records.sql_paths import quoted, unglobbed
 from stepscope.store import atomic
 from stepscope.store.jsonl import count_lines, read_jsonl, record_in
-from stepscope.store.parquet import COPY, connect, first_line, literal
+from stepscope.store.parquet import COPY, connect, first_line, refuse_bomb
 from stepscope.store.paths import SAMPLES, SAMPLES_PARQUET
+from stepscope.store.reading import open_file
 from stepscope.store.sample_columns import SAMPLE_COLUMNS, add_samples, sample_rows
 from stepscope.store.thinning import SOURCE, Thinner, newest_of, source_of, stride, thinned
 
@@ -64,10 +66,11 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
 def sealed_samples(folder: Path) -> list[dict[str, Any]]:
     """Of a sealed run, those to keep.  NotARun when the file is damaged, FileNotFoundError when it is not there."""
     path = folder / SAMPLES_PARQUET
-    if not path.exists():
-        raise FileNotFoundError(path)
+    open_file(path).close()
+    size = path.stat().st_size
     try:
-        with connect(path.stat().st_size) as con:
+        with connect(size) as con:
+            refuse_bomb(con, path, size)
             columns = con.execute(_question(con, path)).fetchnumpy()
     except duckdb.Error as error:
         raise NotARun(f"{path} is damaged: {first_line(error)}") from error
@@ -87,7 +90,7 @@ def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -
         if second or more or before.exists():
             return _write_parts(con, path, before, itertools.chain([first, second], batches, [more]))
         add_samples(con, first)
-        con.execute(f"COPY samples TO {literal(path)} {COPY}")
+        con.execute(f"COPY samples TO {quoted(path)} {COPY}")
     atomic.fsync_file(path)
     return len(sealed_samples(folder)) == len(first)
 
@@ -102,15 +105,15 @@ def _write_parts(
         more = batch  # the last one is from other nodes
         add_samples(con, batch)
         parts.append(path.with_name(f"part-{len(parts)}-{path.name}"))
-        con.execute(f"COPY samples TO {literal(parts[-1])} {COPY}")
+        con.execute(f"COPY samples TO {quoted(parts[-1])} {COPY}")
         con.execute("DELETE FROM samples")
-    files = ", ".join(map(literal, [*([before] if before.exists() else []), *parts]))
+    files = ", ".join(map(unglobbed, [*([before] if before.exists() else []), *parts]))
     table = f"read_parquet([{files}], union_by_name = true)"
-    con.execute(f"COPY (SELECT * FROM {table} {'ORDER BY wall_ns' if more else ''}) TO {literal(path)} {COPY}")
+    con.execute(f"COPY (SELECT * FROM {table} {'ORDER BY wall_ns' if more else ''}) TO {quoted(path)} {COPY}")
     atomic.fsync_file(path)
     checks = [
         con.execute(f"SELECT count(*), sum(hash(rows)::HUGEINT) FROM {one} rows").fetchone()
-        for one in (table, f"read_parquet({literal(path)})")
+        for one in (table, f"read_parquet({unglobbed(path)})")
     ]
     for part in parts:
         part.unlink()
@@ -122,7 +125,7 @@ def make_sample_table(con: duckdb.DuckDBPyConnection, run_dir: Path, more: Seque
     add_samples(con, more)
     path = run_dir / SAMPLES_PARQUET
     if path.exists():
-        table = f"read_parquet({literal(path)})"
+        table = f"read_parquet({unglobbed(path)})"
         there = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
         known = ", ".join(f'"{name}"' for name in there if name in SAMPLE_COLUMNS)  # a later version may have more
         con.execute(f"INSERT INTO samples BY NAME SELECT {known} FROM {table}")
@@ -132,9 +135,9 @@ def make_sample_table(con: duckdb.DuckDBPyConnection, run_dir: Path, more: Seque
 
 def _question(con: duckdb.DuckDBPyConnection, path: Path) -> str:
     """For those to keep; of a small file for all, since whatever the database does takes memory beside the job."""
-    table = f"read_parquet({literal(path)}, file_row_number = true)"
+    table = f"read_parquet({unglobbed(path)}, file_row_number = true)"
     if not _is_large(path):
-        return f"SELECT * FROM read_parquet({literal(path)})"
+        return f"SELECT * FROM read_parquet({unglobbed(path)})"
     counts = con.execute(f"SELECT count(*), count(DISTINCT ({_WHO})) FROM {table}").fetchone() or (0, 0)
     return _CHOSEN.format(who=_WHO, table=table, every=stride(counts[0]), newest=newest_of(counts[1]))
 
@@ -147,7 +150,7 @@ def _with_sources(path: Path) -> Iterator[tuple[bytes, Hashable | None]]:
     """Each line, and whose it is; None: it is no sample."""
     from stepscope.store.sample_source import whose_of  # loads msgspec, which few runs have use for
 
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for line in file:
             whose = whose_of(line)
             if whose is not None:
@@ -162,7 +165,7 @@ def _batches(run_dir: Path) -> Iterator[list[dict[str, Any]]]:
     if (run_dir / SAMPLES_PARQUET).exists():
         return  # whoever sealed it was killed before the lines were removed
     try:
-        file = (run_dir / SAMPLES).open("rb")
+        file = open_file(run_dir / SAMPLES)
     except FileNotFoundError:
         return
     with file:

@@ -12,7 +12,6 @@ seal at the same time wait for one another.  What other nodes send after that is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,11 +25,14 @@ from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankSeries
 from stepscope.ring import RingReader
 from stepscope.store import atomic, staging
+from stepscope.store.lease import LEASE, LeaseKeeper, sealing_barred
 from stepscope.store.load import Loaded, load_run
+from stepscope.store.locks import LockBusy, locked, take_lock
 from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.nodes import NodeInfo, read_refused, write_nodes
 from stepscope.store.paths import EVENTS, INBOX, PARTS, SAMPLES, STACKS, STEPS
-from stepscope.store.processes import process_alive, processes_alive, remove_session, ring_files
+from stepscope.store.processes import process_alive, processes_alive
+from stepscope.store.session import remove_session, ring_files, session_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,14 +47,23 @@ def seal(run_dir: Path, *, progress: Progress = unheard) -> None:
 
     ``progress`` is told parts of the work: reading, writing and reading back are about alike.
     """
-    read_meta(run_dir)
+    meta = read_meta(run_dir)
+    barred = sealing_barred(run_dir, meta)
+    if barred:
+        raise RunError(f"{run_dir} cannot be sealed: {barred}")
+    lease = LeaseKeeper(run_dir)
+
+    def told(done: int, total: int) -> None:
+        lease.renew()
+        progress(done, total)
+
     try:
-        with staging.locked(run_dir), _hub_shut_out(run_dir):
+        with locked(run_dir), _hub_shut_out(run_dir):
             staging.finish(run_dir)
             if needs_seal(run_dir):
                 if read_meta(run_dir).get("sealed") is not True and processes_alive(run_dir):
                     raise RunError(f"{run_dir} cannot be sealed: its processes still run")
-                _write(run_dir, progress)
+                _write(run_dir, told)
                 staging.finish(run_dir)
             _clean(run_dir)
     except OSError as error:
@@ -173,9 +184,11 @@ def _clean(run_dir: Path) -> None:
             reader.close()
             if not process_alive(header.pid, header.start_ticks):
                 path.unlink()
-    session = meta.get("session")
-    if isinstance(session, str) and session and Path(session) != run_dir / "rings":
-        remove_session(Path(session))
+    session = session_of(run_dir, meta)
+    if session is not None and session != run_dir / "rings":
+        remove_session(session)
+    for left in (run_dir / LEASE, *atomic.leftovers(run_dir)):
+        left.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -183,11 +196,9 @@ def _hub_shut_out(run_dir: Path) -> Iterator[None]:
     """What a hub took while we read would be lost: none may receive now."""
     with ExitStack() as stack:
         if (run_dir / INBOX).is_dir():
-            fd = os.open(run_dir / INBOX, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                stack.callback(os.close, take_lock(run_dir / INBOX))
+            except LockBusy:
                 raise RunError(f"{run_dir} cannot be sealed: its hub still receives") from None
             from stepscope.store.parts import parts_locked
 

@@ -30,9 +30,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.records.modes import file_mode
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingBatch
 from stepscope.store.jsonl import write_all
+from stepscope.store.reading import open_file
 
 __all__ = ["FRAME_SLOTS", "SegmentPart", "SegmentSlots", "SegmentWriter", "last_slots", "parts_from", "read_segment"]
 
@@ -104,7 +106,7 @@ class SegmentWriter:
         self.lost = 0
         self.torn = 0
         self._end = 0
-        data = path.read_bytes() if path.exists() else b""
+        data = _read(path) if path.exists() else b""
         if _is_segment(data):
             self._end = FILE_HEAD.size
         for frame in _frames(data):
@@ -119,7 +121,7 @@ class SegmentWriter:
             raise ValueError(f"a frame holds at most {FRAME_SLOTS} slots")
         head = b"" if self._end else FILE_HEAD.pack(FILE_MAGIC, VERSION, 0)
         data = head + _pack_frame(batch, first_seq=self.last_seq + 1)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(self.path.parent))
         try:
             if os.fstat(fd).st_size != self._end:
                 os.ftruncate(fd, self._end)
@@ -138,7 +140,7 @@ class SegmentWriter:
 
 def read_segment(path: Path) -> SegmentSlots:
     """Everything whole in a segment."""
-    data = path.read_bytes()
+    data = _read(path)
     slots = bytearray()
     last_seq = lost = torn = 0
     skipped = len(data) - FILE_HEAD.size if _is_segment(data) else len(data)
@@ -152,6 +154,11 @@ def read_segment(path: Path) -> SegmentSlots:
         torn += frame.torn
         skipped -= frame.end - frame.start
     return SegmentSlots(slots=bytes(slots), last_seq=last_seq, lost=lost, torn=torn, skipped_bytes=skipped)
+
+
+def _read(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read()
 
 
 def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) -> tuple[list[SegmentPart], int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records.phases import COMM
+from stepscope.records.sql_paths import unglobbed
 from stepscope.store.columns import BUILTIN_COLUMNS
 from stepscope.store.parts import part_steps
 from stepscope.store.positions import Sealed
@@ -69,7 +70,7 @@ def _worst(paths: Sequence[Path], steps: int, *, most: int) -> set[int]:
     if not paths:
         return set()
     every = max(1, steps // _ASKED_ROWS)
-    files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+    files = ", ".join(map(unglobbed, paths))
     table = f"read_parquet([{files}], union_by_name = true)"
     with duckdb.connect(config={"threads": 2}) as con:
         con.execute("SET enable_progress_bar = false")

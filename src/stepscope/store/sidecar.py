@@ -21,6 +21,7 @@ from stepscope.records.series import RankState
 from stepscope.ring import RingHeader
 from stepscope.store import atomic
 from stepscope.store.paths import SIDECAR_SUFFIX, STEPS, ring_key, sidecar_path
+from stepscope.store.reading import read_document
 
 __all__ = ["RingSidecar", "groups_as_kept", "guess_sidecar", "read_sidecars", "sidecar_of", "write_sidecar"]
 
@@ -145,7 +146,7 @@ def read_sidecars(run_dir: Path) -> tuple[dict[str, RingSidecar], list[str]]:
     bad: list[str] = []
     for path in sorted((run_dir / STEPS).glob(f"*{SIDECAR_SUFFIX}")):
         try:
-            found[path.stem] = RingSidecar.from_dict(json.loads(path.read_bytes()))
+            found[path.stem] = RingSidecar.from_dict(json.loads(read_document(path)))
         except (OSError, ValueError, RecursionError):
             bad.append(path.name)
     return found, bad

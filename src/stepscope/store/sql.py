@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import UsageError
 from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankSeries
+from stepscope.records.sql_paths import quoted, unglobbed
 from stepscope.store.load import Loaded, load_run
 from stepscope.store.results import load_summary
 
@@ -107,7 +108,9 @@ def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
     import duckdb
 
     if readable:
-        con.execute(f"SET allowed_paths = [{', '.join(_literal(str(path)) for path in readable)}]")
+        con.execute(
+            f"SET allowed_paths = [{', '.join(form(path) for path in readable for form in (quoted, unglobbed))}]"
+        )
     for statement in _SHUT:
         con.execute(statement)
     try:
@@ -180,10 +183,6 @@ def _value(kind: str, value: Any) -> Any:
     if not isinstance(value, int if kind == "BIGINT" else (int, float)) or isinstance(value, bool):
         return None
     return value if abs(value) <= _LARGEST else None
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _one_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope.errors import FrameError
 from stepscope.records.phases import BACKWARD, COMM
+from stepscope.records.sql_paths import unglobbed
 from stepscope.store.columns import BUILTIN_COLUMNS, PLAIN
 from stepscope.store.journal import read_journal
 from stepscope.store.nodes import clock_offsets, read_nodes
@@ -35,7 +36,7 @@ def add_parts(con: Any, run_dir: Path, sealed: Sealed, rows: list[dict[str, Any]
     ``rows``: as ``ranks_in_parts`` gives them; how many steps each has is added.
     """
     paths = [path.absolute() for path in part_steps(run_dir, sealed.parts)]
-    files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+    files = ", ".join(map(unglobbed, paths))
     table = f"read_parquet([{files}], union_by_name = true)"
     there = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
     counts = dict(con.execute(f"SELECT ring, count(*) FROM {table} GROUP BY ring").fetchall())

@@ -7,17 +7,13 @@ is read from its old files, which are still there, until it is sealed.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from stepscope.store import atomic
 from stepscope.store.paths import HUB_EVENTS, META
 
-__all__ = ["STAGE", "commit", "finish", "is_committed", "locked", "new_stage"]
+__all__ = ["STAGE", "commit", "finish", "is_committed", "new_stage"]
 
 STAGE = ".sealing"
 _COMMITTED = ".sealed"
@@ -44,7 +40,7 @@ def is_committed(run_dir: Path) -> bool:
 
 
 def finish(run_dir: Path) -> None:
-    """Move in what counts already, if anything; call it ``locked``."""
+    """Move in what counts already, if anything; call it locked (``store/locks.py``)."""
     stage = run_dir / _COMMITTED
     if not stage.is_dir():
         return
@@ -53,14 +49,3 @@ def finish(run_dir: Path) -> None:
     atomic.fsync_folder(run_dir)
     (run_dir / HUB_EVENTS).unlink(missing_ok=True)  # they are among the events now
     stage.rmdir()
-
-
-@contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
-    """Two that seal at the same time wait for one another."""
-    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

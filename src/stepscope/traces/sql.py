@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from stepscope.errors import TraceError
+from stepscope.records.sql_paths import unglobbed
 from stepscope.traces.cache.kept import BROKEN, create, is_code, load_meta
 from stepscope.traces.cache.parquet import write_table
 from stepscope.traces.cache.store import Cache, Entry
@@ -198,5 +199,4 @@ def _placed(source: _Source) -> str:
 
 
 def _parquet(source: _Source, table: str) -> str:
-    path = str(source.file(table)).replace("'", "''")
-    return f"read_parquet('{path}')"
+    return f"read_parquet({unglobbed(source.file(table))})"

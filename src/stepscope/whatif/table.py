@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.errors import TraceError
+from stepscope.records.sql_paths import unglobbed
 from stepscope.whatif.kinds import KINDS
 
 __all__ = ["Table", "read_table"]
@@ -43,7 +44,7 @@ def read_table(path: Path) -> Table:
 
     if not path.is_file():
         raise TraceError(f"{path} is not a file" if path.exists() else f"{path} is not there")
-    source = "read_parquet('" + str(path).replace("'", "''") + "')"
+    source = f"read_parquet({unglobbed(path)})"
     kinds = "[" + ", ".join(f"'{kind}'" for kind in KINDS) + "]"
     try:
         with duckdb.connect(config={"threads": 2}) as con:
