@@ -114,6 +114,22 @@ def test_a_network_failure_with_nobody_to_blame_leads_itself() -> None:
     assert found.ranks == (0,)
 
 
+REFUSED = """Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in <module>
+    batch = fetch(url)
+ConnectionRefusedError: [Errno 111] Connection refused
+"""
+
+
+def test_a_connection_of_the_script_itself_is_no_peer_that_was_lost() -> None:
+    """The rank that its launcher ended at once has said nothing: it vanished, and that is no reason to accuse it."""
+    errors = (raised(1, "ConnectionRefusedError", "[Errno 111] Connection refused", traceback=REFUSED),)
+    deaths = (Death(rank=1, step=30, state="exception"), Death(rank=0, step=30))
+    found = crash_of(Cluster(ranks=2, steps=50, deaths=deaths, errors=errors))
+    assert found.title.startswith("Rank 1 raised ConnectionRefusedError: [Errno 111] Connection refused (in step 30")
+    assert [follower["rank"] for follower in found.evidence["followed_by"]] == [0]
+
+
 def test_a_rank_that_vanished_without_a_word() -> None:
     found = crash_of(Cluster(ranks=2, steps=50, deaths=(Death(rank=1, step=40, phase="input"),)))
     assert found.title == "Rank 1 vanished without a word (in step 40, in input)."

@@ -22,7 +22,7 @@ from stepscope.diagnosis.advice import for_crash
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.last_calls import last_calls, told_group
 from stepscope.diagnosis.samples import number, of_kind
-from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
+from stepscope.flight.failures import lost_peer
 from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
 from stepscope.records.series import RankError, RankSeries, RunData
@@ -38,8 +38,6 @@ Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "o
 DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
 HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
 """How running out of memory reads; what the host lacks is looked for first."""
-OF_THE_NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""Exceptions that torch.distributed raises when a peer or the way to it is not there."""
 MEMORY_SECONDS = 30.0
 """How long before a death the host's memory is looked at."""
 BEFORE_S = 5.0
@@ -257,10 +255,9 @@ def _failure(
     if not type_name and state == "exception":
         type_name = "Exception"  # all that is known of one whose account could not be written
     # One that its own native code ended, NCCL's watchdog or gloo, may say there that it only lost a peer.
-    told = native if not type_name and name == "SIGABRT" else ()
-    text = " ".join((type_name, message, *told)).lower()
-    lost_peer = type_name in OF_THE_NETWORK or any(words in text for words in (*TAKEN_ALONG, *DISAGREED))
-    taken = lost_peer or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
+    told = " ".join((message, *(native if not type_name and name == "SIGABRT" else ())))
+    peers = lost_peer(type_name, told, error.traceback if error is not None else "")
+    taken = peers or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
     wall_ns = error.wall_ns if error is not None else (series.ended_wall_ns or 0) if series is not None else 0
     return Failure(
         rank=rank,
