@@ -47,26 +47,32 @@ REMARKS = frozenset(
         "cpu_saturated",
         "ram_pressure",
         "slow_network",
+        "rank_crashed",
     }
 )
 """Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
 
 
-def diagnose(run: RunData, window: Window | None = None, *, reached: bool = False) -> list[Finding]:
+def diagnose(
+    run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
+) -> list[Finding]:
     """All findings, the most severe and most costly first; never empty, never an exception for what a run lacks.
 
     ``window``: the steps to judge by, all of them when not given; ``reached``: whether the recorder is known to have
-    got into any process, recorded or not.
+    got into any process, recorded or not; ``alive``: whether the job goes on.
     """
     window = build_window(run) if window is None else window
     view = view_of(window)
     hangs = find_hangs(run)
     if all(hang.kind == "rank_crashed" for hang in hangs):  # who died first may only have waited too long
         hangs = find_disagreement(run) or hangs
-    stopped = led_by_hangs(hangs, find_crashes(run))
+    crashes = find_crashes(run, alive=alive)
+    survived = [crash for crash in crashes if crash.severity == "info"]
+    stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
     slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
     # A death is never a matter of its price, and after one nobody asks for more steps.
-    findings = [*stopped, *slow, *([] if stopped else find_insufficient(run, window, view, reached=reached))]
+    insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached)
+    findings = [*stopped, *slow, *insufficient, *survived]
     if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
         compute = [claim.finding for claim in find_compute_bound(view)]
         findings = [*find_healthy(view), *findings, *compute]

@@ -68,6 +68,8 @@ class RankError:
     traceback: str = ""
     wall_ns: int = 0
     step: int | None = None
+    script: bool = False
+    """Of a process that did not train and that no launcher gave a rank: the script that starts those that train."""
     exit_codes: dict[int, int] = field(default_factory=dict)
     """From a launcher's error: rank → exit code (negative for a signal)."""
 
