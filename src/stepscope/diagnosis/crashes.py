@@ -246,11 +246,12 @@ def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
     culprits = [failure for failure in failures if not failure.victim]
     lead, together = culprits[0], _together(culprits)
     ranks = ranks_of(together)
-    who = named_ranks(ranks)
     if lead.rank is None or _alone(attempt, failures):
         who = "The script"
     elif len(ranks) > 1 and len(ranks) == len(attempt.series):
         who = f"All {len(ranks)} ranks"
+    else:
+        who = named_ranks(ranks)
     if lead.oom_killed:
         what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for want of memory"
     elif lead.type:
