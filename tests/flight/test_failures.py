@@ -9,7 +9,7 @@ from stepscope.flight.failures import failure_in, lost_peer
 USER = '  File "/home/me/train.py", line 9, in <module>\n    fetch(url)\n'
 SOCKET = '  File "/usr/lib/python3.11/socket.py", line 836, in create_connection\n    sock.connect(sa)\n'
 BACKWARD = '  File "/env/site-packages/torch/autograd/graph.py", line 979, in _engine_run_backward\n    run_backward(\n'
-ALL_REDUCE = '  File "/env/site-packages/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n    work.wait()\n'
+ALL_REDUCE = '  File "/env/site-packages/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n    wait()\n'
 WAIT = '  File "/env/site-packages/stepscope/recorder/collectives.py", line 210, in wait\n    return original(work)\n'
 WORKER = '  File "/env/site-packages/torch/_utils.py", line 733, in reraise\n    raise exception\n'
 SAVING = '  File "/env/site-packages/torch/distributed/checkpoint/utils.py", line 2, in reduce_scatter\n    raise it\n'
