@@ -115,7 +115,7 @@ def test_a_network_failure_with_nobody_to_blame_leads_itself() -> None:
 
 
 REFUSED = """Traceback (most recent call last):
-  File "/home/me/train.py", line 9, in <module>
+  File "/code/train.py", line 9, in <module>
     batch = fetch(url)
 ConnectionRefusedError: [Errno 111] Connection refused
 """

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.flight.failures import failure_in, lost_peer
 
-USER = '  File "/home/me/train.py", line 9, in <module>\n    fetch(url)\n'
+USER = '  File "/code/train.py", line 9, in <module>\n    fetch(url)\n'
 SOCKET = '  File "/usr/lib/python3.11/socket.py", line 836, in create_connection\n    sock.connect(sa)\n'
 BACKWARD = '  File "/env/site-packages/torch/autograd/graph.py", line 979, in _engine_run_backward\n    run_backward(\n'
 ALL_REDUCE = '  File "/env/site-packages/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n    wait()\n'
