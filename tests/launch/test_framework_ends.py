@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ if sys.argv[2] == "raises":
 """
 
 
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")  # importing it here starts threads
 @pytest.mark.parametrize("how", ["ends", "raises"])
 def test_workers_of_ray_train(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path, how: str) -> None:
-    pytest.importorskip("ray.train")
     script(RAY)
     done = run_stepscope("run", "--quiet", "script.py", tmp_path / "results", how)
     assert done.code == int(how == "raises"), done.stderr
@@ -77,11 +78,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
 @pytest.mark.parametrize(("strategy", "logs"), [("ddp", ["main", "rank-1"]), ("ddp_spawn", ["rank-0", "rank-1"])])
 def test_every_rank_of_lightning_has_a_log(
     run_stepscope: Run, script: Callable[..., Path], strategy: str, logs: list[str]
 ) -> None:
-    pytest.importorskip("lightning")
     script(LIGHTNING)
     done = run_stepscope("run", "--quiet", "script.py", strategy)
     assert done.code == 0, done.stderr
