@@ -238,6 +238,12 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             "44% of the time is evaluation on rank 0: 1,000 ms in 3 of 99 steps.",
         ),
         (
+            Cluster(ranks=1, phases_ms=train(eval=20.0)),
+            "between_steps",
+            "eval",
+            "35% of the time is inference without gradients: 20.0 ms of every step.",
+        ),
+        (
             Cluster(ranks=1, phases_ms=train(), faults=tuple(slow_at(0, "optimizer", 30.0) for _ in range(1))),
             "optimizer_bound",
             "optimizer",
