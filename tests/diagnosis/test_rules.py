@@ -238,12 +238,6 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             "44% of the time is evaluation on rank 0: 1,000 ms in 3 of 99 steps.",
         ),
         (
-            Cluster(ranks=1, phases_ms=train(eval=20.0)),
-            "between_steps",
-            "eval",
-            "35% of the time is inference without gradients: 20.0 ms of every step.",
-        ),
-        (
             Cluster(ranks=1, phases_ms=train(), faults=tuple(slow_at(0, "optimizer", 30.0) for _ in range(1))),
             "optimizer_bound",
             "optimizer",
@@ -280,6 +274,12 @@ def test_where_the_time_goes_is_told_plainly(cluster: Cluster, kind: str, phase:
     assert (found.kind, found.phase, found.title) == (kind, phase, title)
     assert (found.severity == "info") == (kind == "healthy")
     assert found.advice
+
+
+def test_a_teacher_in_every_step_is_part_of_training_and_no_warning() -> None:
+    found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(eval=20.0)))
+    assert (found.kind, found.phase, found.severity) == ("between_steps", "eval", "info")
+    assert found.title == "35% of the time is inference without gradients: 20.0 ms of every step."
 
 
 def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:
