@@ -276,6 +276,12 @@ def test_where_the_time_goes_is_told_plainly(cluster: Cluster, kind: str, phase:
     assert found.advice
 
 
+def test_a_teacher_in_every_step_is_part_of_training_and_no_warning() -> None:
+    found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(eval=20.0)))
+    assert (found.kind, found.phase, found.severity) == ("between_steps", "eval", "info")
+    assert found.title == "35% of the time is inference without gradients: 20.0 ms of every step."
+
+
 def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:
     found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(log=4.0, validate=19.0, tiny=0.1)))
     assert found.title == (

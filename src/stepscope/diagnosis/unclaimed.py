@@ -35,6 +35,12 @@ STOPS_ADVICE = {
     "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
 }
+INFERENCE = "inference without gradients"
+"""What ``eval`` is where nearly every step has it: a teacher, a reference or reward model, a frozen encoder."""
+INFERENCE_ADVICE = (
+    "A teacher, a reference or a frozen model: compute its outputs once and save them, or let it run faster "
+    "(a larger batch, bfloat16, torch.compile, torch.inference_mode()). An evaluation: less often."
+)
 OTHERS_NAMED = 2
 """Parts beside the largest that a title names; more are counted."""
 SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
@@ -71,7 +77,7 @@ def find_between_steps(view: View, known: Collection[str | None] = ()) -> list[C
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="between_steps",
-        severity=_severity(cost["share"]),
+        severity="info" if _infers_always(view, largest) else _severity(cost["share"]),
         title=f"{_title(view, largest, counted[largest], place)}{_with(view, counted, ordered, cost['share'])}.",
         ranks=_alone(view, largest),
         phase=largest,
@@ -115,6 +121,15 @@ def _severity(share: float) -> Severity:
     return "critical" if share >= thresholds.BETWEEN_CRITICAL_SHARE else "warning"
 
 
+def _infers_always(view: View, name: str) -> bool:
+    """Whether models called without gradients are part of nearly every step, and so of training itself."""
+    return name == "eval" and bool((longest(view.phase(name)) > 0).mean() > thresholds.BOTTLENECK_SHARE)
+
+
+def _words(view: View, name: str) -> str:
+    return INFERENCE if _infers_always(view, name) else STOPS.get(name, f"the phase {name!r}")
+
+
 def _share(view: View, took: Floats) -> float:
     return float(cost_of(view, took)["share"])
 
@@ -126,7 +141,7 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
         where = f", mostly in {place}" if place else ""
         each = ms_text(float(took[took > 0].mean()) / 1e6)
         return f"{share} of the time passes between steps: {each} each time{where}"
-    what = STOPS.get(name, f"the phase {name!r}")
+    what = _words(view, name)
     raw_ns = longest(view.phase(name))
     hit = raw_ns > 0
     each = ms_text(float(raw_ns[hit].mean()) / 1e6)
@@ -145,7 +160,7 @@ def _with(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], share
     if len(rest) > OTHERS_NAMED:
         what = f"{len(rest)} others"
     else:
-        words = {"other": "the time between steps in no phase", **STOPS}
+        words = {"other": "the time between steps in no phase", **{name: _words(view, name) for name in STOPS}}
         what = " and ".join(words.get(name, repr(name)) for name in rest)
     return f"; with {what} it is {share_text(share)}"
 
@@ -166,7 +181,10 @@ def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], 
     """On the largest part, and on the others that would be worth a warning by themselves."""
     worth = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
     lines = [
-        _advice(name, place, by_all=len(view.ranks) > 1 and not _alone(view, name)) for name in (ordered[0], *worth)
+        (INFERENCE_ADVICE,)
+        if _infers_always(view, name)
+        else _advice(name, place, by_all=len(view.ranks) > 1 and not _alone(view, name))
+        for name in (ordered[0], *worth)
     ]
     return tuple(dict.fromkeys(line for several in lines for line in several))
 
