@@ -63,6 +63,8 @@ _OUTERMOST = ("<module>", "_run_module_as_main")
 @dataclass(frozen=True, kw_only=True)
 class _Question:
     live: LivePhase
+    between: bool
+    """Whether it was asked between two steps."""
     wall_ns: int
     sent_ns: int
     """By the ring's clock, when the signal was certainly there."""
@@ -80,7 +82,7 @@ class StackAsker:
         self._left = MAX_QUESTIONS - asked
         self._next_s = 0.0
         self._looks_left: int | None = None
-        """While a question is due: looks at a rank worth it that is not in ``other``; None: not known to be worth it."""
+        """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
         self._question: _Question | None = None
         self._over_s: float | None = None
         """When the stretch of the question was first seen to be over."""
@@ -118,6 +120,7 @@ class StackAsker:
         live = self._reader.live()
         if not self._is_worth_it(live):
             return False
+        between = self._reader.is_between_steps(live.since_ns)
         self._pause()
         try:
             offer = self._reader.running_offer()
@@ -129,12 +132,13 @@ class StackAsker:
             return False  # it just ended, or what it offers is no signal
         self._left -= 1
         self._seen, self._over_s = b"", None
-        self._question = _Question(live=live, wall_ns=time.time_ns(), sent_ns=time.perf_counter_ns(), signal=offer[0])
+        sent_ns = time.perf_counter_ns()
+        self._question = _Question(live=live, between=between, wall_ns=time.time_ns(), sent_ns=sent_ns, signal=offer[0])
         return True
 
     def _is_worth_it(self, live: LivePhase) -> bool:
         """Whether the rank is in a stretch of ``other`` that is long, or one of many."""
-        in_other = live.phase == OTHER and 0 < live.since_ns
+        in_other = live.phase == OTHER and live.since_ns > 0
         if in_other and live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
             return True
         if self._looks_left is None:
@@ -176,8 +180,9 @@ class StackAsker:
         self._question = None
         if not frames or (over and not self._lasted(question)):
             return None
-        about = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
-        return {**about, "phase": BUILTIN_PHASES[OTHER], "frames": frames[:MAX_FRAMES]}
+        about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
+        about |= {"phase": BUILTIN_PHASES[OTHER], "between": question.between}
+        return {**about, "frames": frames[:MAX_FRAMES]}
 
     def _lasted(self, question: _Question) -> bool:
         """Whether the stretch was not over yet when the signal had been sent."""

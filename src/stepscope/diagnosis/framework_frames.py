@@ -5,7 +5,7 @@ A function is written as the interpreter names it, with its class where the bare
 
 from __future__ import annotations
 
-__all__ = ["FRAMEWORKS", "framework_of", "word_of"]
+__all__ = ["CHECKPOINT", "EVALUATION", "FRAMEWORKS", "framework_of", "word_of"]
 
 FRAMEWORKS = {
     "transformers": "transformers",
@@ -90,7 +90,7 @@ WORDS = {
 def framework_of(path: str) -> str | None:
     """The framework whose file that is; None for the user's own, torch's, the standard library's and any other's."""
     for folder in _PACKAGE_FOLDERS:
-        before, found, inside = path.rpartition(folder)
+        _, found, inside = path.rpartition(folder)
         if found:
             return FRAMEWORKS.get(inside.partition("/")[0])
     return None

@@ -127,7 +127,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
-    place = seen_at(view, ranks) if phase == "other" else ""
+    place = seen_at(view, ranks, between=kind == "between_steps") if phase == "other" else ""
     finding = Finding(
         kind=kind,
         severity=severity_of(cost["share"], worst.excess_ns),

@@ -47,11 +47,13 @@ def seen_at(
     *,
     besides: Collection[int] = (),
     steps: Collection[int] | None = None,
+    between: bool | None = None,
 ) -> str:
     """``write_report, train.py:66``: where the ranks (all when none are given) were mostly seen; empty if nowhere.
 
     Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
-    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only what was seen in these.
+    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only what was
+    seen in these; ``between``: only what was seen between two steps, or only within one.
     """
     stacks = [
         frames
@@ -59,6 +61,7 @@ def seen_at(
         if (not ranks or stack.get("rank") in ranks)
         and stack.get("rank") not in besides
         and (steps is None or stack.get("step") in steps)
+        and (between is None or stack.get("between") in (None, between))
         and (frames := _named_frames(stack.get("frames")))
     ]
     counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
@@ -82,7 +85,7 @@ def _deepest(frames: list[_Frame], agreed: Collection[tuple[str, str]]) -> int |
     at = [index for index, frame in enumerate(frames) if frame.key in agreed]
     if not at or frames[at[0]].framework is None:
         return at[0] if at else None
-    # A framework at the innermost: the one of its frames that has a meaning, unless the user's own code called it there.
+    # A framework's: the one of its frames that has a meaning, as far as the user's line that called it.
     own = next((index for index in at if frames[index].framework is None), len(frames))
     return next((index for index in at if index < own and frames[index].word is not None), at[0])
 

@@ -82,8 +82,8 @@ def stop_phases(view: View) -> list[str]:
 
 
 def without_stops(view: View, excess_ns: Floats) -> Floats:
-    """[P, R]; the excess of spikes: what stops the training was taken off before they were sought, and is none of it."""
-    kept = excess_ns.copy()
+    """[P, R]; the excess of spikes: what stops the training was taken off before they were sought."""
+    kept: Floats = excess_ns.copy()
     kept[[view.phases.index(name) for name in stop_phases(view)]] = 0.0
     return kept
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
+from stepscope.diagnosis.framework_frames import CHECKPOINT, EVALUATION
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import longest
 from stepscope.diagnosis.shares import common, having, is_even, ordinary_steps, part_of, stretches_with, where_stopped
@@ -31,6 +32,8 @@ Floats = NDArray[np.float64]
 
 STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 """Phases that stop the training, on whichever rank they are, in words."""
+STOPS_SEEN = {"eval": EVALUATION, "checkpoint": CHECKPOINT}
+"""And what a place in the code is called that is part of them."""
 STOPS_ADVICE = {
     "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
@@ -79,7 +82,7 @@ def find_between_steps(
         return []
     ordered = sorted(counted, key=lambda name: (name != AROUND, float(counted[name].sum())), reverse=True)
     largest = ordered[0]
-    place = seen_at(view, besides=late) if largest == "other" else ""
+    place = seen_at(view, besides=late, between=True) if largest == "other" else ""
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="between_steps",
@@ -99,7 +102,8 @@ def find_between_steps(
 def _around(view: View, counted: Mapping[str, Floats]) -> Floats | None:
     """[S]; what else makes the steps longer that have a stop: a framework does more to evaluate than to call the model.
 
-    Only what most of these steps have, in no phase: a single slow one among them is another story.
+    Only what most of these steps have, in no phase: a single slow one among them is another story.  And not where it is
+    more than the stops themselves, unless the ranks were seen in them: then a stop goes with it, not it with the stop.
     """
     names = [name for name in counted if name != "other" and not _in_every_step(view, name)]
     if not names or view.hides_device:
@@ -113,12 +117,22 @@ def _around(view: View, counted: Mapping[str, Floats]) -> Floats | None:
             more = np.maximum(other_ns[rank, hit] - np.median(other_ns[rank, ~hit]), 0.0)
             around_ns[rank, hit] = np.minimum(more, 2 * np.median(more))
     plain = ~(stops_ns > 0).any(axis=0)
-    if not plain.any():
+    if not plain.any() or not (_is_less(around_ns, stops_ns) or _seen_stopping(view, names, ~plain)):
         return None
     longer = where_stopped(view, stops_ns + around_ns) - where_stopped(view, stops_ns)
     left = view.step_ns - np.median(view.step_ns[plain]) - np.sum(list(counted.values()), axis=0)
     longer = np.clip(np.minimum(longer - counted.get("other", 0.0), left), 0.0, None)
     return longer if float(longer.sum()) > 0 else None
+
+
+def _is_less(around_ns: Floats, stops_ns: Floats) -> bool:
+    return float(around_ns.sum()) <= float(stops_ns.sum())
+
+
+def _seen_stopping(view: View, names: Collection[str], hit: NDArray[np.bool_]) -> bool:
+    """Whether the ranks' stacks in these steps say that it is part of the stop."""
+    place = seen_at(view, steps={int(step) for step in view.steps[hit]})
+    return any(place.startswith(f"{STOPS_SEEN[name]}:") for name in names if name in STOPS_SEEN)
 
 
 def _alone(view: View, name: str) -> tuple[int, ...]:
@@ -244,7 +258,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
     if stretches_with(shared_ns, view.step_ns, thresholds.OTHER_SHARE) < thresholds.BOTTLENECK_SHARE:
         return []
     cost = cost_of(view, shared_ns)
-    place = seen_at(view, besides=late)
+    place = seen_at(view, besides=late, between=False)
     where = f", mostly in {place}" if place else ""
     finding = Finding(
         kind="wait_heavy",

@@ -15,7 +15,15 @@ from stepscope.records.phases import PHASE_SLOTS
 from stepscope.ring import words as w
 from stepscope.ring.layout import RESERVE_WORDS, TURN_WORDS
 
-__all__ = ["LastCollective", "LivePhase", "last_collective", "live_phase", "recent_share", "stretch_end_ns"]
+__all__ = [
+    "LastCollective",
+    "LivePhase",
+    "is_between_steps",
+    "last_collective",
+    "live_phase",
+    "recent_share",
+    "stretch_end_ns",
+]
 
 LOOK_BACK = 4096
 """How far back we look for the number of the step under way, or for a collective."""
@@ -65,6 +73,15 @@ def live_phase(body: Words, head: int) -> LivePhase:
         if not word & w.DATA:
             since, phase = word >> w.TIME_SHIFT, word % PHASE_SLOTS
     return LivePhase(phase, since, step)
+
+
+def is_between_steps(body: Words, head: int, since_ns: int) -> bool:
+    """Whether the stretch that began then is the one behind the last step's end, before anything of the next."""
+    backwards = _backwards(body, head)
+    for word in backwards:
+        if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+            return next(backwards, 0) >> w.TIME_SHIFT == since_ns
+    return False
 
 
 def stretch_end_ns(body: Words, head: int, since_ns: int) -> int | None:
