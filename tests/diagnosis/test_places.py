@@ -47,7 +47,7 @@ def test_what_a_framework_does_comes_with_the_line_that_called_it() -> None:
     seen = view(stack(TORCH, EVALUATE, TRAIN, SCRIPT), stack(EVALUATE, TRAIN, SCRIPT))
     expected = "evaluation: transformers/trainer.py:2953 in Trainer.evaluation_loop, from train.py:36"
     assert seen_at(seen) == expected
-    assert seen_at(view(stack(CLIP, SCRIPT))) == (
+    assert seen_at(view(*[stack(CLIP, SCRIPT)] * 2)) == (
         "gradient clipping: deepspeed/runtime/zero/stage_1_and_2.py:2684 in ZeroOptimizer.get_grad_norm_direct, "
         "from train.py:36"
     )
@@ -62,7 +62,7 @@ def test_nothing_is_named_on_which_the_stacks_do_not_agree() -> None:
 
 def test_only_the_stacks_that_are_asked_for_count() -> None:
     seen = view(
-        stack(CALLBACK, EVENT, TRAIN, SCRIPT, rank=1),
+        *[stack(CALLBACK, EVENT, TRAIN, SCRIPT, rank=1)] * 2,
         stack(CLIP, SCRIPT, rank=0, between=False),
         stack(CLIP, SCRIPT, rank=0, between=False, step=31),
     )

@@ -20,8 +20,10 @@ __all__ = ["seen_at"]
 
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "stepscope/recorder")
 """In the path of a frame that is not the user's own."""
-AGREE_SHARE = 0.5
+AGREE_SHARE = 0.6
 """Of the stacks must have a frame for it to be named: the sentence says "mostly"."""
+STACKS_AT_LEAST = 2
+"""A single one may have been taken anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,8 @@ def seen_at(
         and (between is None or stack.get("between") in (None, between))
         and (frames := _named_frames(stack.get("frames")))
     ]
+    if len(stacks) < STACKS_AT_LEAST:
+        return ""
     counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
     agreed = {key for key, count in counts.items() if count >= AGREE_SHARE * len(stacks)}
     chosen = [(frames, at) for frames in stacks if (at := _deepest(frames, agreed)) is not None]
