@@ -217,7 +217,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=1, phases_ms=train(inside=63.0)),
             "wait_heavy",
             "other",
-            "63.0 ms of every step, 62% of the time, lie inside the step but in no known phase.",
+            "62% of the time lies inside the step but in no known phase: 63.0 ms of every step.",
         ),
         (
             Cluster(ranks=2, comm_ms=37.0),

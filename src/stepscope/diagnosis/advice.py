@@ -59,7 +59,7 @@ def for_straggler(
         first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
         second = "If parameters are sharded by hand, balance the shards."
     elif place:
-        first = f"Look at {place}: {who}{where} was seen there between its steps."
+        first = f"Look at {place}: {who}{where} was seen there outside all phases."
         second = "Do it less often, after the last step, or in a background thread."
     elif phase in ("other", "eval", "checkpoint"):
         first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."

@@ -8,7 +8,10 @@ explain no time by themselves.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+
+import numpy as np
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.bounds import find_bounds, find_compute_bound
@@ -21,10 +24,11 @@ from stepscope.diagnosis.healthy import find_healthy, find_insufficient
 from stepscope.diagnosis.machine import find_machine
 from stepscope.diagnosis.memory import find_memory
 from stepscope.diagnosis.network import led_by_network
+from stepscope.diagnosis.shares import common
 from stepscope.diagnosis.spikes import find_spikes
 from stepscope.diagnosis.stragglers import find_stragglers
 from stepscope.diagnosis.trends import find_trends
-from stepscope.diagnosis.unclaimed import find_between_steps, find_wait_heavy
+from stepscope.diagnosis.unclaimed import find_between_steps, find_wait_heavy, stops_of
 from stepscope.diagnosis.uneven import find_uneven
 from stepscope.diagnosis.view import View, view_of
 from stepscope.diagnosis.window import Window, build_window
@@ -86,19 +90,55 @@ def _explained(view: View) -> list[Claim]:
     network = led_by_network(view, find_communication(view), claims)
     bounds = find_bounds(view, network)
     claims += network
-    between = find_between_steps(view, {claim.finding.phase for claim in claims})
+    known = {claim.finding.phase for claim in claims}
+    late = {rank for claim in claims if claim.finding.phase == "other" for rank in claim.finding.ranks}
+    between = find_between_steps(view, known, late=late)
     # What is named by nothing but its place in the step may have begun at some step, or come and go.
     claims += [claim for claim in between if claim.finding.phase != "other"]
     spikes = find_spikes(view, unexplained(view, claims), claims)
     spikes = [claim for claim in spikes if not _is_burst(claim, bounds)]
+    outside = _outside(view, between, spikes, known, late)
+    spikes = [claim for claim in spikes if not _is_part(claim, outside)]
     claims += spikes
     rare = [claim for claim in spikes if _is_rare(claim)]
     bounds = find_bounds(view, network, rare) if rare else bounds
     claims += find_trends(view, unexplained(view, claims))
-    # Outside of all phases a host without device times may just wait for its device.
-    outside = [claim for claim in between if claim.finding.phase == "other"] + find_wait_heavy(view)
-    claims += [*([] if view.hides_device else outside), *bounds]
+    claims += [*outside, *bounds]
     return [*_symptoms(claims, find_machine(view)), *find_memory(view)]
+
+
+def _outside(
+    view: View, between: list[Claim], spikes: list[Claim], known: Collection[str | None], late: Collection[int]
+) -> list[Claim]:
+    """Time in no phase, as far as neither slow steps nor what stops the training (``between``) have it in their price.
+
+    None where a host without device times may just wait for its device.
+    """
+    if view.hides_device or not view.enough:
+        return []
+    told_ns = np.zeros(len(view.steps))
+    for claim in spikes:
+        if claim.finding.phase == "other" and not _is_irregular(claim.finding):
+            told_ns += claim.saved_ns
+    stops = [claim for claim in between if claim.finding.phase != "other"]
+    if stops:
+        in_phases_ns = np.sum(list(stops_of(view).values()), axis=0)
+        told_ns += np.maximum(np.sum([claim.saved_ns for claim in stops], axis=0) - in_phases_ns, 0.0)
+    again = [] if stops else find_between_steps(view, known, told_ns=told_ns, late=late)
+    inside_ns = np.maximum(told_ns - common(view.between_ns), 0.0)
+    return [
+        *(claim for claim in again if claim.finding.phase == "other"),
+        *find_wait_heavy(view, inside_ns, late=late),
+    ]
+
+
+def _is_part(claim: Claim, outside: list[Claim]) -> bool:
+    """Whether slow steps without a beat are what time outside all phases consists of anyway."""
+    if claim.finding.phase != "other" or not _is_irregular(claim.finding):
+        return False
+    told_ns = sum((one.saved_ns for one in outside), np.zeros(len(claim.saved_ns)))
+    covered_ns = float(np.minimum(claim.saved_ns, told_ns).sum())
+    return covered_ns >= thresholds.EXPLAINS_SHARE * float(claim.saved_ns.sum())
 
 
 def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
@@ -127,8 +167,11 @@ def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:
 
 
 def _of_crowding(finding: Finding) -> bool:
-    irregular = finding.kind == "jitter" and finding.evidence.get("period") is None
-    return irregular or finding.kind in ("drift", "change_point", "throughput_drop", "slow_collective")
+    return _is_irregular(finding) or finding.kind in ("drift", "change_point", "throughput_drop", "slow_collective")
+
+
+def _is_irregular(finding: Finding) -> bool:
+    return finding.kind == "jitter" and finding.evidence.get("period") is None
 
 
 def _as_info(claim: Claim) -> Claim:

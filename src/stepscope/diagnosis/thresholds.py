@@ -387,6 +387,8 @@ CLOCK_BUSY_PERCENT = 50.0
 """Utilisation at which a clock says anything: an idle GPU lowers it by itself."""
 CPU_FULL_PERCENT = 95.0
 """Of all cores."""
+CPU_ROOM_PERCENT = 80.0
+"""Of all cores: below, they are not full by anybody's word."""
 CPU_RUNNABLE_PER_CORE = 1.5
 """Tasks that want to run: at one per core a full CPU is well used and nobody waits …"""
 CPU_HEAVY_PER_CORE = 3.0
