@@ -223,7 +223,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=2, comm_ms=37.0),
             "comm_bound",
             "comm",
-            "All ranks wait for the network: 37.0 ms of every step, 49% of the time.",
+            "All ranks wait for the exchange: 37.0 ms of every step, 49% of the time.",
         ),
         (
             Cluster(ranks=1, phases_ms={"input": 0.4, "forward": 0.6}),

@@ -156,9 +156,12 @@ def _is_rare(claim: Claim) -> bool:
 def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:
     """What follows from another finding is told, not warned of.
 
-    An idle GPU is what a job that waits for something looks like from outside; and on a machine whose CPUs are in other
-    hands, steps are longer now and then and for a while.
+    An idle GPU is what a job that waits for something looks like from outside; stages of a pipeline wait for each other
+    when one of them is slow; and on a machine whose CPUs are in other hands, steps are longer now and then and for a
+    while, and now this rank is late and now that.
     """
+    uneven = any(claim.finding.severity != "info" and _of_ranks(claim.finding) for claim in claims)
+    claims = [_as_info(claim) if uneven and claim.finding.kind == "pipeline_bubble" else claim for claim in claims]
     crowded = any(claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in machine)
     costly = any(claim.finding.severity != "info" for claim in claims)
     told = [_as_info(claim) if crowded and _of_crowding(claim.finding) else claim for claim in claims]
@@ -167,11 +170,18 @@ def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:
 
 
 def _of_crowding(finding: Finding) -> bool:
-    return _is_irregular(finding) or finding.kind in ("drift", "change_point", "throughput_drop", "slow_collective")
+    varying = finding.kind == "imbalance" and finding.evidence.get("by") == "steps"
+    kinds = ("rotating_straggler", "pipeline_bubble", "drift", "change_point", "throughput_drop", "slow_collective")
+    return _is_irregular(finding) or varying or finding.kind in kinds
 
 
 def _is_irregular(finding: Finding) -> bool:
     return finding.kind == "jitter" and finding.evidence.get("period") is None
+
+
+def _of_ranks(finding: Finding) -> bool:
+    """Whether it names ranks that the others wait for."""
+    return finding.kind.endswith("straggler") or (finding.kind == "imbalance" and bool(finding.ranks))
 
 
 def _as_info(claim: Claim) -> Claim:

@@ -119,6 +119,9 @@ data-parallel step; from a quarter on something can be done."""
 COMM_CRITICAL_SHARE = 0.50
 COMM_FLOOR_NS = 5_000_000
 """Ranks of a tiny model that share a machine's cores spend milliseconds in gloo's threads; nobody trains like that."""
+BUBBLE_SLACK = 0.20
+"""Of the step that the stages of a pipeline may wait for each other beyond what even ones would: stages are never quite
+even, and each exchange takes a moment."""
 OPTIMIZER_SHARE = 0.25
 """Adam without fused kernels takes up to a fifth of the step of a small model; beyond, a setting is wrong."""
 OPTIMIZER_CRITICAL_SHARE = 0.50

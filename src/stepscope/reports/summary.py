@@ -65,6 +65,7 @@ def summarise(
         "facts": facts,
         "facts_differ": differing_facts(current),
         "settings": settings_of(facts),
+        "training_log": run.training_log or None,
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),

@@ -203,10 +203,29 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     if steps["per_second"]:
         parts.append(f"{number_text(steps['per_second'])} steps/s")
     page.items("step time", parts)
+    if summary["training_log"]:
+        page.items("training", _training(summary["training_log"]))
     warmup = steps["warmup"]
     if warmup["count"]:
         page.labelled("warm-up", [_warmup(warmup)])
     page.blank()
+
+
+def _training(said: Mapping[str, Any]) -> list[str]:
+    """What the framework printed last, its medians where they say more: the loss falls, speed should not."""
+    figures = said["figures"]
+    ours = "" if said["step"] is None else f" (our step {said['step']:,})"
+    parts = [f"{said['framework']} iteration {said['iteration']:,}{ours}"]
+    if "loss" in figures:
+        parts.append(f"loss {figures['loss']['last']:.4g} (median {figures['loss']['median']:.4g})")
+    for name, unit in (("tokens_per_second", "tokens/s"), ("tflops", "TFLOP/s")):
+        if name in figures:
+            parts.append(f"{number_text(figures[name]['median'])} {unit} per device")
+    if "mfu_percent" in figures:
+        parts.append(f"MFU {figures['mfu_percent']['median']:.3g}%")
+    if "iteration_ms" in figures:
+        parts.append(f"{ms_text(figures['iteration_ms']['median'])} an iteration")
+    return parts
 
 
 def _steps(summary: Summary) -> str:
