@@ -27,6 +27,8 @@ from job_process import finish_job
 
 from frameworks.cases import CASES, Case, command, expected_of
 from frameworks.score import Judged, good_enough, judge, render
+from stepscope.reports import summarise
+from stepscope.store.load import open_run
 
 __all__ = ["main"]
 
@@ -43,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=1, metavar="N", help="run every case N times")
     add("--busy", action="store_true", help="run two cases at once: each is then disturbed by the other")
     add("--keep", type=Path, metavar="DIR", help="keep what each run printed and recorded")
+    add("--rejudge", type=Path, metavar="DIR", help="run nothing; ask today's rules about what --keep kept there")
     add("--json", type=Path, metavar="FILE", help="write every result there, after each case")
     return parser
 
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(map(_described, cases)))
         return 0
+    if args.rejudge:
+        return _rejudge(cases, args.rejudge)
     missing = sorted({case.framework.package for case in cases if not _installed(case.framework.package)})
     if missing:
         print(f"frameworks: not installed here: {', '.join(missing)}; make frameworks installs them", file=sys.stderr)
@@ -66,6 +71,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         judged = _League(cases, kept, args).play()
     print(render(judged))
     return 0 if good_enough(judged) and not missing else 1
+
+
+def _rejudge(cases: Sequence[Case], kept: Path) -> int:
+    judged = []
+    for case in cases:
+        for repeat in range(len(list(kept.glob(f"{_folder_name(case)}-*")))):
+            folder = kept / f"{_folder_name(case)}-{repeat + 1}" / "runs" / "job"
+            if (folder / "summary.json").exists():
+                summary = summarise(open_run(folder), logs=("main.log",))
+                judged.append(judge(case, summary, exit_code=summary["exit_code"]))
+    print(render(judged))
+    return 0 if judged and good_enough(judged) else 1
+
+
+def _folder_name(case: Case) -> str:
+    return case.name.replace("/", "-")
 
 
 def _installed(package: str) -> bool:
@@ -96,7 +117,7 @@ class _League:
 
     def _play(self, what: tuple[Case, int]) -> None:
         case, repeat = what
-        row = run(case, self._folder / f"{case.name.replace('/', '-')}-{repeat + 1}")
+        row = run(case, self._folder / f"{_folder_name(case)}-{repeat + 1}")
         if self._args.repeats > 1:
             row = replace(row, name=f"{row.name}#{repeat + 1}")
         with self._lock:

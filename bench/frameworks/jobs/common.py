@@ -16,11 +16,11 @@ PERIOD = 20
 """Steps from one evaluation, and from one checkpoint, to the next."""
 BATCH = 8
 FEATURES, CLASSES = 256, 10
-STEP_S = 0.025
+STEP_S = 0.04
 """What a fault costs that comes in every step …"""
-EVALUATION_S = 0.15
+EVALUATION_S = 0.2
 """… in every batch of an evaluation, which has two …"""
-CHECKPOINT_S = 0.3
+CHECKPOINT_S = 0.4
 """… and in every checkpoint."""
 LEARNING_RATE = 1e-3
 
