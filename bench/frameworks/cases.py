@@ -34,7 +34,8 @@ def _torchrun(ranks: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
 
 
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
+# With --cpu it would start one process; --multi_gpu starts as many as asked for, which then find no GPU.
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 DEEPSPEED = (sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2")
 LOOP = ("common.py", "loop.py")
 
