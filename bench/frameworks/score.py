@@ -1,9 +1,9 @@
 """What Stepscope says of a run against what was done to it.  Pure functions.
 
-A fault is *right* when the first finding about the job has the right kind, names the right rank (or none, where all ranks have it)
-and the line that loses the time, and no other finding that warns blames another rank.  A healthy run is right when no
-finding that warns blames a rank, or says that one died or hung.  Findings about the machine are set aside: on a busy one
-they are true.
+A fault is *right* when the first finding about the job has the right kind, names the right rank (or none, where all
+ranks have it) and the line that loses the time, and no other finding that warns blames another rank.  A healthy run is
+right when no finding that warns blames a rank, or says that one died or hung.  Findings about the machine are set
+aside: on a busy one they are true.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def _of_fault(case: Case, findings: Sequence[Finding], first: Finding) -> list[s
     ranks = case.framework.ranks
     blamed = sorted(first.get("ranks") or ())
     problems = []
-    if first.get("kind") not in expected.kinds:
-        # A run with no finding but those about the machine is as good as one that is called healthy.
-        if findings or "healthy" not in expected.kinds:
-            problems.append("kind")
+    # A run with no finding but those about the machine is as good as one that is called healthy.
+    told = first.get("kind") if findings else "healthy"
+    if told not in expected.kinds:
+        problems.append("kind")
     if case.culprit is None:
         if 0 < len(blamed) < ranks:
             problems.append("rank")
@@ -99,10 +99,8 @@ def _of_fault(case: Case, findings: Sequence[Finding], first: Finding) -> list[s
     if expected.line and not names_line(first, fault_lines(case), expected.functions):
         problems.append("line")
     own = [] if case.culprit is None else [case.culprit]
-    for finding in findings[1:]:
-        if _ends(finding) or (_blames(finding, ranks) and list(finding["ranks"]) != own):
-            problems.append(f"also blames {_word(finding, ranks)}")
-    return problems
+    false = [each for each in findings[1:] if _ends(each) or (_blames(each, ranks) and list(each["ranks"]) != own)]
+    return problems + [f"also blames {_word(each, ranks)}" for each in false]
 
 
 def _blames(finding: Finding, ranks: int) -> bool:
@@ -126,9 +124,7 @@ def places_in(finding: Finding) -> list[tuple[str, int]]:
 
 
 def names_line(finding: Finding, lines: frozenset[tuple[str, int]], functions: Sequence[str]) -> bool:
-    near = any(
-        file == right and abs(line - at) <= NEAR for file, line in places_in(finding) for right, at in lines
-    )
+    near = any(file == right and abs(line - at) <= NEAR for file, line in places_in(finding) for right, at in lines)
     return near or any(re.search(rf"\b{re.escape(name)}\b", _said(finding)) for name in functions)
 
 

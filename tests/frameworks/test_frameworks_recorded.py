@@ -1,4 +1,4 @@
-"""Every framework, bare and recorded: the same loss to the bit, as many steps as the framework counted, the fault named.
+"""Every framework, bare and recorded: the same loss to the bit, as many steps as the framework counts, the fault named.
 
 The jobs are those of ``make frameworks`` (bench/frameworks/jobs).  What needs torch alone is always run, in part; the
 rest, and the comparison with a bare run, in ``make soak``.

@@ -55,8 +55,8 @@ def main():
             if step % PERIOD == 0:
                 model.eval()
                 with torch.no_grad():
-                    for x, y in evaluation:
-                        accelerator.gather_for_metrics(cross_entropy(model(x), y).reshape(1))
+                    for inputs, labels in evaluation:
+                        accelerator.gather_for_metrics(cross_entropy(model(inputs), labels).reshape(1))
                 model.train()
                 accelerator.save_state("state")
                 save_own_state(fault, step)  # fault: checkpoint
