@@ -12,10 +12,10 @@ from stepscope.records.series import RunData
 from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
-SCRIPT = ("/home/me/train.py", 36, "<module>")
+SCRIPT = ("/scripts/train.py", 36, "<module>")
 TRAIN = (f"{PACKAGES}/transformers/trainer.py", 1643, "Trainer._inner_training_loop")
 EVENT = (f"{PACKAGES}/transformers/trainer_callback.py", 545, "CallbackHandler.call_event")
-CALLBACK = ("/home/me/train.py", 27, "Plot.on_step_end")
+CALLBACK = ("/scripts/train.py", 27, "Plot.on_step_end")
 EVALUATE = (f"{PACKAGES}/transformers/trainer.py", 2953, "Trainer.evaluation_loop")
 TORCH = (f"{PACKAGES}/torch/nn/modules/module.py", 1789, "Module._call_impl")
 CLIP = (f"{PACKAGES}/deepspeed/runtime/zero/stage_1_and_2.py", 2684, "ZeroOptimizer.get_grad_norm_direct")
@@ -73,7 +73,7 @@ def test_only_the_stacks_that_are_asked_for_count() -> None:
 
 
 def test_a_straggler_within_the_step_gets_its_line() -> None:
-    line = ("/home/me/train.py", 27, "main")
+    line = ("/scripts/train.py", 27, "main")
     cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "inside", 40.0),))
     first = diagnose(run_of(*[stack(line, SCRIPT, rank=1, between=False)] * 4, cluster=cluster))[0]
     assert (first.ranks, first.phase, first.evidence["place"]) == ((1,), "other", "main, train.py:27")
@@ -81,7 +81,7 @@ def test_a_straggler_within_the_step_gets_its_line() -> None:
 
 
 def test_periodic_work_is_one_finding_with_its_line() -> None:
-    line = ("/home/me/train.py", 4, "env_step")
+    line = ("/scripts/train.py", 4, "env_step")
     cluster = Cluster(ranks=1, steps=200, faults=(slow_at(0, "inside", 40.0, range(0, 200, 4)),))
     (found,) = (
         one

@@ -22,7 +22,19 @@ from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 KEYS = [
     *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
     *("communication", "memory", "host"),
-    *("facts", "facts_differ", "settings", "verdict", "findings", "errors", "hangs", "attempts", "nodes", "notices"),
+    *(
+        "facts",
+        "facts_differ",
+        "settings",
+        "training_log",
+        "verdict",
+        "findings",
+        "errors",
+        "hangs",
+        "attempts",
+        "nodes",
+        "notices",
+    ),
     "logs",
 ]
 BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
