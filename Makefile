@@ -7,6 +7,7 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 LEAGUE_ARGS ?=
 HANGS_ARGS ?=
+FRAMEWORKS_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_ARGS ?=
 FUZZ_ROUNDS ?= 3
@@ -19,6 +20,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 BROWSER_READY := $(VENV)/.browser-ready
+FRAMEWORKS_READY := $(VENV)/.frameworks-ready
 VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch nodes notebook recorder)
 PAGE := src/stepscope/page/static/index.html
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
@@ -35,7 +37,7 @@ else echo "npm is not to be had: the page's unit tests are skipped"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test versions soak fuzz ray lint format types contracts bench screenshots league hangs gpu gpu-league clean
+.PHONY: help setup page demo test versions soak fuzz ray lint format types contracts bench screenshots league frameworks hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,7 +61,7 @@ versions: $(PAGE) ## Run the tests that start torch on other versions of it (TOR
 		table="$$table  torch $$version: $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
-soak: $(RUN_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a near relation there)
+soak: $(FRAMEWORKS_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a near relation there)
 	$(BIN)/python -m pytest -m soak $(TEST_ARGS)
 
 fuzz: $(RUN_READY) ## Draw new examples for every test that draws any (FUZZ_ROUNDS=3: so many times; 4 minutes each)
@@ -96,6 +98,9 @@ screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the pictures of the p
 league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
 	PYTHONPATH=bench $(BIN)/python -m league $(LEAGUE_ARGS)
 
+frameworks: $(FRAMEWORKS_READY) ## Score the verdicts under HF, Lightning, Ray and others (30 minutes; FRAMEWORKS_ARGS="--only 'hf/*'")
+	PYTHONPATH=bench $(BIN)/python -m frameworks $(FRAMEWORKS_ARGS)
+
 hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
 
@@ -119,6 +124,12 @@ $(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
 	@$(PIP) $(TORCH)
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# DeepSpeed comes as source and looks for torch while it is built: in this environment, where it is.
+$(FRAMEWORKS_READY): requirements/frameworks.txt $(RUN_READY)
+	@echo "Installing the frameworks (once; 700 MB) …"
+	@$(PIP) --no-build-isolation -r requirements/frameworks.txt
 	@touch $@
 
 # Each torch wants a sympy of its own.  torch is named again, or pip would take another that suits the rest better.

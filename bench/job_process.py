@@ -15,14 +15,19 @@ __all__ = ["end_job", "finish_job"]
 
 
 def finish_job(
-    words: Sequence[str], log: Path, *, limit_s: float, variables: Mapping[str, str] | None = None
+    words: Sequence[str],
+    log: Path,
+    *,
+    limit_s: float,
+    variables: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> int | None:
     """Run a command on the sources beside us, with its output in ``log``: its exit code, or None if it was killed."""
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(variables or {})}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            words, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
         try:
             return process.wait(limit_s)

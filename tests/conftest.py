@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import psutil
 import pytest
+from summary_consistency import check_summaries
 
 if TYPE_CHECKING:
     from stepscope.traces.model.window import Window
@@ -432,6 +433,8 @@ class Commands:
                 _kill(other)
             stdout, stderr = process.communicate(timeout=GRACE_S)
             pytest.fail(f"no end after {timeout_s:g} s: {process.args}\n{stdout}\n{stderr}", pytrace=False)
+        if contradicting := check_summaries(self.folder):
+            pytest.fail("a summary contradicts itself:\n  " + "\n  ".join(contradicting), pytrace=False)
         return Completed(process.returncode, stdout, stderr, self.newest_run())
 
     def environment(self) -> dict[str, str]:

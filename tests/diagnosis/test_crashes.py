@@ -114,6 +114,22 @@ def test_a_network_failure_with_nobody_to_blame_leads_itself() -> None:
     assert found.ranks == (0,)
 
 
+REFUSED = """Traceback (most recent call last):
+  File "/code/train.py", line 9, in <module>
+    batch = fetch(url)
+ConnectionRefusedError: [Errno 111] Connection refused
+"""
+
+
+def test_a_connection_of_the_script_itself_is_no_peer_that_was_lost() -> None:
+    """The rank that its launcher ended at once has said nothing: it vanished, and that is no reason to accuse it."""
+    errors = (raised(1, "ConnectionRefusedError", "[Errno 111] Connection refused", traceback=REFUSED),)
+    deaths = (Death(rank=1, step=30, state="exception"), Death(rank=0, step=30))
+    found = crash_of(Cluster(ranks=2, steps=50, deaths=deaths, errors=errors))
+    assert found.title.startswith("Rank 1 raised ConnectionRefusedError: [Errno 111] Connection refused (in step 30")
+    assert [follower["rank"] for follower in found.evidence["followed_by"]] == [0]
+
+
 def test_a_rank_that_vanished_without_a_word() -> None:
     found = crash_of(Cluster(ranks=2, steps=50, deaths=(Death(rank=1, step=40, phase="input"),)))
     assert found.title == "Rank 1 vanished without a word (in step 40, in input)."
@@ -157,6 +173,90 @@ def test_an_exception_during_an_interruption_is_still_one() -> None:
 def test_a_rank_that_finished_is_no_failure() -> None:
     assert failures_of(Cluster(ranks=2, steps=30).run()) == []
     assert failures_of(Cluster(ranks=2, steps=30, unfinished={0: 20}).run()) == []
+
+
+FINISHED = {"end": {"exit_code": 0, "status": "finished", "wall_ns": 1}}
+
+
+def test_workers_that_their_own_job_ended_when_they_were_done_are_no_crash() -> None:
+    """Ray kills its workers, a parent its child; neither leaves a word."""
+    done = tuple(Death(rank=rank, step=30, phase="other") for rank in range(2))
+    run = Cluster(ranks=2, steps=30, deaths=done, meta=FINISHED).run()
+    assert failures_of(run) == []
+    assert {finding.kind for finding in diagnose(run, build_window(run))} == {"healthy", "compute_bound"}
+    going_on = replace(run, meta={**run.meta, "end": None})
+    assert failures_of(going_on, alive=True) == []
+    assert [failure.cause for failure in failures_of(going_on)] == ["vanished"] * 2
+
+
+@pytest.mark.parametrize("death", [Death(rank=1, step=20, phase="other"), Death(rank=1, step=30, phase="forward")])
+def test_a_rank_that_was_ended_early_in_a_job_that_ended_well_is_a_remark(death: Death) -> None:
+    other = Death(rank=0, step=30, phase="other")
+    run = Cluster(ranks=2, steps=30, deaths=(other, death), meta=FINISHED).run()
+    first, *rest = diagnose(run, build_window(run))
+    assert first.kind == "healthy"
+    (remark,) = [finding for finding in rest if finding.kind == "rank_crashed"]
+    where = ", in forward" if death.phase == "forward" else ""
+    assert remark.title == (
+        f"Rank 1 vanished without a word (in step {death.step}{where}); the job went on and ended with exit code 0."
+    )
+    assert (remark.severity, remark.ranks, remark.cost["seconds"]) == ("info", (1,), 0)
+
+
+def test_the_kernels_kill_in_a_job_that_ended_well_is_a_remark() -> None:
+    deaths = tuple(Death(rank=rank, step=30, phase="other") for rank in range(2))
+    run = Cluster(ranks=2, steps=30, deaths=deaths, meta=FINISHED).run()
+    pid = next(series.identity.pid for series in run.ranks if series.rank == 1)
+    end = {"event": "rank_end", "rank": 1, "pid": pid, "state": "vanished", "oom_kill": True}
+    first, *rest = diagnose(replace(run, events=(end,)), build_window(run))
+    assert first.kind == "healthy"
+    (remark,) = [finding for finding in rest if finding.kind == "rank_crashed"]
+    assert remark.title == (
+        "Rank 1 was killed by the kernel for want of memory (in step 30); the job went on and ended with exit code 0."
+    )
+    assert remark.severity == "info"
+
+
+def of_script(type_name: str, message: str, *, at_s: float = 20.0) -> RankError:
+    """As it is written down: a rank that nobody gave it."""
+    return replace(raised(0, type_name, message, at_s=at_s), pid=7, script=True)
+
+
+FAILED = {"end": {"exit_code": 1, "status": "failed", "wall_ns": 1}}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_script_that_fails_after_its_ranks_were_done_is_no_attempt(ranks: int, killed: bool) -> None:
+    deaths = tuple(Death(rank=rank, step=30, phase="other") for rank in range(ranks)) if killed else ()
+    errors = (of_script("KeyError", "'accuracy'"),)
+    run = Cluster(ranks=ranks, steps=30, deaths=deaths, errors=errors, meta=FAILED).run()
+    (attempt,) = attempts_of(run)
+    assert [error.type for error in attempt.errors] == ["KeyError"]
+    found = diagnose(run, build_window(run))[0]
+    assert found.title == "The script raised KeyError: 'accuracy' (after step 29)."
+    assert (found.severity, found.ranks, found.evidence["cause"]) == ("critical", (), "exception")
+    followers = {follower["rank"] for follower in found.evidence["followed_by"]}
+    assert followers == (set(range(ranks)) if killed else set())
+
+
+def test_a_rank_that_spoke_before_its_script_leads() -> None:
+    errors = (raised(1, "ValueError", "bad", at_s=0.5), of_script("RuntimeError", "a worker failed"))
+    deaths = (Death(rank=1, step=20, state="exception"), Death(rank=0, step=20))
+    found = crash_of(Cluster(ranks=2, steps=30, deaths=deaths, errors=errors, meta=FAILED))
+    assert found.title == "Rank 1 raised ValueError: bad (in step 20, in backward)."
+    assert [(one["rank"], one["exception"]) for one in found.evidence["followed_by"]] == [
+        (0, None),
+        (None, "RuntimeError"),
+    ]
+
+
+def test_a_script_that_says_what_became_of_ranks_that_said_nothing_leads() -> None:
+    """Ray keeps the exception of a worker to itself, ends all of them, and raises it in the driver."""
+    deaths = (Death(rank=1, step=20, phase="other"), Death(rank=0, step=20, phase="comm"))
+    errors = (of_script("WorkerGroupError", "rank 1: ValueError: bad"),)
+    found = crash_of(Cluster(ranks=2, steps=30, deaths=deaths, errors=errors, meta=FAILED))
+    assert found.title == "The script raised WorkerGroupError: rank 1: ValueError: bad (after step 19)."
 
 
 def test_what_is_lost_is_what_came_after_the_last_checkpoint() -> None:

@@ -217,13 +217,13 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=1, phases_ms=train(inside=63.0)),
             "wait_heavy",
             "other",
-            "63.0 ms of every step, 62% of the time, lie inside the step but in no known phase.",
+            "62% of the time lies inside the step but in no known phase: 63.0 ms of every step.",
         ),
         (
             Cluster(ranks=2, comm_ms=37.0),
             "comm_bound",
             "comm",
-            "All ranks wait for the network: 37.0 ms of every step, 49% of the time.",
+            "All ranks wait for the exchange: 37.0 ms of every step, 49% of the time.",
         ),
         (
             Cluster(ranks=1, phases_ms={"input": 0.4, "forward": 0.6}),
@@ -274,6 +274,12 @@ def test_where_the_time_goes_is_told_plainly(cluster: Cluster, kind: str, phase:
     assert (found.kind, found.phase, found.title) == (kind, phase, title)
     assert (found.severity == "info") == (kind == "healthy")
     assert found.advice
+
+
+def test_a_teacher_in_every_step_is_part_of_training_and_no_warning() -> None:
+    found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(eval=20.0)))
+    assert (found.kind, found.phase, found.severity) == ("between_steps", "eval", "info")
+    assert found.title == "35% of the time is inference without gradients: 20.0 ms of every step."
 
 
 def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:

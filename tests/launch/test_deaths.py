@@ -26,6 +26,8 @@ def train(fault, faulty):
         if step == 3 and rank == faulty:
             if fault == "exception":
                 raise ValueError("not a number")
+            elif fault == "refused":
+                raise ConnectionRefusedError(111, "Connection refused")
             elif fault == "exit":
                 os._exit(7)
             elif fault == "kill":
@@ -56,6 +58,7 @@ def summary_of(done: Any) -> dict[str, Any]:
     ("fault", "cause", "said"),
     [
         ("exception", "exception", "raised ValueError: not a number"),
+        ("refused", "exception", "raised ConnectionRefusedError: [Errno 111] Connection refused"),
         ("exit", "exit_code", "exited with code 7"),
         pytest.param("kill", "signal", "was killed by SIGKILL", marks=pytest.mark.soak),  # near: test_kill.py
         ("memory", "oom_host", "raised MemoryError"),
@@ -74,6 +77,8 @@ def test_the_rank_that_began_it_leads(
     assert (found["kind"], found["severity"], found["ranks"]) == ("rank_crashed", "critical", [1])
     assert found["title"].startswith(f"Rank 1 {said} (in step 3")
     assert found["evidence"]["cause"] == cause
+    text = (done.run_dir / "summary.txt").read_text()
+    assert ("Traceback of rank 1" in text) == (cause not in ("exit_code", "signal"))
     # The launcher ends the other rank soon: on a busy machine before that could leave its own.
     assert {path.name for path in (done.run_dir / "flight").iterdir()} & {"rank_0.json", "rank_1.json"}
     assert "Server" not in done.stderr

@@ -73,6 +73,7 @@ def train(rank, meet):
     pids = [None, None]
     dist.all_gather_object(pids, os.getpid())
     dist.destroy_process_group()
+    print("rank", rank, "has trained", flush=True)
     if rank == 1:
         while os.path.exists(f"/proc/{pids[0]}/fd/0"):  # not those of a zombie
             time.sleep(0.01)
@@ -100,6 +101,66 @@ def test_spawned_ranks_of_which_one_raises(run_stepscope: Run, script: Callable[
     text = (done.run_dir / "summary.txt").read_text()
     assert "Traceback of rank 1" in text
     assert "in train" in text
+    logs = {name: (done.run_dir / name).read_text() for name in summary["logs"]}
+    assert set(logs) == {"logs/main.log", "logs/rank-0.log", "logs/rank-1.log"}
+    assert [logs[f"logs/rank-{rank}.log"].splitlines()[0] for rank in (0, 1)] == [
+        "rank 0 has trained",
+        "rank 1 has trained",
+    ]
+
+
+CHILD = """
+import multiprocessing, sys
+import stepscope
+
+def train(pipe):
+    for _ in range(4):
+        with stepscope.step():
+            pass
+    print("the child has trained", flush=True)
+    pipe.send("done")
+    pipe.recv()  # until it is ended, or told to go
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=train, args=(theirs,))
+    child.start()
+    ours.recv()
+    if sys.argv[1] == "raises":
+        ours.send("go")
+    else:
+        getattr(child, sys.argv[1])()
+    child.join()
+    if sys.argv[1] == "raises":
+        raise KeyError("accuracy")
+"""
+
+
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+def test_a_child_that_its_parent_ends_when_it_has_trained(
+    run_stepscope: Run, script: Callable[..., Path], how: str
+) -> None:
+    script(CHILD)
+    done = run_stepscope("run", "--quiet", "script.py", how)
+    assert (done.code, done.stderr) == (0, "")
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]["total"], summary["attempts"]) == ("finished", 4, [])
+    assert [finding["kind"] for finding in summary["findings"]] == ["insufficient_data"]
+    assert (done.run_dir / "logs" / "rank-0.log").read_text() == "the child has trained\n"
+
+
+def test_a_parent_that_fails_when_its_child_has_trained(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    script(CHILD)
+    done = run_stepscope("run", "--quiet", "script.py", "raises")
+    assert done.code == 1
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["run"]["attempts"], summary["attempts"]) == ("failed", 1, [])
+    assert summary["verdict"]["title"] == "The script raised KeyError: 'accuracy' (after step 3)."
+    assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, "exited")]
+    assert [(error["rank"], error["script"], error["type"]) for error in summary["errors"]] == [
+        (None, True, "KeyError")
+    ]
 
 
 ENDS = """

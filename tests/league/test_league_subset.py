@@ -14,6 +14,7 @@ from league.__main__ import synthetic
 from league.cases import CASES
 from league.runner import run_stepscope
 from league.score import judge
+from summary_consistency import check_summaries
 
 SUBSET = (
     "place/1/between-always",
@@ -48,6 +49,7 @@ def test_real_case(name: str, tmp_path: Path) -> None:
     judged = replace(judged, false=tuple(title for title in judged.false if not title.startswith(BUSY)))
     assert judged.perfect, (judged, outcome.claims)
     # What the league asks is what the user was told.
+    assert check_summaries(tmp_path) == []
     saved = json.loads(next(tmp_path.rglob("summary.json")).read_text())
     assert [finding["kind"] for finding in saved["findings"]] == [claim.kinds[0] for claim in outcome.claims]
 

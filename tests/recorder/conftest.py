@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.records.phases import BUILTIN_PHASES
 from stepscope.records.slot import NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.ring import RingReader
+from stepscope.testing.clock import FakeClock
 
 
 class Recording:
@@ -53,6 +55,13 @@ class Recording:
         reader.close()
         return facts
 
+    def spent(self) -> list[dict[str, int]]:
+        """What each step spent in which phase."""
+        return [
+            {name: int(ns) for name, ns in zip(BUILTIN_PHASES, row["phase_ns"], strict=False) if ns}
+            for row in self.steps()
+        ]
+
     def phase(self, name: str) -> Any:
         """Nanoseconds of one phase, by step."""
         return self.steps()["phase_ns"][:, BUILTIN_PHASES.index(name)]
@@ -72,13 +81,31 @@ def make_recorder(tmp_path: Path) -> Callable[..., Recorder]:
 @pytest.fixture
 def recording(make_recorder: Callable[..., Recorder], tmp_path: Path) -> Iterator[Recording]:
     """Torch under the recorder; afterwards torch is as before and no hook of ours has failed."""
+    with _recorded(make_recorder()) as recorder:
+        yield Recording(recorder, tmp_path / "session")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """The time of ``clocked``; torch itself takes none."""
+    return FakeClock()
+
+
+@pytest.fixture
+def clocked(make_recorder: Callable[..., Recorder], tmp_path: Path, clock: FakeClock) -> Iterator[Recording]:
+    """As ``recording``, in which time passes only where the test says so."""
+    with _recorded(make_recorder(now=clock)) as recorder:
+        yield Recording(recorder, tmp_path / "session")
+
+
+@contextlib.contextmanager
+def _recorded(recorder: Recorder) -> Iterator[Recorder]:
     import torch
 
     failures = guard.failures()
-    recorder = make_recorder()
     watch = ImportWatch()
     instrumentation = Instrumentation(recorder, torch, watch)
-    yield Recording(recorder, tmp_path / "session")
+    yield recorder
     instrumentation.remove()
     watch.remove()
     guard.on_failure(None)

@@ -406,11 +406,11 @@ CUBE = torch.arange(24).reshape(2, 3, 4)
     [
         (("pp", "dp", "tp"), [[12, 12, 1]]),
         (("dp_replicate", "dp_shard", "pp"), [[2, 6, 4]]),
-        (("dp", "ep", "fsdp"), [[4, 4, 1], [16, 4, 1]]),
+        (("dp", "ep", "fsdp"), [[0, 24, 1]]),
         (("dp", "cp", "fsdp"), [[0, 24, 1]]),
         (("replicate", "shard", "data_parallel"), [[0, 24, 1]]),
-        (("pp", "ep", "tp"), [[16, 4, 1]]),
-        (("pp", "ep", "stage"), [[18, 1, 1]]),
+        (("pp", "ep", "tp"), [[12, 12, 1]]),
+        (("pp", "ep", "stage"), [[14, 3, 4]]),
     ],
 )
 def test_peers_differ_in_dimensions_that_share_work_evenly(names: tuple[str, ...], peers: list[list[int]]) -> None:

@@ -168,8 +168,18 @@ def test_another_model_later_is_found_again(recording: Recording) -> None:
         for x, _ in batches(8):
             call(x).sum().backward()
             optimizer.step()
+    assert list(recording.steps()["forwards"]) == [1] * 16  # a new loader is a reason to look
+
+
+def test_another_model_later_is_found_without_a_loader_too(recording: Recording) -> None:
+    first, second = Net(), nn.Bilinear(8, 8, 3)
+    for model, call in ((first, first), (second, lambda x: second(x, x))):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            call(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
     forwards = recording.steps()["forwards"]
-    assert list(forwards[:8]) == [1] * 8
+    assert list(forwards[1:8]) == [1] * 7
     assert forwards[8] == 0  # the step in which the old root was missed
     assert list(forwards[9:]) == [1] * 7
 

@@ -13,6 +13,8 @@ from stepscope.records.facts import FORM, MAX_ITEMS, checked_facts, pack_facts, 
 
 RIGHT: dict[str, Any] = {
     "peers": [[0, 4, 2]],
+    "pipeline": True,
+    "frameworks": ["transformers", "accelerate"],
     "loader": {"num_workers": 2, "pin_memory": True, "prefetch_factor": None, "sampler": "RandomSampler", "length": 9},
     "ddp": {"bucket_mb": 25.0, "gradient_mb": 3, "static_graph": False},
     "fsdp": {"version": 2, "units": 5, "largest_share": 0.25, "strategy": "full_shard", "backward_prefetch": None},

@@ -60,6 +60,7 @@ def test_each_leak_is_caught(root: Path, tmp_path: Path, run_python: Callable[..
     assert "GRACE_S = 5.0" in text
     (tests / "conftest.py").write_text(text.replace("GRACE_S = 5.0", SHORT_GRACE))
     (tests / "test_leaks.py").write_text(LEAKS)
+    shutil.copytree(root / "tests" / "support", tests / "support")
     shutil.copy(root / "pyproject.toml", tmp_path)
 
     done = run_python("-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-rA", tests)

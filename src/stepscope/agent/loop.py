@@ -28,7 +28,7 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.probes import Probes
-from stepscope.agent.stacks import StackAsker
+from stepscope.agent.stacks import SEEK_S, StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
 from stepscope.errors import RunUnwritable
@@ -153,11 +153,17 @@ class Agent:
             answering = self._flights.fileno()
             if answering is not None:
                 self._poll.register(answering, select.POLLIN)
-            ready = [fd for fd, _ in self._poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)]
+            left_s = max(0.0, deadline_s - time.monotonic())
+            seeking = [drain for drain, asker in self._askers.items() if asker.seeks and not self._watchdog.asks]
+            ready = [fd for fd, _ in self._poll.poll((min(left_s, SEEK_S) if seeking else left_s) * 1000)]
             if answering is not None:
                 self._poll.unregister(answering)
             if ready == [answering]:
                 self._flights.receive()
+                continue
+            if not ready and left_s > SEEK_S and seeking:
+                for drain in seeking:
+                    self._ask_for_stack(drain)
                 continue
             for fd in ready:
                 if fd == self._control.fd:

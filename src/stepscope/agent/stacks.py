@@ -1,7 +1,9 @@
 """Where a rank is while no phase claims its time: its stack, asked for by a signal that it offered.
 
-What passes outside all phases has no name; the stack gives it one.  A rank is asked when it has been in ``other`` for a
-while, rarely and not often in all, and never otherwise.  It answers through a handler in Python, into a file beside its
+What passes outside all phases has no name; the stack gives it one.  A rank is asked while it is in ``other``: when it
+has been there for a while, or when a good part of its last steps passed there.  A callback of 20 ms at every step is
+seldom met by five looks a second, so such a rank is looked at more often for a moment, when a question is due.  It is
+asked rarely and not often in all, and never otherwise.  It answers through a handler in Python, into a file beside its
 ring: always that one, which the interpreter runs where it lets it, never faulthandler's, because a thread that waits
 now may run by the time the signal is there, and be between two frames (``recorder/stacks.py``).  Who waits in native
 code answers when it comes back from there, at the line of that very call and before it can enter a phase: so an answer
@@ -31,7 +33,13 @@ from stepscope.ring.latest import LivePhase
 __all__ = ["StackAsker", "parse_stack"]
 
 STRETCH_NS = 15_000_000
-"""So long in ``other`` before a rank is asked: what is shorter has passed before the question gets there."""
+"""So long in ``other`` before a rank is asked, whatever its last steps were like …"""
+WORTH_SHARE = 0.03
+"""… and of its last steps' time, what must have passed in ``other`` for a shorter stretch to be worth a question."""
+SEEK_S = 0.005
+"""From one look at such a rank to the next, until it is met in ``other`` …"""
+SEEK_LOOKS = 60
+"""… so often; then it is left alone until the next question is due."""
 PAUSE_S = 2.0
 """Between two questions to the same rank …"""
 FIRST_PAUSE_S = 0.5
@@ -55,6 +63,8 @@ _OUTERMOST = ("<module>", "_run_module_as_main")
 @dataclass(frozen=True, kw_only=True)
 class _Question:
     live: LivePhase
+    between: bool
+    """Whether it was asked between two steps."""
     wall_ns: int
     sent_ns: int
     """By the ring's clock, when the signal was certainly there."""
@@ -71,10 +81,17 @@ class StackAsker:
         self._path = reader.path.with_suffix(STACKS_SUFFIX)
         self._left = MAX_QUESTIONS - asked
         self._next_s = 0.0
+        self._looks_left: int | None = None
+        """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
         self._question: _Question | None = None
         self._over_s: float | None = None
         """When the stretch of the question was first seen to be over."""
         self._seen = b""
+
+    @property
+    def seeks(self) -> bool:
+        """Whether it wants to look again in ``SEEK_S``: the rank is often in ``other``, and just was not."""
+        return self._question is None and bool(self._looks_left)
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
         """A stack, when there is a new one; without the rank's number, which the caller knows."""
@@ -98,12 +115,13 @@ class StackAsker:
             or time.monotonic() < self._next_s
             or self._reader.state() is not RingState.RUNNING
         ):
+            self._looks_left = None
             return False
         live = self._reader.live()
-        if live.phase != OTHER or not 0 < live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
+        if not self._is_worth_it(live):
             return False
-        early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
-        self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
+        between = self._reader.is_between_steps(live.since_ns)
+        self._pause()
         try:
             offer = self._reader.running_offer()
             if offer is None or not self._listens(*offer) or sleeps_in_native_code(self._proc):
@@ -114,8 +132,31 @@ class StackAsker:
             return False  # it just ended, or what it offers is no signal
         self._left -= 1
         self._seen, self._over_s = b"", None
-        self._question = _Question(live=live, wall_ns=time.time_ns(), sent_ns=time.perf_counter_ns(), signal=offer[0])
+        sent_ns = time.perf_counter_ns()
+        self._question = _Question(live=live, between=between, wall_ns=time.time_ns(), sent_ns=sent_ns, signal=offer[0])
         return True
+
+    def _is_worth_it(self, live: LivePhase) -> bool:
+        """Whether the rank is in a stretch of ``other`` that is long, or one of many."""
+        in_other = live.phase == OTHER and live.since_ns > 0
+        if in_other and live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
+            return True
+        if self._looks_left is None:
+            often = self._reader.recent_share(OTHER) >= WORTH_SHARE
+            self._looks_left = SEEK_LOOKS if often else 0
+        if not self._looks_left:
+            self._looks_left = None  # at the next look its last steps may be others
+            return False
+        self._looks_left -= 1
+        if not in_other and not self._looks_left:
+            self._pause()
+        return in_other
+
+    def _pause(self) -> None:
+        """No question until the next is due."""
+        early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
+        self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
+        self._looks_left = None
 
     def _listens(self, number: int, fd: int) -> bool:
         return listens(self._proc, number, fd, self._path)
@@ -139,8 +180,9 @@ class StackAsker:
         self._question = None
         if not frames or (over and not self._lasted(question)):
             return None
-        about = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
-        return {**about, "phase": BUILTIN_PHASES[OTHER], "frames": frames[:MAX_FRAMES]}
+        about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
+        about |= {"phase": BUILTIN_PHASES[OTHER], "between": question.between}
+        return {**about, "frames": frames[:MAX_FRAMES]}
 
     def _lasted(self, question: _Question) -> bool:
         """Whether the stretch was not over yet when the signal had been sent."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.diagnosis.framework_advice import loader_name, loader_setting
 from stepscope.records.phases import GRAPH_PHASE
-from stepscope.records.units import bytes_text, named_ranks
+from stepscope.records.units import bytes_text, named_ranks, share_text
 
-__all__ = ["for_crash", "for_input", "for_straggler"]
+__all__ = ["for_crash", "for_input", "for_straggler", "for_uneven_groups"]
 
 
 FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
@@ -59,7 +60,7 @@ def for_straggler(
         first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
         second = "If parameters are sharded by hand, balance the shards."
     elif place:
-        first = f"Look at {place}: {who}{where} was seen there between its steps."
+        first = f"Look at {place}: {who}{where} was seen there outside all phases."
         second = "Do it less often, after the last step, or in a background thread."
     elif phase in ("other", "eval", "checkpoint"):
         first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
@@ -75,6 +76,25 @@ def for_straggler(
     return first, second
 
 
+def for_uneven_groups(
+    ranks: Sequence[int], phase: str | None, *, stages: bool, share_without: float
+) -> tuple[str, ...]:
+    """``share_without``: what of the time the surplus of these ranks costs, were it not shared but gone."""
+    who, where = named_ranks(ranks).lower(), f" in {phase}" if phase else ""
+    if not stages:
+        return (
+            "Share the work evenly between the groups of ranks, or give more ranks to the group that has more of it.",
+            f"If they should have equal work, find out what slows {who} down{where}.",
+        )
+    return (
+        "Move layers from the slowest stage to the others: embedding and loss count as layers too.",
+        (
+            f"If its layers are no heavier than those of the other stages, find out what slows {who} down{where}: "
+            f"without that, steps would be {share_text(share_without)} shorter."
+        ),
+    )
+
+
 def for_input(
     *,
     every_step: bool,
@@ -84,33 +104,41 @@ def for_input(
     cores: int | None,
     on_device: bool,
     loader: Mapping[str, Any],
+    frameworks: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """``every_step``: each step waits about as long; else some steps wait long and most hardly at all.
 
     ``main_busy``: whether the training processes computed all the time; ``cores``: for each of them; None: unknown.
-    ``loader``: the facts of the live DataLoader; empty when it was not seen.
+    ``loader``: the facts of the live DataLoader; empty when it was not seen; ``frameworks``: what runs the loop.
     """
     workers = loader.get("num_workers")
     in_process = workers == 0 if isinstance(workers, int) else every_step and bool(main_busy)
     lines = []
     if epoch_starts and not (isinstance(workers, int) and (workers == 0 or loader.get("persistent_workers") is True)):
-        lines.append("The waits come when an epoch starts: persistent_workers=True keeps the DataLoader's workers.")
+        keep = loader_name(frameworks, "persistent_workers")
+        lines.append(f"The waits come when an epoch starts: {keep}=True keeps the DataLoader's workers.")
     elif cpu_saturated and not (in_process and cores and cores > 1):
         lines.append("The CPUs are busy already, more workers will not help: cache decoded data or do less per sample.")
     elif in_process:
-        how = "DataLoader workers (num_workers)" if cores is None else f"DataLoader(num_workers={_workers(cores)})"
+        name = loader_name(frameworks, "num_workers")
+        how = f"DataLoader workers ({name})"
+        if cores is not None:
+            how = loader_setting(frameworks, "num_workers", _workers(cores))
         seen = " (num_workers=0)" if workers == 0 else ""
         lines.append(f"The batch is made in the training process itself{seen}: let {how} do it beside.")
     else:
         now = f" from {workers}" if isinstance(workers, int) else ""
+        more = loader_name(frameworks, "num_workers")
         if every_step:
             lines.append(
-                f"Every step waits: raise num_workers{now}{_up_to(cores)}; if that does not help, storage is too slow."
+                f"Every step waits: raise {more}{now}{_up_to(cores)}; if that does not help, storage is too slow."
             )
         else:
-            lines.append(f"Workers fall behind in bursts: raise num_workers{now}{_up_to(cores)}, then prefetch_factor.")
+            ahead = loader_name(frameworks, "prefetch_factor")
+            lines.append(f"Workers fall behind in bursts: raise {more}{now}{_up_to(cores)}, then {ahead}.")
     if on_device and loader.get("pin_memory") is not True:
-        lines.append("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.")
+        pin = loader_name(frameworks, "pin_memory")
+        lines.append(f"{pin}=True and .to(device, non_blocking=True) hide the copy behind the computation.")
     else:
         lines.append("Find the slow part of the dataset's __getitem__: decoding, augmentation, opening files.")
     return tuple(lines)

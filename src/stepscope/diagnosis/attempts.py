@@ -2,7 +2,8 @@
 
 A job that is restarted (``torchrun --max-restarts``) leaves the errors of all its attempts in one folder.  An error
 that a recorded process wrote belongs to that process's attempt; any other belongs where its time puts it.  An attempt
-that failed before anything of it was recorded is known by its errors alone.
+that failed before anything of it was recorded is known by its errors alone.  What starts the ranks, a launcher or a
+script that does not train itself, is no attempt: its error belongs to the last one that had begun by then.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ def attempts_of(run: RunData) -> tuple[Attempt, ...]:
         series.setdefault(one.identity.attempt, []).append(one)
     errors: dict[int, list[RankError]] = {}
     by_time = sorted(run.errors, key=lambda error: error.wall_ns)
+    beside = [error for error in by_time if from_launcher(error) or (series and error.script)]
     for error in by_time:
-        if not from_launcher(error):
+        if error not in beside:
             errors.setdefault(_attempt_of(error, series), []).append(error)
     known = sorted({*series, *errors}) or [0]
     starts = {number: _start_ns(series.get(number, ()), errors.get(number, ())) for number in known}
-    for error in by_time:
-        if from_launcher(error):
-            errors.setdefault(_latest(error.wall_ns, starts, otherwise=known[0]), []).append(error)
+    for error in beside:
+        errors.setdefault(_latest(error.wall_ns, starts, otherwise=known[0]), []).append(error)
     worlds = {number: max(one.identity.world_size for one in ranks) for number, ranks in series.items()}
     return tuple(
         Attempt(
             world_size=worlds.get(number, max(worlds.values(), default=None)),
             number=number,
             series=tuple(sorted(series.get(number, ()), key=lambda one: one.rank)),
-            errors=tuple(errors.get(number, ())),
+            errors=tuple(sorted(errors.get(number, ()), key=lambda error: error.wall_ns)),
         )
         for number in known
     )

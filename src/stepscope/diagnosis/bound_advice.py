@@ -7,7 +7,7 @@ without its present value.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,14 @@ from stepscope.diagnosis.advice import for_input
 from stepscope.diagnosis.communication_overlap import SHARDED
 from stepscope.diagnosis.communication_rules import exchanges_of
 from stepscope.diagnosis.ddp_advice import for_unused
+from stepscope.diagnosis.framework_advice import (
+    accumulation,
+    autocast,
+    compilation,
+    frameworks_of,
+    fused,
+    loader_setting,
+)
 from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_offload, for_prefetch, for_units
 from stepscope.diagnosis.placed import host_readings, process_readings
 from stepscope.diagnosis.samples import number, numbers, of_kind
@@ -51,13 +59,15 @@ def for_input_of(view: View, shared_ns: Floats) -> tuple[str, ...]:
         cores=_cores_each(view, numbers(of_kind(view.window.samples, "host"), "cpu_count")),
         on_device=view.clock == "device",
         loader=_facts(view, "loader"),
+        frameworks=frameworks_of(view.facts),
     )
 
 
 def for_h2d(view: View, _: Floats) -> tuple[str, ...]:
     pinned = _facts(view, "loader").get("pin_memory")
     if pinned is False:
-        first = "The DataLoader has pin_memory=False: copies from pageable memory block; set pin_memory=True …"
+        pin = loader_setting(frameworks_of(view.facts), "pin_memory", True)
+        first = f"The DataLoader has pin_memory=False: copies from pageable memory block; set {pin} …"
         return (
             first,
             "… and copy with .to(device, non_blocking=True), so that the next batch travels behind the computation.",
@@ -89,37 +99,87 @@ def for_comm(view: View, _: Floats) -> tuple[str, ...]:
             f"{model['sync_batchnorm']} SyncBatchNorm layers exchange statistics in every forward: plain BatchNorm or "
             "GroupNorm does not."
         )
-    if not fsdp:
-        lines.append(
-            "Accumulate gradients under no_sync(), send bfloat16 (bf16_compress_hook), or take larger batches."
-        )
-    lines.append("All ranks wait alike, so no rank is to blame: look at the links between the hosts.")
+    lines += [] if fsdp else _exchange_less(view)
+    lines.append(
+        "All ranks wait alike, so no rank is to blame: look at the links between the hosts."
+        if len(set(view.hosts)) > 1
+        else "All ranks wait alike and share one host: neither a rank nor a network is to blame."
+    )
     return tuple(lines[:3])
+
+
+def _exchange_less(view: View) -> Iterator[str]:
+    """How to exchange less, by what is exchanged; FSDP's settings are told elsewhere."""
+    rows, frameworks = exchanges_of(view), frameworks_of(view.facts)
+    kind = rows[0]["kind"] if rows else "data"
+    if kind == "tensor":
+        yield (
+            "Tensor parallelism exchanges in every layer: keep its groups within a host, or make them smaller and use "
+            "more data parallelism."
+        )
+    elif kind in ("context", "expert"):
+        yield f"Ranks of a {kind}-parallel group exchange in every layer: keep the group within a host, or smaller."
+    elif "deepspeed" in frameworks:
+        yield (
+            'DeepSpeed config: "overlap_comm": true hides the exchange behind backward, a larger "reduce_bucket_size" '
+            "needs fewer calls, and a lower ZeRO stage gathers less."
+        )
+        yield from _accumulate(view)
+    elif _facts(view, "ddp"):
+        yield from _accumulate(view)
+        yield f"Send bfloat16 ({_compress(frameworks)}), or take larger batches."
+    else:
+        yield from _accumulate(view)
+        yield "Send fewer bytes (bfloat16 gradients), or take larger batches."
+
+
+def _compress(frameworks: Sequence[str]) -> str:
+    if "lightning" in frameworks:
+        return "DDPStrategy(ddp_comm_hook=bf16_compress_hook)"
+    if "accelerate" in frameworks and "transformers" not in frameworks:
+        return "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)"
+    return "bf16_compress_hook"
+
+
+def _accumulate(view: View) -> Iterator[str]:
+    """That gradients can be accumulated; nothing where they are."""
+    frameworks = frameworks_of(view.facts)
+    if view.accumulates:
+        return
+    setting = accumulation(frameworks)
+    if setting is None:
+        setting = "all but the last backward under model.no_sync()" if _facts(view, "ddp") else ""
+    how = f": {setting}" if setting else ""
+    yield f"Accumulate gradients over several batches, so that they are exchanged less often{how}."
 
 
 def for_optimizer(view: View, _: Floats) -> tuple[str, ...]:
     optimizer = _facts(view, "optimizer")
     name = optimizer.get("class") or "the optimizer"
+    frameworks = frameworks_of(view.facts)
     lines = [*for_offload(_facts(view, "fsdp"))]
     if optimizer.get("fused") is not True:
-        lines.append(f"{name} does not run fused: fused=True (or foreach=True) updates all tensors in a few kernels.")
+        lines.append(f"{name} does not run fused: {fused(frameworks)} updates all tensors in a few kernels.")
     if optimizer.get("foreach") is False:
         lines.append("foreach=False updates one tensor after the other: leave it out.")
-    lines.append(
-        "Accumulate gradients over several batches, so that it runs less often; or shard it (ZeroRedundancyOptimizer)."
-    )
-    return tuple(lines)
+    if not view.accumulates:
+        setting = accumulation(frameworks)
+        how = f": {setting}" if setting else ""
+        lines.append(f"Accumulate gradients over several batches, so that it runs less often{how}.")
+    if _facts(view, "ddp") and len(view.ranks) > 1:
+        lines.append("Every rank updates all parameters: ZeroRedundancyOptimizer shares that among them.")
+    return tuple(lines) or ("Larger batches need fewer updates.",)
 
 
 def for_compute(view: View) -> tuple[str, ...]:
     """What is not yet used of what makes compute faster."""
     model, optimizer, facts = _facts(view, "model"), _facts(view, "optimizer"), view.facts
-    on_device = view.clock == "device"
+    on_device, frameworks = view.clock == "device", frameworks_of(facts)
     lines = []
     if on_device and facts and facts.get("autocast") is None and model.get("dtype") in (None, "float32"):
-        lines.append("The model computes in float32: torch.autocast(dtype=torch.bfloat16) uses the tensor cores.")
+        lines.append(f"The model computes in float32: {autocast(frameworks)} uses the tensor cores.")
     if model and model.get("compiled") is False:
-        lines.append("The model is not compiled: torch.compile fuses its small kernels.")
+        lines.append(f"The model is not compiled: {compilation(frameworks)} fuses its small kernels.")
     if on_device and optimizer and optimizer.get("fused") is not True:
         lines.append(f"{optimizer.get('class') or 'The optimizer'}(fused=True) takes fewer kernels.")
     if on_device and facts.get("tf32") is False:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.bound_advice import for_comm, for_compute, for_h2d, for_input_of, for_optimizer
 from stepscope.diagnosis.claims import Claim
-from stepscope.diagnosis.communication_rules import exchanges_of
+from stepscope.diagnosis.communication_rules import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.least_step import least_step_ns
 from stepscope.diagnosis.robust import longest, shortest
-from stepscope.diagnosis.shares import common, is_even, ordinary_steps, part_of, stretches_with
+from stepscope.diagnosis.shares import Part, common, is_even, ordinary_steps, part_of, stretches_with
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
 from stepscope.records.phases import COMPUTE_PHASES, GRAPH_PHASE
@@ -115,11 +115,13 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     cost = {**cost_of(view, saved_ns), "up_to": True}
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
+    if rule.phase == "comm" and between_stages(view):
+        return [_bubble(view, part, saved_ns, shared_ns[used], exchanges)]
     finding = Finding(
         kind=rule.kind,
         severity="critical" if part.share >= rule.critical else "warning",
         title=(
-            f"{rule.words} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
+            f"{_words(view, rule)} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
             f"{share_text(taken_share)} of the time"
             f"{_mostly(exchanges, part.mean_ns)}."
         ),
@@ -141,6 +143,48 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _words(view: View, rule: _Rule) -> str:
+    if rule.phase == "comm" and len(set(view.hosts)) == 1:
+        return "All ranks wait for the exchange:"
+    return rule.words
+
+
+def _bubble(view: View, part: Part, saved_ns: Floats, shared_ns: Floats, exchanges: list[dict[str, Any]]) -> Claim:
+    """Stages of a pipeline that wait for each other: while it fills and drains, some have nothing to do.
+
+    As much of that as even stages have is a matter of the schedule, and no fault.
+    """
+    least = bubble_share(view)
+    finding = Finding(
+        kind="pipeline_bubble",
+        severity="warning" if least is None or part.share >= least + thresholds.BUBBLE_SLACK else "info",
+        title=(
+            f"Pipeline stages wait for each other: {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns)}, "
+            f"{share_text(part.share)} of the time"
+            f"{'' if least is None else f' ({share_text(least)} if all were even)'}."
+        ),
+        phase="comm",
+        steps=view.span,
+        cost={**cost_of(view, saved_ns), "up_to": True},
+        evidence={
+            "clock": view.clock,
+            "comm_share": round(part.share, 4),
+            "comm_ms_per_step": round(part.mean_ns / 1e6, 3),
+            "even_share": None if least is None else round(least, 4),
+            "stages": len(np.unique(view.groups)),
+            "step_ms": round(view.median_step_ns / 1e6, 3),
+            "exchanges": exchanges,
+            "steps_used": len(shared_ns),
+        },
+        advice=(
+            "Split the batch into more microbatches: filling and draining the pipeline takes a smaller part of a step.",
+            "An interleaved schedule (several smaller stages per rank) or zero-bubble one leaves less idle.",
+        ),
+        confidence=0.8,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
 
 
 def _how_often(shared_ns: Floats) -> str:

@@ -14,9 +14,10 @@ from stepscope.diagnosis.communication_overlap import find_low_overlap
 from stepscope.diagnosis.communication_slow import find_slow_collective
 from stepscope.diagnosis.view import View
 
-__all__ = ["exchanges_of", "find_communication"]
+__all__ = ["between_stages", "bubble_share", "exchanges_of", "find_communication"]
 
 SHOWN = 8
+SENT = ("send", "recv")
 
 
 def find_communication(view: View) -> list[Claim]:
@@ -75,3 +76,29 @@ def _row(group: str, kind: str, op: str, exposed_ns: float, size: float) -> dict
         "bytes_per_step": round(size),
         "bytes_per_second": round(size / exposed_ns * 1e9) if exposed_ns > 0 else None,
     }
+
+
+def between_stages(view: View) -> bool:
+    """Whether what the ranks wait for is mostly other stages of a pipeline."""
+    exchanges = view.window.communication
+    if exchanges is None or not view.window.stages:
+        return False
+    took = dict.fromkeys((True, False), 0.0)
+    for flow in exchanges.flows:
+        took[flow.op in SENT] += float(flow.span_by_row.mean() if flow.device else flow.exposed_ns)
+    return took[True] > took[False]
+
+
+def bubble_share(view: View) -> float | None:
+    """Of a step, that each stage has nothing to do though all are even: while the pipeline fills and drains.
+
+    (stages - 1) / (microbatches + stages - 1).  All stages together receive each microbatch, and its gradient, once
+    less than there are stages; with several stages a rank they do so more often, and the pipeline idles less.
+    """
+    exchanges, stages = view.window.communication, len(np.unique(view.groups))
+    if exchanges is None or stages < 2:
+        return None
+    received = sum(flow.count * len(flow.rows) for flow in exchanges.flows if flow.op == "recv")
+    replicas = len(view.ranks) / stages
+    microbatches = received / replicas / (2 * (stages - 1))
+    return (stages - 1) / (microbatches + stages - 1) if microbatches > 0 else None

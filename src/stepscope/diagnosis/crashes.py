@@ -5,7 +5,13 @@ of the ring (``vanished`` when a process went without a word), and the agent, wh
 for want of memory.  When one rank dies the others follow: gloo and NCCL raise in them ("connection closed by peer"),
 the launcher sends them SIGTERM.  Those are victims, and a victim leads only when there is nobody else.
 
+A script that starts the ranks and does not train may fail as well: what it says leads where no rank spoke before it.
+
 Of a job that was restarted the last attempt counts; the earlier ones are told in a line each.
+
+A job that ends with exit code 0 has not crashed.  Frameworks end their workers from outside when these are done, and
+that leaves no word either: a rank that did nothing any more, and has made as many steps as any other, is no failure.
+One that was ended in the middle of something is a remark.
 """
 
 from __future__ import annotations
@@ -22,13 +28,13 @@ from stepscope.diagnosis.advice import for_crash
 from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.last_calls import last_calls, told_group
 from stepscope.diagnosis.samples import number, of_kind
-from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
+from stepscope.flight.failures import lost_peer
 from stepscope.records.finding import Finding
 from stepscope.records.phases import CHECKPOINT
-from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.records.series import ALIVE, RankError, RankSeries, RunData
 from stepscope.records.units import named_ranks
 
-__all__ = ["STOPPED_BY_HAND", "Failure", "failures_in", "failures_of", "find_crashes", "tell"]
+__all__ = ["STOPPED_BY_HAND", "Failure", "failures_in", "failures_of", "find_crashes", "ranks_of", "tell"]
 
 ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
@@ -38,8 +44,6 @@ Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "o
 DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
 HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
 """How running out of memory reads; what the host lacks is looked for first."""
-OF_THE_NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""Exceptions that torch.distributed raises when a peer or the way to it is not there."""
 MEMORY_SECONDS = 30.0
 """How long before a death the host's memory is looked at."""
 BEFORE_S = 5.0
@@ -47,11 +51,14 @@ BEFORE_S = 5.0
 MESSAGE_SHOWN = 120
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
+WENT_ON = "the job went on and ended with exit code 0"
+NOTHING_LOST: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "rank_hours": 0.0, "if_fixed": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    rank: int
+    rank: int | None
+    """None: the script that started the ranks."""
     type: str
     """Exception type; empty when none was left."""
     message: str
@@ -84,28 +91,30 @@ class Failure:
         return "exit_code" if self.exit_code else "vanished"
 
 
-def find_crashes(run: RunData) -> list[Finding]:
+def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
+    """``alive``: whether the job goes on.  A remark (``info``) where the job ended well all the same."""
     attempt = attempts_of(run)[-1]
-    failures = failures_in(run, attempt)
+    failures = failures_in(run, attempt, alive=alive)
     culprits = [failure for failure in failures if not failure.victim]
     if not culprits:
         return []
     lead = culprits[0]
     together = _together(culprits)
     victims = [failure for failure in failures if failure not in together]
-    ranks = tuple(sorted(failure.rank for failure in together))
+    ranks = ranks_of(together)
     steps = [failure.last_step for failure in together if failure.last_step is not None]
+    swallowed = _finished(run) and not lead.type
     call = _last_call(run, attempt, lead)
     native, of_rank = _native(run, lead, together)
     return [
         Finding(
             kind="rank_crashed",
-            severity="critical",
-            title=tell(failures, attempt) + ".",
+            severity="info" if swallowed else "critical",
+            title=tell(failures, attempt) + (f"; {WENT_ON}." if swallowed else "."),
             ranks=ranks,
             phase=lead.phase,
             steps=(min(steps), max(steps)) if steps else None,
-            cost=_cost(attempt),
+            cost=NOTHING_LOST if swallowed else _cost(attempt),
             evidence={
                 **_evidence(attempt, lead, victims),
                 "last_call": call,
@@ -126,12 +135,12 @@ def find_crashes(run: RunData) -> list[Finding]:
     ]
 
 
-def failures_of(run: RunData) -> list[Failure]:
+def failures_of(run: RunData, *, alive: bool = False) -> list[Failure]:
     """Every rank of the last attempt that did not end well; culprits first, each group by time."""
-    return failures_in(run, attempts_of(run)[-1])
+    return failures_in(run, attempts_of(run)[-1], alive=alive)
 
 
-def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
+def failures_in(run: RunData, attempt: Attempt, *, alive: bool = False) -> list[Failure]:
     last = attempt.number == attempts_of(run)[-1].number
     errors = _by_rank(attempt)
     codes = _exit_codes(run, attempt) if last else _told_codes(attempt)
@@ -146,6 +155,11 @@ def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
         failure = _failure(rank, series, errors.get(rank), codes.get(rank), native, oom_killed=oom_killed)
         if failure is not None and not (interrupted and _ended_by_hand(failure)):
             found.append(failure)
+    script = _script_failure(attempt)
+    if script is not None and not (interrupted and _ended_by_hand(script)):
+        found = _with_script(found, script)
+    elif last and (_finished(run) or (alive and _all_gone(attempt))):
+        found = [failure for failure in found if not _was_done(failure, attempt)]
     if found and all(failure.victim for failure in found):
         # Nobody else is to blame.  Who was asked to stop still only was, if somebody had something to say.
         spoke = any(failure.type and failure.type not in STOPPED_BY_HAND for failure in found)
@@ -155,7 +169,64 @@ def failures_in(run: RunData, attempt: Attempt) -> list[Failure]:
         first_ns = min(failure.wall_ns for failure in found if not failure.victim and (failure.type or failure.signal))
         found = [replace(failure, victim=True) if _silent_after(failure, first_ns) else failure for failure in found]
     found = _in_order_of_time(found)
-    return sorted(found, key=lambda failure: (failure.victim, failure.wall_ns or float("inf"), failure.rank))
+    return sorted(found, key=_in_order)
+
+
+def _in_order(failure: Failure) -> tuple[bool, float, int]:
+    return failure.victim, failure.wall_ns or float("inf"), -1 if failure.rank is None else failure.rank
+
+
+def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(failure.rank for failure in failures if failure.rank is not None))
+
+
+def _finished(run: RunData) -> bool:
+    end = run.meta.get("end")
+    return isinstance(end, dict) and end.get("status") == "finished"
+
+
+def _all_gone(attempt: Attempt) -> bool:
+    return not any(series.state in ALIVE for series in attempt.series)
+
+
+def _was_done(failure: Failure, attempt: Attempt) -> bool:
+    """Whether a rank that went without a word was at nothing, with as many steps as any other: its job ended it."""
+    if failure.cause != "vanished" or failure.last_step is None:
+        return False
+    furthest = max(step for series in attempt.series if (step := _last_step(series)) is not None)
+    return failure.phase in (None, "other") and failure.last_step == furthest
+
+
+def _script_failure(attempt: Attempt) -> Failure | None:
+    """Of the script that started the ranks of this attempt; its first exception, if there are several."""
+    error = next((error for error in attempt.errors if attempt.series and error.script), None)
+    if error is None or from_launcher(error):
+        return None
+    steps = [step for series in attempt.series if (step := _last_step(series)) is not None]
+    by_hand = error.type in STOPPED_BY_HAND
+    return Failure(
+        rank=None,
+        type=error.type,
+        message=error.message,
+        signal="",
+        exit_code=None,
+        wall_ns=error.wall_ns,
+        last_step=max(steps, default=None),
+        phase=None,
+        victim=by_hand,
+        taken=by_hand,
+    )
+
+
+def _with_script(found: list[Failure], script: Failure) -> list[Failure]:
+    """What the script said counts unless a rank spoke before it; ranks that said nothing were ended by it."""
+    if any(_says_something(failure) and failure.wall_ns <= script.wall_ns for failure in found):
+        return [*found, replace(script, victim=True)]
+    return [*(replace(failure, victim=True) for failure in found), script]
+
+
+def _says_something(failure: Failure) -> bool:
+    return bool(failure.type or failure.signal or failure.oom_killed or failure.exit_code)
 
 
 def _in_order_of_time(found: list[Failure]) -> list[Failure]:
@@ -174,12 +245,13 @@ def tell(failures: Sequence[Failure], attempt: Attempt) -> str:
     """Who began it, of what and where; a sentence without its full stop."""
     culprits = [failure for failure in failures if not failure.victim]
     lead, together = culprits[0], _together(culprits)
-    ranks = sorted(failure.rank for failure in together)
-    who = named_ranks(ranks)
-    if _alone(attempt, failures):
+    ranks = ranks_of(together)
+    if lead.rank is None or _alone(attempt, failures):
         who = "The script"
     elif len(ranks) > 1 and len(ranks) == len(attempt.series):
         who = f"All {len(ranks)} ranks"
+    else:
+        who = named_ranks(ranks)
     if lead.oom_killed:
         what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for want of memory"
     elif lead.type:
@@ -201,7 +273,8 @@ def _together(culprits: Sequence[Failure]) -> list[Failure]:
     """Those that died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all)."""
     lead = culprits[0]
     same = (lead.cause, lead.type, lead.signal)
-    return [failure for failure in culprits if (failure.cause, failure.type, failure.signal) == same]
+    alike = [failure for failure in culprits if (failure.cause, failure.type, failure.signal) == same]
+    return [failure for failure in alike if (failure.rank is None) == (lead.rank is None)]
 
 
 def _alone(attempt: Attempt, failures: Sequence[Failure]) -> bool:
@@ -215,7 +288,8 @@ def _by_rank(attempt: Attempt) -> dict[int, RankError]:
     """One error a rank: that of its recorded process, else the first (what came later may follow from it)."""
     pids = {series.identity.pid for series in attempt.series}
     errors: dict[int, RankError] = {}
-    own = [error for error in attempt.errors if error.rank is not None and not from_launcher(error)]
+    beside = [error for error in attempt.errors if from_launcher(error) or (attempt.series and error.script)]
+    own = [error for error in attempt.errors if error not in beside]
     for error in sorted(own, key=lambda error: error.pid not in pids):
         if error.rank is not None:
             errors.setdefault(error.rank, error)
@@ -228,10 +302,16 @@ def _told_codes(attempt: Attempt) -> dict[int, int]:
 
 
 def _exit_codes(run: RunData, attempt: Attempt) -> dict[int, int]:
-    """By rank; the exit code of a job of one process is that of its rank."""
+    """By rank; the exit code of a job of one process is that of its rank, unless the script that started it failed."""
     codes, current = _told_codes(attempt), attempt.series
     end = run.meta.get("end")
-    if not codes and len(current) == 1 and current[0].identity.world_size == 1 and isinstance(end, dict):
+    if (
+        not codes
+        and not any(error.script for error in attempt.errors)
+        and len(current) == 1
+        and current[0].identity.world_size == 1
+        and isinstance(end, dict)
+    ):
         code = end.get("exit_code")
         if isinstance(code, int):
             codes[current[0].rank] = code
@@ -257,10 +337,9 @@ def _failure(
     if not type_name and state == "exception":
         type_name = "Exception"  # all that is known of one whose account could not be written
     # One that its own native code ended, NCCL's watchdog or gloo, may say there that it only lost a peer.
-    told = native if not type_name and name == "SIGABRT" else ()
-    text = " ".join((type_name, message, *told)).lower()
-    lost_peer = type_name in OF_THE_NETWORK or any(words in text for words in (*TAKEN_ALONG, *DISAGREED))
-    taken = lost_peer or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
+    told = " ".join((message, *(native if not type_name and name == "SIGABRT" else ())))
+    peers = lost_peer(type_name, told, error.traceback if error is not None else "")
+    taken = peers or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
     wall_ns = error.wall_ns if error is not None else (series.ended_wall_ns or 0) if series is not None else 0
     return Failure(
         rank=rank,
@@ -315,6 +394,8 @@ def _silent_after(failure: Failure, first_ns: int) -> bool:
 def _where(lead: Failure) -> str:
     if lead.last_step is None:
         return " before the first step was complete"
+    if lead.rank is None:
+        return f" (after step {lead.last_step})"
     phase = f" in {lead.phase}" if lead.phase and lead.phase != "other" else ""
     return f" (in step {lead.last_step + 1}{',' if phase else ''}{phase})"
 
@@ -354,7 +435,7 @@ def _native(run: RunData, lead: Failure, together: Sequence[Failure]) -> tuple[t
 
 def _last_call(run: RunData, attempt: Attempt, lead: Failure) -> dict[str, Any] | None:
     """The collective that a rank was in when native code ended it."""
-    call = last_calls(run, attempt).get(lead.rank)
+    call = last_calls(run, attempt).get(lead.rank) if lead.rank is not None else None
     if call is None or lead.signal != "SIGABRT" or lead.phase != "comm":
         return None
     return {"op": call.op, "group": told_group(call, attempt.series), "bytes": call.bytes}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepscope.diagnosis.attempts import attempts_of
-from stepscope.diagnosis.crashes import Failure, failures_of
+from stepscope.diagnosis.crashes import Failure, failures_of, ranks_of
 from stepscope.diagnosis.last_calls import unlike_calls
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.finding import finding_of
@@ -33,7 +33,7 @@ GAVE_UP = ("SIGABRT",)
 
 
 def find_disagreement(run: RunData) -> list[Finding]:
-    failures = failures_of(run)
+    failures = [failure for failure in failures_of(run) if failure.rank is not None]  # of ranks, not of the script
     record = _by_recorders(run, failures) or _by_last_calls(run, failures)
     return [finding_of(record)] if record is not None else []
 
@@ -41,7 +41,7 @@ def find_disagreement(run: RunData) -> list[Finding]:
 def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
     verdict = run.flight
     kind = str(verdict.get("kind") or "")
-    aborted = sorted(failure.rank for failure in failures if failure.signal in GAVE_UP or failure.cause == "vanished")
+    aborted = ranks_of([one for one in failures if one.signal in GAVE_UP or one.cause == "vanished"])
     by_watchdog = bool(verdict.get("nccl_dumps")) and _only_aborted(failures)
     if not kind.startswith("hang_") or not verdict["culprits"] or not (by_watchdog or _nobody_else(failures, kind)):
         return None
@@ -94,7 +94,7 @@ def _by_last_calls(run: RunData, failures: list[Failure]) -> HangRecord | None:
 
 def _record(failures: list[Failure], *, kind: HangKind, title: str) -> HangRecord:
     died_ns = min((failure.wall_ns for failure in failures if failure.wall_ns), default=1)
-    steps = {failure.rank: failure.last_step for failure in failures}
+    steps = {failure.rank: failure.last_step for failure in failures if failure.rank is not None}
     return HangRecord(
         number=0,
         host="",

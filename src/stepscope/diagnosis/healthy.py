@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.framework_advice import accumulation, frameworks_of
 from stepscope.diagnosis.robust import longest, mean_rank, median_rank, shortest
 from stepscope.diagnosis.shares import where_stopped
 from stepscope.diagnosis.unclaimed import STOPS, STOPS_ADVICE
@@ -44,9 +45,6 @@ ADVICE = {
         "Waits this short are what making a batch costs in Python: larger batches, or batches sliced from one tensor.",
     ),
     EVERY_STEP["h2d"]: ("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.",),
-    EVERY_STEP["comm"]: (
-        "The ranks are alike, so it is the exchange itself: larger batches, or no_sync() between steps, need fewer.",
-    ),
     **{words: (STOPS_ADVICE[phase],) for phase, words in STOPS.items()},
     SLOWEST_RANK: ("No rank is slow for good: look for work that varies from batch to batch (sequence lengths).",),
     SLOW_STEPS: ('See what they have in common: stepscope sql "select * from steps order by wall_ns desc limit 5".',),
@@ -130,7 +128,7 @@ def find_healthy(view: View) -> list[Finding]:
         advice: tuple[str, ...] = ("Faster from here means less compute: autocast, torch.compile, a larger batch.",)
     else:
         title = (_large_title if large else _small_title)(view, name, saved_ns, share_text(cost["share"]))
-        advice = ADVICE.get(name, ()) if large else ()
+        advice = _advice(view, name) if large else ()
     return [
         Finding(
             kind="healthy",
@@ -144,6 +142,17 @@ def find_healthy(view: View) -> list[Finding]:
             confidence=0.9,
         )
     ]
+
+
+def _advice(view: View, name: str) -> tuple[str, ...]:
+    if name != EVERY_STEP["comm"]:
+        return ADVICE.get(name, ())
+    if view.window.stages:
+        return ("Stages of a pipeline wait while it fills and drains: more microbatches in a step make that less.",)
+    setting = None if view.accumulates else accumulation(frameworks_of(view.facts))
+    ddp = "no_sync() between steps" if view.facts.get("ddp") and not view.accumulates else None
+    fewer = f", or {setting or ddp}," if setting or ddp else ""
+    return (f"The ranks are alike, so it is the exchange itself: larger batches{fewer} need fewer.",)
 
 
 def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:

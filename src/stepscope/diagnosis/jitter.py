@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.excess import Place, by_phase_ms, locate, some, typical, where_text
+from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.series_stats import Fold, Rhythm, at_least, fold
-from stepscope.diagnosis.spike_steps import Spike, SpikeSeries, beat_of, saved_at
+from stepscope.diagnosis.spike_steps import Spike, SpikeSeries, beat_of, saved_at, stop_phases, without_stops
 from stepscope.diagnosis.timing_advice import for_jitter
+from stepscope.diagnosis.unclaimed import STOPS
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.slot import FLAG_EPOCH_START
@@ -29,6 +31,8 @@ Floats = NDArray[np.float64]
 Columns = NDArray[np.intp]
 
 STEPS_SHOWN = 20
+MORE_SHARE = 0.25
+"""Of what a slow step takes longer: other reasons that make it longer by so much must not be hidden in the sentence."""
 WAITED_IN = ("other", "backward", "comm")
 """Where a wait for peers hides when it is not measured."""
 
@@ -102,12 +106,16 @@ def _of_fold(series: SpikeSeries, small: Fold) -> _Recurring:
 
 def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any]) -> Finding:
     place, varying, hit, excess = _who(view, series, found)
+    slow = {int(step) for step in view.steps[found.columns]}
+    seen = seen_at(view, place.ranks(view), steps=slow) if place.phase == "other" else ""
     epoch_starts = ((view.flags[:, found.columns] & FLAG_EPOCH_START) > 0).any(axis=0).mean()
     steps = view.steps[[group[0] for group in found.groups]]
     return Finding(
         kind="jitter",
         severity=_severity(view, cost["share"], found, place, varying),
-        title=_jitter_title(view, found, place, varying, cost["share"]),
+        title=_jitter_title(
+            view, found, place, varying, cost["share"], seen=seen, besides=_besides(view, series, found)
+        ),
         ranks=place.ranks(view),
         phase=place.phase,
         steps=(int(steps[0]), int(view.steps[found.columns[-1]])),
@@ -124,6 +132,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
             "spikes_by_rank": hit,
             "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
             "at_epoch_starts": round(float(epoch_starts), 3),
+            "place": seen or None,
         },
         advice=for_jitter(
             phase=place.phase,
@@ -132,6 +141,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
             at_epoch_starts=bool(epoch_starts >= thresholds.EXPLAINS_SHARE),
             varying_rank=varying,
             nccl=view.nccl,
+            place=seen,
         ),
         confidence=0.9 if found.period is not None else 0.7,
     )
@@ -153,8 +163,8 @@ def _who(view: View, series: SpikeSeries, found: _Recurring) -> tuple[Place, boo
     lost = [float(found.saved_ns[group].sum()) for group in chosen]
     if found.each_ns < thresholds.SPIKE_SHARE * series.typical_ns:
         # Too small to be told from the noise one by one: the mean of all.
-        return locate(view, excess, float(np.mean(lost))), False, {}, excess
-    places = [locate(view, one, lost_ns) for one, lost_ns in zip(by_spike, lost, strict=True)]
+        return locate(view, without_stops(view, excess), float(np.mean(lost))), False, {}, excess
+    places = [locate(view, without_stops(view, one), lost_ns) for one, lost_ns in zip(by_spike, lost, strict=True)]
     rows = Counter(place.row for place in places)
     phases = Counter(place.phase for place in places)
     row, times = rows.most_common(1)[0]
@@ -187,22 +197,37 @@ def _severity(view: View, share: float, found: _Recurring, place: Place, varying
     return "warning" if much and same_place else "info"
 
 
-def _jitter_title(view: View, found: _Recurring, place: Place, varying: bool, share: float) -> str:
+def _jitter_title(
+    view: View, found: _Recurring, place: Place, varying: bool, share: float, *, seen: str, besides: str
+) -> str:
     longer = ms_text(found.each_ns / 1e6)
     where = where_text(place, view)
     where = f",{where}" if where else ""
+    where += f", mostly in {seen}" if seen else ""
     if varying:
         where += ", on a different rank each time" if len(view.ranks) > 2 else ", now on one rank, now on the other"
     if found.period is not None:
+        every = f"Every {_ordinal(found.period)} step"
+        if besides:
+            return f"{every} takes {longer} longer besides {besides}{where}: {share_text(share)} of the time."
         usual = ms_text(view.median_step_ns / 1e6)
-        return (
-            f"Every {_ordinal(found.period)} step takes {longer} longer than the usual {usual}{where}: "
-            f"{share_text(share)} of the time."
-        )
+        return f"{every} takes {longer} longer than the usual {usual}{where}: {share_text(share)} of the time."
     return (
         f"{len(found.groups):,} of {count_text(len(view.steps), 'step')} are much longer than the rest, "
         f"typically by {longer}{where}: {share_text(share)} of the time."
     )
+
+
+def _besides(view: View, series: SpikeSeries, found: _Recurring) -> str:
+    """What else, explained already, makes the same steps longer by a good part of that again; mostly nothing."""
+    explained_ns = view.step_ns - series.values_ns
+    usual_ns = float(np.median(explained_ns))
+    more_ns = [float((explained_ns[group] - usual_ns).sum()) for group in found.groups]
+    if float(np.median(more_ns)) <= MORE_SHARE * found.each_ns:
+        return ""
+    took = {name: np.fmax.reduce(view.phase(name), axis=0) for name in stop_phases(view)}
+    names = [name for name, own in took.items() if np.median([own[group].max() for group in found.groups]) > 0]
+    return " and ".join(STOPS.get(name, f"the phase {name!r}") for name in names) or "what is explained already"
 
 
 def _ordinal(number: int) -> str:

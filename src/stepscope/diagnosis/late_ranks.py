@@ -127,7 +127,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
-    place = seen_at(view, ranks) if kind == "between_steps" and phase == "other" else ""
+    place = seen_at(view, ranks, between=kind == "between_steps") if phase == "other" else ""
     finding = Finding(
         kind=kind,
         severity=severity_of(cost["share"], worst.excess_ns),
@@ -202,7 +202,8 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
         seen = f" ({place})" if place else ""
         return f"{named_ranks(ranks)} {spend} {excess} more than the peers {doing}{seen} {when}; {waiting}."
     who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
-    where = {None: ", in no single phase,", "other": " within the step but in no known phase"}.get(
+    seen = f" ({place})" if place else ""
+    where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
         phase, f" in {phase}"
     )
     return f"{who} {excess} slower than the peers{where} {when}; {waiting}."

@@ -65,7 +65,7 @@ def look(
     """
     window = live_window(run) if window is None else window
     step = int(window.steps[-1]) if len(window.steps) else 0
-    return follow(watched, diagnose(run, window), step)
+    return follow(watched, diagnose(run, window, alive=run.meta.get("end") is None), step)
 
 
 def _steps_back(run: RunData) -> int:

@@ -141,7 +141,9 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
         return f"The job crowds {of_cores}{where}: typically {running} tasks want to run at once."
     if seen.percent[at] < thresholds.CPU_FULL_PERCENT:
         waited = share_text(float(seen.pressure[at]))
-        return f"Tasks wait for a processor in {waited} of the time{where}, though the CPUs are not full."
+        title = f"Tasks wait for a processor in {waited} of the time{where}"
+        room = seen.percent[at] < thresholds.CPU_ROOM_PERCENT
+        return f"{title}, though the CPUs are not full." if room else f"{title}."
     by_job = seen.own[at] >= thresholds.CPU_OWN_SHARE * seen.percent[at]
     if by_job:
         return f"The job keeps {of_cores}{where} busy."

@@ -1,46 +1,135 @@
-"""The place in the user's code that a stack shows: the innermost line that is not a library's."""
+"""The place in the code that stacks agree on.
+
+Of the frames of a stack only the user's own and those of a training framework (``framework_frames.py``) are named: what
+torch or a plotting library does below them explains less than the line that called it.  A frame explains the time if
+most of the stacks have it.  Of these the one deepest inside is named: the user's own line where there is one, be it
+called by a framework (a callback); else what the framework does there, and the user's line that called the framework.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
+from stepscope.diagnosis.framework_frames import framework_of, word_of
 from stepscope.diagnosis.view import View
 
 __all__ = ["seen_at"]
 
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "stepscope/recorder")
 """In the path of a frame that is not the user's own."""
-AGREE_SHARE = 0.3
-"""Of the stacks must show a place for it to be named."""
+AGREE_SHARE = 0.6
+"""Of the stacks must have a frame for it to be named: the sentence says "mostly"."""
+STACKS_AT_LEAST = 2
+"""A single one may have been taken anywhere."""
 
 
-def seen_at(view: View, ranks: Collection[int] = ()) -> str:
-    """``write_report, train.py:66``: where the ranks (all when none are given) were mostly seen; empty if nowhere."""
-    seen = [
-        place
+@dataclass(frozen=True, kw_only=True)
+class _Frame:
+    path: str
+    function: str
+    line: int
+    framework: str | None
+    """None: the user's own."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.path, self.function
+
+    @property
+    def word(self) -> str | None:
+        return word_of(self.framework, self.function) if self.framework is not None else None
+
+
+def seen_at(
+    view: View,
+    ranks: Collection[int] = (),
+    *,
+    besides: Collection[int] = (),
+    steps: Collection[int] | None = None,
+    between: bool | None = None,
+) -> str:
+    """``write_report, train.py:66``: where the ranks (all when none are given) were mostly seen; empty if nowhere.
+
+    Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
+    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only what was
+    seen in these; ``between``: only what was seen between two steps, or only within one.
+    """
+    stacks = [
+        frames
         for stack in view.window.stacks
-        if (not ranks or stack.get("rank") in ranks) and (place := _place(stack.get("frames")))
+        if (not ranks or stack.get("rank") in ranks)
+        and stack.get("rank") not in besides
+        and (steps is None or stack.get("step") in steps)
+        and (between is None or stack.get("between") in (None, between))
+        and (frames := _named_frames(stack.get("frames")))
     ]
-    functions = Counter((path, function) for path, function, _ in seen)
-    if not functions:
+    if len(stacks) < STACKS_AT_LEAST:
         return ""
-    (path, function), count = functions.most_common(1)[0]
-    if count < AGREE_SHARE * len(seen):
+    counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
+    agreed = {key for key, count in counts.items() if count >= AGREE_SHARE * len(stacks)}
+    chosen = [(frames, at) for frames in stacks if (at := _deepest(frames, agreed)) is not None]
+    if not chosen:
         return ""
-    line = Counter(at for *where, at in seen if where == [path, function]).most_common(1)[0][0]
-    where = f"{path.rpartition('/')[2]}:{line}"
-    return where if function in ("", "<module>") else f"{function}, {where}"
+    key, count = Counter(frames[at].key for frames, at in chosen).most_common(1)[0]
+    if count < AGREE_SHARE * len(stacks):
+        return ""
+    having = [(frames, at) for frames, at in chosen if frames[at].key == key]
+    line, times = Counter(frames[at].line for frames, at in having).most_common(1)[0]
+    calls_on = sum(at > 0 for _, at in having)
+    if 2 * calls_on > len(having) and times < AGREE_SHARE * len(stacks):
+        return ""  # it calls now this, now that, and no line of it explains anything
+    return _text(*next((frames, at) for frames, at in having if frames[at].line == line))
 
 
-def _place(frames: Any) -> tuple[str, str, int] | None:
-    """Path, function and line of the innermost frame of the user's own."""
+def _deepest(frames: list[_Frame], agreed: Collection[tuple[str, str]]) -> int | None:
+    """Where in the stack (innermost first) the agreed frame stands that explains most."""
+    at = [index for index, frame in enumerate(frames) if frame.key in agreed]
+    if not at or frames[at[0]].framework is None:
+        return at[0] if at else None
+    # A framework's: the one of its frames that has a meaning, as far as the user's line that called it.
+    own = next((index for index in at if frames[index].framework is None), len(frames))
+    return next((index for index in at if index < own and frames[index].word is not None), at[0])
+
+
+def _text(frames: list[_Frame], at: int) -> str:
+    frame, above = frames[at], frames[at + 1 :]
+    function = frame.function.rpartition("<locals>.")[2]
+    caller = next((one for one in above if one.framework is None), None)
+    if frame.framework is None:
+        # What the framework that called it was doing; beyond the user's line that called the framework, nothing counts.
+        called_by = above[: above.index(caller)] if caller is not None else above
+        word = next((one.word for one in called_by if one.word is not None), None)
+        where = f"{frame.path.rpartition('/')[2]}:{frame.line}"
+        text = where if function in ("", "<module>") else f"{function}, {where}"
+    else:
+        word = frame.word
+        text = f"{_inside_packages(frame.path)}:{frame.line} in {function}"
+        text += f", from {caller.path.rpartition('/')[2]}:{caller.line}" if caller is not None else ""
+    return f"{word}: {text}" if word else text
+
+
+def _inside_packages(path: str) -> str:
+    """``transformers/trainer.py``."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        path = path.rpartition(folder)[2]
+    return path
+
+
+def _named_frames(frames: Any) -> list[_Frame]:
+    """The user's own and the framework's, innermost first; none when they make no sense."""
+    found = []
     for frame in frames if isinstance(frames, list) else ():
         if not isinstance(frame, dict):
-            return None
+            return []
         path, function, line = frame.get("file"), frame.get("function"), frame.get("line")
-        if not isinstance(path, str) or any(part in path for part in LIBRARIES):
+        if not isinstance(path, str):
             continue
-        return path, function if isinstance(function, str) else "", line if isinstance(line, int) else 0
-    return None
+        framework = framework_of(path)
+        if framework is None and any(part in path for part in LIBRARIES):
+            continue
+        name, number = function if isinstance(function, str) else "", line if isinstance(line, int) else 0
+        found.append(_Frame(path=path, function=name, line=number, framework=framework))
+    return found

@@ -6,6 +6,7 @@ for its exchange or runs out of memory: they are in the advice of those findings
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.ddp_advice import all_were_used
 from stepscope.diagnosis.samples import number
 from stepscope.diagnosis.window import Window
+from stepscope.records.group_kinds import kind_of
 from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START
 from stepscope.records.units import count_text, duration_text, ms_text, named_ranks, share_text
 
@@ -31,7 +33,7 @@ def remarks_on(window: Window) -> list[str]:
     world_size = max((identity.world_size for identity in window.identities), default=1)
     loader = _part(facts, "loader")
     return [
-        *_sampling(loader, world_size),
+        *_sampling(loader, _replicas(window, facts)),
         *_last_batch(window, facts, loader),
         *_unequal_epochs(window),
         *_normalising(facts, loader, world_size),
@@ -43,18 +45,38 @@ def remarks_on(window: Window) -> list[str]:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def _sampling(loader: Mapping[str, Any], world_size: int) -> Iterator[str]:
+def _sampling(loader: Mapping[str, Any], replicas: int) -> Iterator[str]:
+    """``replicas``: of the model, which are to train on different samples; 1 where that is not known."""
     sampler = loader.get("sampler")
-    if world_size > 1 and loader.get("distributed_sampler") is False and sampler in PLAIN_SAMPLERS:
+    if replicas > 1 and loader.get("distributed_sampler") is False and sampler in PLAIN_SAMPLERS:
+        whose = f"Each of the {replicas} replicas of the model"
         yield (
-            f"Each of the {world_size} ranks draws from the whole dataset ({sampler}): without a DistributedSampler "
-            "they train on the same samples, unless the dataset itself is split."
+            f"{whose} draws from the whole dataset ({sampler}): without a DistributedSampler they train on the same "
+            "samples, unless the dataset itself is split."
         )
     if loader.get("set_epoch_missing") is True:
         yield (
             "DistributedSampler.set_epoch() is not called: every epoch has the same order. "
             "Call it with the number of the epoch before each."
         )
+
+
+def _replicas(window: Window, facts: Mapping[str, Any]) -> int:
+    """Ranks of one tensor-, context- or pipeline-parallel group are to get the same samples, and are one replica.
+
+    Where nothing says which ranks those are, nothing is said: samples that differ within such a group spoil the model.
+    """
+    mesh = _part(facts, "mesh")
+    names, shape = mesh.get("names"), mesh.get("shape")
+    if isinstance(names, list) and isinstance(shape, list) and names and len(names) == len(shape):
+        sizes = [size for name, size in zip(names, shape, strict=True) if kind_of(str(name)) in ("data", "expert")]
+        return math.prod(size for size in sizes if isinstance(size, int))
+    exchanges = window.communication
+    sizes_by_kind = {group.kind: group.size for group in exchanges.groups} if exchanges is not None else {}
+    if "data" in sizes_by_kind:
+        return sizes_by_kind["data"]
+    shared = sizes_by_kind.get("tensor", 1) * sizes_by_kind.get("context", 1)
+    return (_peers(facts) if _is_parallel(facts) else 1) // shared
 
 
 def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, Any]) -> Iterator[str]:

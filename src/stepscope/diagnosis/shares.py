@@ -16,7 +16,17 @@ from stepscope.diagnosis.robust import lower_median
 from stepscope.diagnosis.view import View
 from stepscope.records.slot import FLAG_EPOCH_START
 
-__all__ = ["Part", "common", "epoch_starts", "is_even", "ordinary_steps", "part_of", "stretches_with", "where_stopped"]
+__all__ = [
+    "Part",
+    "common",
+    "epoch_starts",
+    "having",
+    "is_even",
+    "ordinary_steps",
+    "part_of",
+    "stretches_with",
+    "where_stopped",
+]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -83,6 +93,11 @@ def common(durations_ns: Floats) -> Floats:
 def is_even(durations_ns: Floats) -> bool:
     """Whether every step has about as much of it; else some have much and most hardly any."""
     return bool(np.median(durations_ns) >= durations_ns.mean() / 2)
+
+
+def having(durations_ns: Floats) -> Bools:
+    """[S]; the steps that have a good part of it, where most have hardly any."""
+    return np.asarray(durations_ns > durations_ns.mean() / 2, np.bool_)
 
 
 def stretches_with(shared_ns: Floats, step_ns: Floats, least_share: float) -> float:

@@ -21,7 +21,18 @@ from stepscope.diagnosis.unclaimed import STOPS
 from stepscope.diagnosis.view import View
 from stepscope.records.phases import BUILTIN_PHASES
 
-__all__ = ["Spike", "SpikeSeries", "around", "beat_of", "saved_at", "spike_series", "spikes_of", "stopped"]
+__all__ = [
+    "Spike",
+    "SpikeSeries",
+    "around",
+    "beat_of",
+    "saved_at",
+    "spike_series",
+    "spikes_of",
+    "stop_phases",
+    "stopped",
+    "without_stops",
+]
 
 Floats = NDArray[np.float64]
 Columns = NDArray[np.intp]
@@ -65,12 +76,24 @@ def spike_series(values_ns: Floats) -> SpikeSeries:
     return SpikeSeries(values_ns=values_ns, local_ns=local, typical_ns=typical_ns, spiky=rest > least)
 
 
+def stop_phases(view: View) -> list[str]:
+    """Phases that stop the training now and then."""
+    return [name for name in view.phases if name in STOPS or (name not in BUILTIN_PHASES and _rare(view, name))]
+
+
+def without_stops(view: View, excess_ns: Floats) -> Floats:
+    """[P, R]; the excess of spikes: what stops the training was taken off before they were sought."""
+    kept: Floats = excess_ns.copy()
+    kept[[view.phases.index(name) for name in stop_phases(view)]] = 0.0
+    return kept
+
+
 def stopped(view: View, claims: Sequence[Claim]) -> Floats:
     """[S]; what phases that stop the training now and then take, as far as nobody has explained it yet.
 
     Such a phase of one rank makes its peers' next step longer, by what its own step is not long enough for.
     """
-    names = [name for name in view.phases if name in STOPS or (name not in BUILTIN_PHASES and _rare(view, name))]
+    names = stop_phases(view)
     if not names:
         return np.zeros(len(view.steps))
     here = where_stopped(view, np.sum([view.phase(name) for name in names], axis=0))

@@ -20,6 +20,7 @@ from stepscope.diagnosis.spike_steps import (
     spike_series,
     spikes_of,
     stopped,
+    without_stops,
 )
 from stepscope.diagnosis.timing_advice import for_stall
 from stepscope.diagnosis.view import View, cost_of
@@ -66,7 +67,7 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
     usual = typical(view, near[~series.spiky[near] & ~np.isin(near, columns)])
     over = view.phase_ns[:, :, columns] - usual[:, :, None]
     excess = over.sum(axis=2)
-    place = locate(view, excess, spike.extra_ns)
+    place = locate(view, without_stops(view, excess), spike.extra_ns)
     at, last, took_ns = _when(view, series, place, columns, over)
     saved = saved_at(series, spike.columns)
     cost = cost_of(view, saved)

@@ -119,6 +119,9 @@ data-parallel step; from a quarter on something can be done."""
 COMM_CRITICAL_SHARE = 0.50
 COMM_FLOOR_NS = 5_000_000
 """Ranks of a tiny model that share a machine's cores spend milliseconds in gloo's threads; nobody trains like that."""
+BUBBLE_SLACK = 0.20
+"""Of the step that the stages of a pipeline may wait for each other beyond what even ones would: stages are never quite
+even, and each exchange takes a moment."""
 OPTIMIZER_SHARE = 0.25
 """Adam without fused kernels takes up to a fifth of the step of a small model; beyond, a setting is wrong."""
 OPTIMIZER_CRITICAL_SHARE = 0.50
@@ -387,6 +390,8 @@ CLOCK_BUSY_PERCENT = 50.0
 """Utilisation at which a clock says anything: an idle GPU lowers it by itself."""
 CPU_FULL_PERCENT = 95.0
 """Of all cores."""
+CPU_ROOM_PERCENT = 80.0
+"""Of all cores: below, they are not full by anybody's word."""
 CPU_RUNNABLE_PER_CORE = 1.5
 """Tasks that want to run: at one per core a full CPU is well used and nobody waits …"""
 CPU_HEAVY_PER_CORE = 3.0

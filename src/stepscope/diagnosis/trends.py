@@ -7,7 +7,7 @@ effect (a share of the step) and must stand out from the wander of the machine's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,11 @@ class _Slow:
     def share(self) -> float:
         return self.extra_ns / self.before_ns if self.before_ns else 0.0
 
+    def whole(self, explained_ns: Floats) -> _Slow:
+        """The same of whole steps, with what is explained already: the lengths that everything else shows."""
+        usual_ns = float(np.median(explained_ns[max(self.first - BESIDE_STEPS, 0) : self.first]))
+        return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + usual_ns)
+
 
 def find_trends(view: View, left_ns: Floats) -> list[Claim]:
     """``left_ns`` [S]: the steps without what is explained already."""
@@ -57,9 +62,10 @@ def find_trends(view: View, left_ns: Floats) -> list[Claim]:
     line = trend(left_ns)
     if _drifts(left_ns, line, starts):
         return [_drift(view, left_ns, line)]
+    explained_ns = view.step_ns - left_ns
     drops, change = _slow_stretches(left_ns, starts)
-    claims = [_change_point(view, change, own.scatter)] if change is not None else []
-    return [*claims, *([_throughput_drop(view, drops)] if drops else [])]
+    claims = [_change_point(view, change, explained_ns, own.scatter)] if change is not None else []
+    return [*claims, *([_throughput_drop(view, drops, explained_ns)] if drops else [])]
 
 
 # -- drift ----------------------------------------------------------------------------------------------------------
@@ -84,6 +90,8 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
     count = len(values)
     tenth = max(count // 10, 2)
     first_ns, last_ns = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
+    explained_ns = float(np.median((view.step_ns - values)[:tenth]))
+    whole_first, whole_last = (first_ns + explained_ns) / 1e6, (last_ns + explained_ns) / 1e6
     growth_share = line.slope * (count - 1) / first_ns
     saved = np.clip(line.line(count) - first_ns, 0.0, None)
     excess = typical(view, np.arange(count - tenth, count)) - typical(view, np.arange(tenth))
@@ -97,8 +105,8 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
             kind="drift",
             severity=severity if steady and growth_share >= thresholds.GROWTH_WARNING_SHARE else "info",
             title=(
-                f"Steps grow by {_slope_text(line.slope)}: {ms_text(first_ns / 1e6)} at first, "
-                f"{ms_text(last_ns / 1e6)} now; the growth is {where.strip() if where else 'in no single phase'}."
+                f"Steps grow by {_slope_text(line.slope)}: {ms_text(whole_first)} at first, "
+                f"{ms_text(whole_last)} now; the growth is {where.strip() if where else 'in no single phase'}."
             ),
             ranks=place.ranks(view),
             phase=place.phase,
@@ -108,8 +116,8 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
                 "clock": view.clock,
                 "ms_per_1000_steps": round(line.slope * 1000 / 1e6, 4),
                 "growth_share": round(growth_share, 4),
-                "first_ms": round(first_ns / 1e6, 3),
-                "last_ms": round(last_ns / 1e6, 3),
+                "first_ms": round(whole_first, 3),
+                "last_ms": round(whole_last, 3),
                 "p": line.p,
                 "wander_ms": round(line.wander / 1e6, 3),
                 "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
@@ -172,9 +180,10 @@ def _all_slower(values: Floats, slow: _Slow) -> bool:
     return bool(rise >= thresholds.EXPLAINS_SHARE * slow.extra_ns)
 
 
-def _change_point(view: View, slow: _Slow, wander_ns: float) -> Claim:
+def _change_point(view: View, slow: _Slow, explained_ns: Floats, wander_ns: float) -> Claim:
     saved = _saved(view, [slow])
     place, excess = _place(view, slow)
+    shown = slow.whole(explained_ns)
     cost = cost_of(view, saved)
     step = int(view.steps[slow.first])
     where = where_text(place, view)
@@ -185,15 +194,15 @@ def _change_point(view: View, slow: _Slow, wander_ns: float) -> Claim:
             kind="change_point",
             severity="warning" if warns else "info",
             title=(
-                f"From step {step} on steps take {ms_text(slow.level_ns / 1e6)} instead of "
-                f"{ms_text(slow.before_ns / 1e6)} (+{share_text(slow.share)}){',' if where else ''}{where}."
+                f"From step {step} on steps take {ms_text(shown.level_ns / 1e6)} instead of "
+                f"{ms_text(shown.before_ns / 1e6)} (+{share_text(shown.share)}){',' if where else ''}{where}."
             ),
             ranks=ranks,
             phase=place.phase,
             steps=(step, int(view.steps[-1])),
             cost=cost,
             evidence={
-                **_levels_evidence(view, slow, excess, place),
+                **_levels_evidence(view, shown, excess, place),
                 "wander_ms": round(wander_ns / 1e6, 3),
                 "steps_since": slow.end - slow.first,
             },
@@ -204,10 +213,11 @@ def _change_point(view: View, slow: _Slow, wander_ns: float) -> Claim:
     )
 
 
-def _throughput_drop(view: View, drops: list[_Slow]) -> Claim:
+def _throughput_drop(view: View, drops: list[_Slow], explained_ns: Floats) -> Claim:
     worst = max(drops, key=lambda slow: slow.extra_ns * (slow.end - slow.first))
     saved = _saved(view, drops)
     place, excess = _place(view, worst)
+    shown = worst.whole(explained_ns)
     cost = cost_of(view, saved)
     where = where_text(place, view)
     ranks = place.ranks(view)
@@ -216,18 +226,18 @@ def _throughput_drop(view: View, drops: list[_Slow]) -> Claim:
             kind="throughput_drop",
             severity="info" if _passed_around(view, worst, place) else severity_of(cost["share"], worst.extra_ns),
             title=(
-                f"{_stretches_text(view, drops)} slower: {_per_second(worst.before_ns)} fell to "
-                f"{_per_second(worst.level_ns)} steps/s{',' if where else ''}{where}; it recovered."
+                f"{_stretches_text(view, drops)} slower: {_per_second(shown.before_ns)} fell to "
+                f"{_per_second(shown.level_ns)} steps/s{',' if where else ''}{where}; it recovered."
             ),
             ranks=ranks,
             phase=place.phase,
             steps=(int(view.steps[drops[0].first]), int(view.steps[drops[-1].end - 1])),
             cost=cost,
             evidence={
-                **_levels_evidence(view, worst, excess, place),
+                **_levels_evidence(view, shown, excess, place),
                 "stretches": [[int(view.steps[slow.first]), int(view.steps[slow.end - 1])] for slow in drops],
-                "steps_per_second_before": round(1e9 / worst.before_ns, 3),
-                "steps_per_second_during": round(1e9 / worst.level_ns, 3),
+                "steps_per_second_before": round(1e9 / shown.before_ns, 3),
+                "steps_per_second_during": round(1e9 / shown.level_ns, 3),
             },
             advice=for_slow_stretch(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=True),
             confidence=0.85,

@@ -8,12 +8,13 @@ long together; or for good between groups that do different work (pipeline stage
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.advice import for_uneven_groups
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.robust import longest, median_rank, medians, peer_deviation, persistence_z, spread, z_needed
 from stepscope.diagnosis.view import View, cost_of
@@ -30,7 +31,7 @@ def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     """``late``: ranks that were found to be late for good."""
     if len(view.ranks) < 2 or not view.enough:
         return []
-    by_design = _groups_differ(view)
+    by_design = _groups_differ(view, late)
     kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
     kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]
     if len(kept) < 2 or _share_devices(view):
@@ -172,45 +173,88 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
     return Claim(finding=finding, saved_ns=saved_ns)
 
 
-def _groups_differ(view: View) -> list[Claim]:
-    """Groups of ranks that do different work (pipeline stages): the slowest against the mean of all."""
-    numbers = np.unique(view.groups)
-    if len(numbers) < 2:
+def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
+    """Groups of ranks that do different work (pipeline stages): the slowest against the mean of all.
+
+    A rank that is late among its own peers says nothing of the work of its group.
+    """
+    rows = _rows_by_group(view, late)
+    if len(rows) < 2:
         return []
-    by_group = np.stack([median_rank(view.work_ns[view.groups == number]) for number in numbers])
-    by_group = by_group[:, ~np.isnan(by_group).any(axis=0)]
+    by_group = np.stack([median_rank(view.work_ns[own]) for own in rows])
+    known = np.asarray(~np.isnan(by_group).any(axis=0))
+    by_group = by_group[:, known]
     if by_group.shape[1] < thresholds.MIN_STEPS:
         return []
     slowest = int(np.argmax(medians(by_group)))
     ahead = by_group[slowest] - np.delete(by_group, slowest, axis=0).mean(axis=0)
     typical_ns = float(np.median(ahead))
     enough = typical_ns >= thresholds.IMBALANCE_WARNING_SHARE * view.median_step_ns
-    if not enough or persistence_z(ahead) < z_needed(len(numbers)):
+    if not enough or persistence_z(ahead) < z_needed(len(rows)):
         return []
-    level_ns = float(medians(by_group).mean())
-    saved_ns = np.maximum(longest(view.work_ns) - np.maximum(level_ns, 0.0), 0.0)
-    saved_ns = np.minimum(saved_ns, np.maximum(float(medians(by_group).max()) - level_ns, 0.0))
+    levels = medians(by_group)
+    saved_ns = np.maximum(longest(view.work_ns) - float(levels.mean()), 0.0)
+    saved_ns = np.minimum(saved_ns, float(levels.max() - levels.mean()))
     cost = cost_of(view, saved_ns)
-    ranks = tuple(rank for rank, group in zip(view.ranks, view.groups, strict=True) if group == numbers[slowest])
+    number = view.groups[rows[slowest][0]]
+    ranks = tuple(rank for rank, group in zip(view.ranks, view.groups, strict=True) if group == number)
+    by_phase = _ahead_by_phase(view, rows, slowest, known)
+    phase, most = max(by_phase.items(), key=lambda item: item[1], default=("", 0.0))
+    mostly = phase if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
+    # As if the surplus were gone, and the next group the slowest; shared with the others, it stays in part.
+    without = cost_of(view, np.full(len(view.steps), float(levels.max() - np.delete(levels, slowest).max())))
     finding = Finding(
         kind="imbalance",
         severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
         title=(
-            f"{named_ranks(ranks)} have {ms_text(typical_ns / 1e6)} more work in each step than the other groups of "
-            f"ranks; evenly shared, steps would be {share_text(cost['share'])} shorter."
+            f"{named_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {ms_text(typical_ns / 1e6)} more work in "
+            f"each step than {_others(view, len(rows))}{f', mostly in {mostly}' if mostly else ''}; evenly shared, "
+            f"steps would be {share_text(cost['share'])} shorter."
         ),
         ranks=ranks,
+        phase=mostly,
         steps=view.span,
         cost=cost,
         evidence={
             "clock": view.clock,
             "by": "groups",
-            "groups": len(numbers),
-            "work_ms_by_group": [round(float(value) / 1e6, 3) for value in medians(by_group)],
+            "groups": len(rows),
+            "stages": view.window.stages,
+            "work_ms_by_group": [round(float(value) / 1e6, 3) for value in levels],
             "excess_ms": round(typical_ns / 1e6, 3),
+            "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
+            "share_without_excess": without["share"],
             "steps_used": int(by_group.shape[1]),
         },
-        advice=("Move layers from the slowest stage to the others: embedding and loss count as layers too.",),
+        advice=for_uneven_groups(ranks, mostly, stages=view.window.stages, share_without=without["share"]),
         confidence=0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _rows_by_group(view: View, late: Collection[int]) -> list[NDArray[np.intp]]:
+    """The ranks of each group that are not late; all of them where nobody else is left."""
+    is_late = np.isin(view.ranks, list(late))
+    found = []
+    for number in np.unique(view.groups):
+        members = view.groups == number
+        found.append(np.flatnonzero(members & ~is_late) if (members & ~is_late).any() else np.flatnonzero(members))
+    return found
+
+
+def _ahead_by_phase(
+    view: View, rows: Sequence[NDArray[np.intp]], slowest: int, known: NDArray[np.bool_]
+) -> dict[str, float]:
+    """What the slowest group takes more than the mean of the others, in the median step."""
+    found = {}
+    for name in view.phases:
+        if name != "comm" or not view.comm_measured:
+            times = np.stack([median_rank(view.phase(name)[own])[known] for own in rows])
+            found[name] = float(np.median(times[slowest] - np.delete(times, slowest, axis=0).mean(axis=0)))
+    return found
+
+
+def _others(view: View, groups: int) -> str:
+    what = "pipeline stage" if view.window.stages else "group of ranks"
+    plural = "pipeline stages" if view.window.stages else "groups of ranks"
+    return f"the other {what}" if groups == 2 else f"the other {plural}"

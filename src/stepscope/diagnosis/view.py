@@ -87,6 +87,12 @@ class View:
         return next((facts for index in self.rows if (facts := self.window.facts[index])), {})
 
     @property
+    def accumulates(self) -> bool:
+        """Whether several batches make a step."""
+        batches = self.window.batches[self.rows]
+        return bool(len(batches)) and float(np.median(batches)) > 1
+
+    @property
     def hides_device(self) -> bool:
         """Whether the run is on a device whose times are not known.
 

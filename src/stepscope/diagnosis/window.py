@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.communication import Communication, build_communication
-from stepscope.diagnosis.peers import peer_groups
+from stepscope.diagnosis.peers import is_pipeline, peer_groups
 from stepscope.diagnosis.robust import mean_rank, spread
 from stepscope.diagnosis.samples import during, of_kind
 from stepscope.records.identity import RankIdentity
@@ -88,7 +88,11 @@ class Window(Planes):
     ddp_ns: tuple[NDArray[np.float64], ...]
     """By rank, how long DDP says that computing the gradients took, whenever it said so."""
     groups: NDArray[np.intp]
-    """[R]; ranks of one number do the same work on different data and may be compared."""
+    """[R]; ranks of one number have the same work to do and may be compared."""
+    stages: bool
+    """Whether the ranks are stages of a pipeline; ranks of different groups then do different work."""
+    batches: NDArray[np.float64]
+    """[R]; how many batches make a step, in the median one; 1 without gradient accumulation, 0: not known."""
     samples: tuple[dict[str, Any], ...]
     """What the agents saw of hosts, processes and GPUs while these steps ran."""
     probes: tuple[dict[str, Any], ...]
@@ -172,6 +176,8 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         facts=tuple(series.facts for series in trained),
         ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
         groups=groups,
+        stages=is_pipeline(trained),
+        batches=np.array([_batches(series) for series in trained], np.float64),
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
@@ -258,6 +264,12 @@ def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.flo
         return np.zeros(0)
     said = series.steps["ddp_compute_ns"]
     return np.asarray(said[(said > 0) & (series.steps["step"] >= steps[0])], np.float64)
+
+
+def _batches(series: RankSeries) -> float:
+    """Of a loop without a DataLoader, backward passes: as many, unless there are several models."""
+    taken = float(np.median(series.steps["batches"]))
+    return taken or float(np.median(series.steps["micro_batches"]))
 
 
 def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:

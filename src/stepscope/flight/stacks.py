@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from stepscope.records.hang import Frame, StackGroup, ThreadStack
@@ -54,7 +55,10 @@ def is_stacks(text: str) -> bool:
 
 
 def parse_threads(text: str) -> tuple[ThreadStack, ...]:
-    """The threads in the order of the text; at most one of them is ``main``."""
+    """The threads in the order of the text; at most one of them is ``main``.
+
+    Functions without their classes, which only a handler in Python writes: what is blocked where is told by bare names.
+    """
     names: list[str] = []
     stacks: list[list[Frame]] = []
     single = False
@@ -67,7 +71,7 @@ def parse_threads(text: str) -> tuple[ThreadStack, ...]:
             stacks.append([])
             single = head["current"] is None
         elif stacks and len(stacks[-1]) < MAX_FRAMES and (frame := parse_frame(line)) is not None:
-            stacks[-1].append(frame)
+            stacks[-1].append(replace(frame, function=frame.function.rpartition(".")[2]))
     main = 0 if single and len(stacks) == 1 else _main(stacks)
     return tuple(
         ThreadStack(main=number == main, name=name, frames=tuple(frames))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepscope.flight.failures import DISAGREED, TAKEN_ALONG
+from stepscope.flight.failures import lost_peer
 from stepscope.flight.verdict import Side, Verdict
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.activity import Activity
 from stepscope.hangs.elsewhere import rule_elsewhere
 from stepscope.hangs.reasons import account, alike, culprits_of, unanswered
+from stepscope.hangs.recorders import RAISED
 from stepscope.hangs.situation import Ruling, Situation
 from stepscope.hangs.waits import circles, cycle_text, is_p2p, waits_of
 from stepscope.hangs.words import collective_text, group_text, listed, place_text, seconds_text
@@ -105,7 +106,8 @@ def _gone(situation: Situation) -> Ruling | None:
 
 
 def _taken_along(ended: str) -> bool:
-    return "SIGTERM" in ended or any(words in ended.lower() for words in (*TAKEN_ALONG, *DISAGREED))
+    kind, _, message = ended.removeprefix(RAISED).partition(": ")
+    return "SIGTERM" in ended or lost_peer(kind, message)
 
 
 def _frozen(situation: Situation) -> Ruling | None:

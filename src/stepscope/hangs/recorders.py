@@ -20,7 +20,7 @@ from stepscope.flight.verdict import Verdict
 from stepscope.hangs.evidence import Evidence
 from stepscope.records.hang import WaitingIn
 
-__all__ = ["DeviceQueue", "Recorders", "read_recorders"]
+__all__ = ["RAISED", "DeviceQueue", "Recorders", "read_recorders"]
 
 MOST_PENDING = 64
 """Of one rank."""

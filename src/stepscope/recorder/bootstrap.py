@@ -6,7 +6,7 @@ library until the script itself imports torch; then the hooks go in.
 
 Which processes are ranks?  The one the launcher started, and each one that a launcher gave a rank of its own.  Their
 Python children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are helpers: they leave
-nothing behind, unless they turn out to train themselves.
+nothing behind, unless they turn out to train themselves.  Then they have a log from there on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.instrument import Instrumentation
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.identity import RankIdentity
 from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
 
 __all__ = ["current", "start", "start_from_environment", "switched_off"]
@@ -49,6 +50,8 @@ def start_from_environment() -> None:
     recorder = start(Path(session), Path(run_dir))
     claims = _claim(Path(run_dir), None if is_launcher(sys.orig_argv) else rank_from(os.environ))
     watch_end(recorder, Path(run_dir), helper=not claims)
+    if not claims:
+        recorder.when_known(lambda who: _keep_as(Path(run_dir), who))
     os.register_at_fork(after_in_child=_forked)
 
 
@@ -64,11 +67,24 @@ def _claim(run_dir: Path, rank: int | None) -> bool:
 
 
 @failsafe
+def _keep_as(run_dir: Path, who: RankIdentity) -> None:
+    """A helper turned out to train, as this rank: what it prints from now on is that rank's."""
+    keep_output(run_dir, log_path(run_dir, rank=who.rank, attempt=who.attempt), rank=who.rank, launcher=False)
+
+
+@failsafe
 def _forked() -> None:
-    """A child that was given a rank before it was forked, by a launcher that loads torch once for all, is that rank."""
+    """A child that was given a rank before it was forked, by a launcher that loads torch once for all, is that rank.
+
+    One that learns it later, from its process group, has a log of its own from there on.
+    """
     rank, run_dir = rank_from(os.environ), os.environ.get(ENV_RUN_DIR)
-    if rank is not None and run_dir and ENV_CLAIM in os.environ:
+    if not run_dir or ENV_CLAIM not in os.environ:
+        return
+    if rank is not None:
         _claim(Path(run_dir), rank)
+    elif _recorder is not None:
+        _recorder.when_known(lambda who: _keep_as(Path(run_dir), who) if who.world_size > 1 else None)
 
 
 def start(session: Path, run_dir: Path) -> Recorder:

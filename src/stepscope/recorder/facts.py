@@ -1,4 +1,4 @@
-"""Facts about the live objects of the training: loader, model, DDP, FSDP, optimizer and settings of the process.
+"""Facts about the live objects of the training: loader, model, DDP, FSDP, optimizer, who runs the loop, the process.
 
 The hooks show the objects as they meet them, outside of the hot path: a loader when an iterator is taken, a root when
 it is found, an optimizer at the end of a step at which the recorder looks around.  They are held by weak references,
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.recorder.autocast import seen_in
+from stepscope.recorder.callers import Callers
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.loaders import Loaders
 from stepscope.recorder.model import ModelWalk
@@ -34,6 +35,7 @@ class LiveObjects:
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now = now
         self._loaders = Loaders()
+        self._callers = Callers()
         self._roots: list[_Root] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._failed: list[Callable[..., dict[str, Any] | None]] = []
@@ -47,6 +49,7 @@ class LiveObjects:
     def meet_root(self, module: Any, autocast: str | None, output_dtype: str) -> None:
         if len(self._roots) < MAX_OBJECTS:
             self._roots.append(_Root(module, autocast, output_dtype))
+            self._once_failed_never_again(self._of_callers)
 
     @failsafe
     def meet_optimizer(self, optimizer: Any) -> None:
@@ -67,6 +70,7 @@ class LiveObjects:
         self.facts = {
             **self.facts,
             **self._once_failed_never_again(self._of_process),
+            **self._once_failed_never_again(self._of_callers),
             **self._once_failed_never_again(self._of_loader, step),
             **self._once_failed_never_again(self._of_optimizer),
             **self._once_failed_never_again(self._of_model, until_ns),
@@ -98,6 +102,11 @@ class LiveObjects:
     def _of_loader(self, step: int) -> dict[str, Any]:
         self._loaders.choose()
         return self._loaders.facts(step)
+
+    @failsafe
+    def _of_callers(self) -> dict[str, Any]:
+        self._callers.look()
+        return self._callers.facts()
 
     @failsafe
     def _of_optimizer(self) -> dict[str, Any]:

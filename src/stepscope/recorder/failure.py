@@ -164,6 +164,7 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
         "traceback": text[-MAX_TRACEBACK:],
         "wall_ns": time.time_ns(),
         "step": recorder.step if recorder.ring is not None else None,
+        "script": recorder.ring is None and not is_launcher(sys.orig_argv) and rank_from(os.environ) is None,
         "exit_codes": _exit_codes(error),
     }
     child, index = getattr(error, "error_pid", None), getattr(error, "error_index", None)

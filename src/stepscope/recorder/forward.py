@@ -15,8 +15,11 @@ While dynamo traces, a wrapper is nothing but the call of the original (``is_dyn
 the search is on again.  Rarely, because every assignment to a class makes the interpreter forget what it had learnt
 about that class, and CPython stops learning after a thousand of them.
 
-Without gradients the same modules are evaluated, not trained: their time is ``eval``, and so is the input waited for
-just before.
+*Without gradients* a model is evaluated or infers, whoever it is: its time is ``eval``.  That may be a root, what a
+root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), and a model of
+another class (a teacher, a reward model, a frozen encoder): the search finds its class.  Since evaluation may begin
+long after the first steps, a search also begins where a loader is iterated for the first times, and ends with the next
+call of a model.  Inside of forward and backward nothing changes: a reentrant checkpoint runs without gradients as well.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -35,7 +38,7 @@ from stepscope.recorder.guard import failsafe
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT
+from stepscope.records.phases import BACKWARD, EVAL, FIRST_USER_SLOT, FORWARD, INPUT, OTHER
 from stepscope.records.slot import FLAG_DISCOVERY
 from stepscope.ring.words import ENTER, TIME_SHIFT
 
@@ -47,7 +50,21 @@ MAX_LOOKS = 64
 """Searches in the life of a process; a loop without modules would search for ever."""
 MAX_IDLE_CALLS = 64
 """Outermost calls without any sign of training (an inference process) after which the search rests."""
+MAX_EXPECTATIONS = 64
+"""Searches in the life of a process that begin with a loader."""
+EXPECTED_CALLS = 8
+"""Outermost calls after which such a search ends: of modules that are no models."""
+EXPECTED_OF_LOADER = 2
+"""Of how many iterations of one loader."""
 MAX_FRAMES = 40
+MAX_WRAPPERS = 8
+INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_forward_module")
+"""Under which name a wrapper has its model: DDP, DeepSpeed and EMA; ``torch.compile``; FSDP; Fabric."""
+CHECKPOINTING = ("checkpoint.py", "checkpointing.py")
+"""Files whose ``forward`` runs modules without gradients, to run them again in backward."""
+
+IN_EVAL_MODE, IN_TRAINING_MODE, CHECKPOINTED = 0, 1, 2
+"""How a root was trained when it was found."""
 
 Call = Callable[..., Any]
 
@@ -61,8 +78,15 @@ class ForwardProbe:
         self._patches = patches
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-        self._roots: dict[int, bool] = {}
-        """id of a root → was it in training mode when found."""
+        self._roots: dict[int, int] = {}
+        """id of a root, or of what it wraps → how it was trained when found."""
+        self._frozen: dict[int, bool] = {}
+        """ids of models that had no parameter to train when found."""
+        self._iterations: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """How often loaders were iterated."""
+        self._expecting = 0
+        """How many more outermost calls a search lasts that a loader began."""
+        self._expectations = 0
         self._classes: set[tuple[type, str]] = set()
         self._inside = False
         self._looking = 0
@@ -79,6 +103,7 @@ class ForwardProbe:
 
     def after_step(self, *, found: bool, due: bool) -> bool:
         """At a step's end: has the search gone on long enough, or is a new one due?"""
+        self._expecting = 0
         if self._looking:
             self._looking -= 1
             self._arm(self._looking > 0)
@@ -94,6 +119,17 @@ class ForwardProbe:
         self._idle_calls = 0
         self._arm(True)
 
+    @failsafe
+    def expect_evaluation(self, loader: Any) -> None:
+        """A loader is iterated: look whether the model called next is one that nobody has seen so far."""
+        iterated = self._iterations.get(loader, 0)
+        self._iterations[loader] = iterated + 1
+        known = iterated >= EXPECTED_OF_LOADER or self._expectations >= MAX_EXPECTATIONS
+        if not (known or self._looking or self._expecting or self._inside) and self._recorder.step:
+            self._expectations += 1
+            self._expecting = EXPECTED_CALLS
+            self._arm(True)
+
     def _arm(self, on: bool) -> None:
         # Not through ``patches``: this happens around every outermost call while looking; ``disarm`` restores it.
         self._module.__call__ = self._looker if on else self._original
@@ -105,8 +141,10 @@ class ForwardProbe:
     def disarm(self) -> None:
         """Take everything out of the way."""
         self._looking = 0
+        self._expecting = 0
         self._arm(False)
         self._roots.clear()
+        self._frozen.clear()
 
     def _make_looker(self) -> Call:
         original, is_compiling = self._original, self._is_compiling
@@ -121,16 +159,19 @@ class ForwardProbe:
     def _look_at(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An outermost call while looking: run it on untouched classes, then see what it was."""
         ledger = self._recorder.ledger
-        candidate = ledger.phase not in (INPUT, BACKWARD) and self._grad_enabled() and self._may_be_root(module)
-        precision = self._precision(module) if candidate else None
-        outer = ledger.enter(FORWARD) if candidate else NOT_NOW
+        phase = self._phase_of(module, args, kwargs) or OTHER
+        precision = self._precision(module) if phase == FORWARD else None
+        outer = NOT_NOW if phase == OTHER else ledger.enter(phase)
         try:
             output = self._untouched(call, module, args, kwargs)
         finally:
             if outer != NOT_NOW:
                 ledger.leave(outer)
-        if candidate:
+        self._note_call()
+        if phase == FORWARD:
             self._consider(module, output, precision)
+        elif phase == EVAL:
+            self._consider_inference(module)
         return output
 
     def _untouched(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,59 +182,104 @@ class ForwardProbe:
             return call(module, *args, **kwargs)
         finally:
             self._inside = inside
-            if self._looking and not inside:
+            if (self._looking or self._expecting) and not inside:
                 self._arm(True)
 
     @failsafe
-    def _may_be_root(self, module: Any) -> bool:
-        return any(parameter.requires_grad for parameter in module.parameters())
+    def _phase_of(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """What an outermost call may turn out to be; OTHER: nothing of interest."""
+        phase = self._recorder.ledger.phase
+        trainable = {parameter.requires_grad for parameter in module.parameters()}
+        if not trainable or phase in (INPUT, BACKWARD):
+            return OTHER
+        if self._grad_enabled():
+            if True in trainable:
+                return FORWARD
+            infers = _requiring_grad(self._torch, (args, kwargs)) is None  # else gradients pass through: a loss
+        elif _is_checkpointed(sys._getframe(3)):  # _phase_of < failsafe < _look_at < __call__
+            return FORWARD
+        else:
+            infers = True
+        return EVAL if infers and _is_free(phase) else OTHER
 
     @failsafe
     def _precision(self, module: Any) -> str | None:
         return autocast.around_call(self._torch, module)
 
-    @failsafe
-    def _consider(self, module: Any, output: Any, precision: str | None) -> None:
+    def _note_call(self) -> None:
+        """Without any sign of training a search ends, until a first step shows that this process trains."""
+        if self._expecting == 1:
+            self._end_expectation()
+        elif self._expecting:
+            self._expecting -= 1
         self._idle_calls += 1
         if self._idle_calls > MAX_IDLE_CALLS and self._recorder.ring is None:
-            self._arm(False)  # until a first step shows that this process trains
-        trained = _requiring_grad(self._torch, output)
+            self._arm(False)
+
+    @failsafe
+    def _consider(self, module: Any, output: Any, precision: str | None) -> None:
+        checkpointed = not self._grad_enabled()
+        trained = _tensor_in(self._torch, output, lambda _: True) if checkpointed else None
+        trained = _requiring_grad(self._torch, output) if trained is None else trained
         if trained is not None:
             self._recorder.forward_seen = True
             # caller: _consider < failsafe < _look_at < __call__ < the script
             owner = _direct_forward(self._module, sys._getframe(4))
             root, method = (module, "__call__") if owner is None else (owner, "forward")
-            if self._add_root(root, method):
+            how = CHECKPOINTED if checkpointed else IN_TRAINING_MODE if root.training else IN_EVAL_MODE
+            if self._add_root(root, method, how):
                 self._recorder.objects.meet_root(root, precision, str(trained.dtype).removeprefix("torch."))
+
+    @failsafe
+    def _consider_inference(self, module: Any) -> None:
+        """Time the class of a model that was called without gradients; a single layer's is not worth it."""
+        self._end_expectation()
+        if type(module).__module__.startswith("torch.nn.") and not module._modules:
+            return
+        if self._grad_enabled():
+            self._frozen[id(module)] = True
+            weakref.finalize(module, self._frozen.pop, id(module), None).atexit = False
+        self._time_class(type(module), "__call__")
+
+    def _end_expectation(self) -> None:
+        """The model that a loader's iteration led to was called."""
+        if self._expecting:
+            self._expecting = 0
+            self._arm(self._looking > 0)
 
     # -- timing ---------------------------------------------------------------------------------------------------
 
-    def _add_root(self, module: Any, method: str) -> bool:
+    def _add_root(self, module: Any, method: str, how: int) -> bool:
         """Whether it was none before."""
-        key = id(module)
-        if key in self._roots:
+        if id(module) in self._roots:
             return False
-        self._roots[key] = bool(module.training)
-        weakref.finalize(module, self._roots.pop, key, None).atexit = False
-        cls = type(module)
-        if not any((base, method) in self._classes for base in cls.__mro__):
-            self._classes.add((cls, method))
-            timer = self._make_timer(self._unpatched(cls, method))
-            leave_alone(self._torch, timer, with_calls=False)
-            self._patches.set(cls, method, timer)
-            if method == "forward":
-                self._keep_scriptable()
+        for one in (module, *_wrapped_by(module)):
+            if id(one) not in self._roots:
+                self._roots[id(one)] = how
+                weakref.finalize(one, self._roots.pop, id(one), None).atexit = False
+                self._time_class(type(one), method if one is module else "__call__")
         return True
+
+    def _time_class(self, cls: type, method: str) -> None:
+        if any((base, method) in self._classes for base in cls.__mro__):
+            return
+        self._classes.add((cls, method))
+        timer = self._make_timer(self._unpatched(cls, method))
+        leave_alone(self._torch, timer, with_calls=False)
+        self._patches.set(cls, method, timer)
+        if method == "forward":
+            self._keep_scriptable()
 
     def _unpatched(self, cls: type, method: str) -> Call:
         found: Call = getattr(cls, method)
         return self._original if found is self._looker else found
 
     def _make_timer(self, original: Call) -> Call:
-        is_compiling, grad_enabled, roots, recorder = (
+        is_compiling, grad_enabled, roots, frozen, recorder = (
             self._is_compiling,
             self._grad_enabled,
             self._roots,
+            self._frozen,
             self._recorder,
         )
         ledger, now = recorder.ledger, recorder.ledger.now
@@ -203,14 +289,23 @@ class ForwardProbe:
             if is_compiling():
                 return original(module, *args, **kwargs)
             trained = roots.get(id(module))
-            if trained is None:
-                if self._looking and not self._inside:
-                    return self._look_at(original, module, args, kwargs)
-                return original(module, *args, **kwargs)
-            phase = FORWARD if grad_enabled() and (module.training or not trained) else EVAL
-            recorder.forward_seen = True
-            # Written out like ``Ledger.timed``, for the same reason.
             outer = ledger.phase
+            if trained is None:
+                if grad_enabled() and not (id(module) in frozen and self._infers(module, args, kwargs)):
+                    if (self._looking or self._expecting) and not self._inside:
+                        return self._look_at(original, module, args, kwargs)
+                    return original(module, *args, **kwargs)
+                phase = EVAL
+            elif (grad_enabled() or trained == CHECKPOINTED) and (module.training or not trained):
+                phase = FORWARD
+                recorder.forward_seen = True
+            else:
+                phase = EVAL
+                if recorder.explicit:  # steps may be evaluations, and no reason to look for another model
+                    recorder.forward_seen = True
+            if phase == EVAL and OTHER < outer < FIRST_USER_SLOT:  # ``_is_free``
+                return original(module, *args, **kwargs)
+            # Written out like ``Ledger.timed``, for the same reason.
             if outer == phase or get_ident() != ledger.thread:
                 return original(module, *args, **kwargs)
             at = ledger.at
@@ -220,6 +315,8 @@ class ForwardProbe:
             if ledger.device is not None:
                 ledger.device.mark(outer, phase)
             try:
+                if self._expecting:
+                    self._end_expectation()
                 if self._looking:
                     return self._untouched(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
@@ -234,6 +331,15 @@ class ForwardProbe:
                     ledger.turn()
 
         return timed
+
+    @failsafe
+    def _infers(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a model that was frozen when found still is, and no gradients pass through it."""
+        first = next(module.parameters(), None)
+        if first is None or first.requires_grad:
+            self._frozen.pop(id(module), None)
+            return False
+        return _requiring_grad(self._torch, (args, kwargs)) is None
 
     def _keep_scriptable(self) -> None:
         """``torch.jit.script`` reads a class's ``forward`` as source: give it back the user's own first."""
@@ -251,15 +357,45 @@ class ForwardProbe:
             self._patches.set(self._torch.jit, "script", unwrapped_script)
 
 
+def _is_free(phase: int) -> bool:
+    """Whether a call without gradients is an evaluation there: not inside of input, forward, backward …"""
+    return phase == OTHER or phase >= FIRST_USER_SLOT
+
+
+def _wrapped_by(module: Any) -> Iterator[Any]:
+    """The models inside of DDP, ``torch.compile`` and other wrappers, from outside in."""
+    for _ in range(MAX_WRAPPERS):
+        children = module._modules
+        module = next((children[name] for name in INSIDE if children.get(name) is not None), None)
+        if module is None:
+            return
+        yield module
+
+
+def _is_checkpointed(frame: FrameType | None) -> bool:
+    """Whether activation checkpointing is what runs the module without gradients."""
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "forward" and frame.f_code.co_filename.endswith(CHECKPOINTING):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _requiring_grad(torch: Any, output: Any) -> Any:
-    """A tensor in an output that requires gradients, or None.  Looks into containers, not far."""
+    return _tensor_in(torch, output, lambda tensor: tensor.requires_grad)
+
+
+def _tensor_in(torch: Any, output: Any, wanted: Callable[[Any], bool]) -> Any:
+    """A tensor of that kind in an output, or None.  Looks into containers, not far."""
     values = [output]
     for _ in range(32):
         if not values:
             return None
         value = values.pop()
         if isinstance(value, torch.Tensor):
-            if value.requires_grad:
+            if wanted(value):
                 return value
         elif isinstance(value, dict):
             values.extend(value.values())

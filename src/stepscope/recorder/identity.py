@@ -28,8 +28,15 @@ _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def rank_from(environment: Mapping[str, str]) -> int | None:
-    """The rank a launcher gave this process; None for a single process or the launcher itself."""
-    return _first_int(environment, _RANK)
+    """The rank a launcher gave this process; None for a single process or the launcher itself.
+
+    Lightning starts the other ranks of a host itself, from the script that is rank 0, and gives them only a local rank;
+    that is their rank on the first host.  The script's own, 0, its DataLoader workers inherit: it names nobody.
+    """
+    rank, local = _first_int(environment, _RANK), _first_int(environment, ("LOCAL_RANK",))
+    if rank is None and local and environment.get("NODE_RANK") == "0" and "WORLD_SIZE" in environment:
+        return local
+    return rank
 
 
 def is_launcher(words: Sequence[str]) -> bool:

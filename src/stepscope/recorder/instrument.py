@@ -38,7 +38,7 @@ class Instrumentation:
         self._undo.append(forward.disarm)
         optimizer = OptimizerHooks(recorder, torch, patches, watch)
         self._undo.append(optimizer.remove)
-        dataloader.install(recorder, torch, patches, watch)
+        dataloader.install(recorder, torch, patches, watch, forward.expect_evaluation)
         transfer.install(recorder, torch, patches)
         checkpoint.install(recorder, torch, patches, watch)
         collectives.install(recorder, torch, patches, watch)

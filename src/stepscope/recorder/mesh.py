@@ -2,8 +2,9 @@
 
 Told by what the script has set up already: the process group of DDP, or the device mesh that the parameters of FSDP2
 and DTensor carry.  A mesh's dimensions are known by their names.  Ranks that differ only in data dimensions do the same
-on other data; those that differ in a tensor or context dimension have equal shards of one layer or sequence.  Stages of
-a pipeline and experts are not alike.
+on other data; those that differ in a tensor or context dimension have equal shards of one layer or sequence; those of
+an expert dimension have as many experts, though a router may send them unequal numbers of tokens.  Stages of a pipeline
+are not alike.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.records.facts import rank_runs
-from stepscope.records.group_kinds import kind_of
+from stepscope.records.group_kinds import ALIKE, kind_of
 
 __all__ = ["group_facts", "mesh_facts"]
-
-ALIKE = ("data", "tensor", "context")
 
 
 def group_facts(distributed: Any, group: Any) -> dict[str, Any]:

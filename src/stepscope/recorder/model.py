@@ -166,8 +166,17 @@ class ModelWalk:
         if ddp is not None:
             gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": told_name(ddp.process_group)}
             facts["ddp"] = {**_ddp_settings(ddp), "batchnorm": self._own_statistics, **gradient}
-            facts.update(group_facts(sys.modules["torch.distributed"], ddp.process_group))
+            replicas = group_facts(sys.modules["torch.distributed"], ddp.process_group)
+            if _peers_in(replicas) > _peers_in(
+                facts
+            ):  # a mesh may know more ranks that do as much: those of tensor parallelism
+                facts.update(replicas)
         return facts
+
+
+def _peers_in(facts: dict[str, Any]) -> int:
+    """How many peers."""
+    return sum(run[1] for run in facts.get("peers", ()))
 
 
 def _ddp_settings(ddp: Any) -> dict[str, Any]:

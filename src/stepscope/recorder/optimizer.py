@@ -4,6 +4,10 @@ Torch's global optimizer hooks see every ``Optimizer.step``.  An optimizer that 
 (Lookahead, ZeRO wrappers) is one step: only the outermost return counts.  ``GradScaler.step`` is patched besides,
 because it may decide not to step at all: the iteration then still ends, and says so.
 
+A closure given to ``step`` is the script's own code: LBFGS, SAM and Lightning run forward and backward in there.  The
+optimizer gets a stand-in for it, during which the phase around the optimizer is present again; so the optimizer's time
+is what it does itself.
+
 In a function that ``torch.compile`` made: torch's usual optimizers break the graph by themselves, so what torch puts
 around their ``step`` can be kept out of it, and the hooks with it.  A step that dynamo traces whole (Muon, a class of
 the script's own) becomes part of a graph, in which nothing of ours runs: that step ends where the compiled function
@@ -17,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from threading import get_ident
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from stepscope.recorder.dynamo import around_regions, leave_alone
@@ -32,7 +36,13 @@ from stepscope.ring.words import ENTER, TIME_SHIFT
 
 __all__ = ["OptimizerHooks"]
 
-Hook = Callable[[object, object, object], None]
+Call = Callable[..., Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+PreHook = Callable[[object, tuple[Any, ...], dict[str, Any]], Arguments | None]
+PostHook = Callable[[object, object, object], None]
+CLOSURE = "closure"
+PLAIN_CALLABLES = (FunctionType, MethodType, functools.partial)
+"""Closures that can be replaced: an object of a class of its own may be asked for more than a call."""
 STEP_WRAPPER, WRAPPED_IN = "wrapper", "torch/optim/optimizer.py"
 """The function that torch puts around each ``step``, which calls the hooks."""
 
@@ -46,6 +56,7 @@ class TracedStep:
 class OptimizerHooks:
     def __init__(self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch) -> None:
         self._recorder = recorder
+        self._torch = torch
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._traced = TracedStep()
         self._open: list[tuple[int, int]] = []
@@ -75,17 +86,18 @@ class OptimizerHooks:
         for step, code in self._own_code.items():
             step.__code__ = code
 
-    def _make_hooks(self) -> tuple[Hook, Hook]:
+    def _make_hooks(self) -> tuple[PreHook, PostHook]:
         recorder, ledger, under_way = self._recorder, self._recorder.ledger, self._open
         is_compiling, traced, now, code = self._is_compiling, self._traced, ledger.now, OPTIMIZER + ENTER
 
-        def before(optimizer: object, _args: object, _kwargs: object) -> None:
+        def before(optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
             if is_compiling():
-                return
+                return None
+            replaced = self._replace_closure(args, kwargs) if len(args) > 1 or kwargs else None
             outer = ledger.phase
             if under_way or outer == OPTIMIZER or get_ident() != ledger.thread:
                 self._begin_unusual(optimizer)
-                return
+                return replaced
             # Written out like ``Ledger.timed``, for the same reason.
             at = ledger.at
             ledger.body[at] = (now() << TIME_SHIFT) + code
@@ -94,6 +106,7 @@ class OptimizerHooks:
             if ledger.device is not None:
                 ledger.device.mark(outer, OPTIMIZER)
             under_way.append((id(optimizer), outer))
+            return replaced
 
         def after(optimizer: object, _args: object, _kwargs: object) -> None:
             if is_compiling():
@@ -112,6 +125,37 @@ class OptimizerHooks:
                 ledger.leave(outer)
 
         return before, after
+
+    @failsafe
+    def _replace_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """The arguments of ``step`` with a stand-in for the closure among them; None: as they are.
+
+        The first of them is the optimizer.
+        """
+        if len(args) > 1 and isinstance(args[1], PLAIN_CALLABLES):
+            return (args[0], self._outside_optimizer(args[1]), *args[2:]), kwargs
+        if isinstance(kwargs.get(CLOSURE), PLAIN_CALLABLES):
+            return args, {**kwargs, CLOSURE: self._outside_optimizer(kwargs[CLOSURE])}
+        return None
+
+    def _outside_optimizer(self, closure: Call) -> Call:
+        """``closure``, during which the phase is the one around the outermost optimizer that is stepping."""
+        ledger, under_way = self._recorder.ledger, self._open
+
+        @functools.wraps(closure)
+        def outside(*args: Any, **kwargs: Any) -> Any:
+            around = under_way[0][1] if under_way else NOT_NOW
+            if ledger.phase != OPTIMIZER or around == NOT_NOW or get_ident() != ledger.thread:
+                return closure(*args, **kwargs)
+            ledger.leave(around)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                if get_ident() == ledger.thread:
+                    ledger.enter(OPTIMIZER)
+
+        leave_alone(self._torch, outside, with_calls=False)
+        return outside
 
     def _keep_out_of_graphs(self, torch: Any, base: Any, patches: Patches) -> None:
         """Let dynamo leave alone what torch puts around the ``step`` of optimizers that break the graph anyway.

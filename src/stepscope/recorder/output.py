@@ -7,9 +7,9 @@ are:
     a file that ranks share                     a tee in Python; the agent adds native lines that say whose they are
     a pipe, a socket, a terminal                a tee in Python; what native code prints is not kept
 
-The tee is a raw stream below ``sys.stdout`` and ``sys.stderr`` that writes to the same descriptor as before and then
-to the log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``, whoever holds
-them; if the log cannot be written the copy stops and the script never knows.
+The tee is the ``write`` of the raw stream below ``sys.stdout`` and ``sys.stderr``: to the same descriptor as before,
+and then to the log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``,
+whoever holds them; if the log cannot be written the copy stops and the script never knows.
 
 ``stepscope run --native-output`` makes the first case of all but terminals: each rank's descriptors 1 and 2 become a
 file of the run, which a process of ours forwards to where they went before (``agent/forward.py``).
@@ -148,20 +148,23 @@ def _kind(fd: int, targets: list[str], folder: Path) -> str:
 # ── the tee ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _TeeRaw(io.RawIOBase):
-    """Writes to ``raw``, then to the log: whole lines, so that nothing comes between a line and its end."""
+class _Tee:
+    """What a stream writes to its descriptor goes to the log as well: whole lines, so that nothing comes between.
+
+    It takes the place of ``write`` on the one raw stream that is below ``sys.stdout`` or ``sys.stderr``.  All else of
+    the stream stays what it is, and other threads may print meanwhile.
+    """
 
     def __init__(self, raw: io.FileIO, copy: int) -> None:
-        self._raw = raw
+        self._write = raw.write
         self._copy = copy
         self._begun = b""
-        self.name = raw.name
-        self.mode = raw.mode
+        raw.write = self.write  # type: ignore[method-assign]
         atexit.register(self._keep)
         os.register_at_fork(after_in_child=self._lose)
 
     def write(self, data: Any) -> int | None:
-        written = self._raw.write(data)
+        written = self._write(data)
         if written and self._copy >= 0:
             self._begun += memoryview(data)[:written]
             # Unbuffered, ``print`` writes a line and its newline one after the other, and so do the other ranks to the
@@ -171,7 +174,7 @@ class _TeeRaw(io.RawIOBase):
         return written
 
     def copy_to(self, copy: int) -> None:
-        """From now on to another log: in a forked child, which has a name of its own."""
+        """From now on to another log: in a forked child, which has a name of its own, or once a rank is known."""
         self._copy, self._begun = copy, b""
 
     def _lose(self) -> None:
@@ -185,15 +188,6 @@ class _TeeRaw(io.RawIOBase):
         except OSError:
             self._copy = -1
 
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._raw.fileno()
-
-    def isatty(self) -> bool:
-        return self._raw.isatty()
-
 
 def _put_copy_below(stream: Any, copy: int, copied: set[int]) -> None:
     """Not below one that the agent copies (``copied``), nor what is no plain file stream (a notebook's, a test's)."""
@@ -203,17 +197,12 @@ def _put_copy_below(stream: Any, copy: int, copied: set[int]) -> None:
         buffer = stream.buffer
     except ValueError:  # detached
         return
-    for raw in (getattr(buffer, "raw", None), buffer):
-        if isinstance(raw, _TeeRaw):
-            raw.copy_to(-1 if raw.fileno() in copied else copy)
-            return
-        if isinstance(raw, io.FileIO) and raw.fileno() in copied:
-            return
-    # In place: a logging handler that was made before has the same stream as ``print`` and shares its buffer.
-    if type(buffer) is io.BufferedWriter and isinstance(buffer.raw, io.FileIO):
-        stream.flush()
-        raw = buffer.raw
-        buffer.__init__(_TeeRaw(raw, copy), getattr(raw, "_blksize", io.DEFAULT_BUFFER_SIZE))  # type: ignore[misc]
-    elif isinstance(buffer, io.FileIO):  # ``python -u``
-        kept = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
-        stream.__init__(_TeeRaw(buffer, copy), newline="\n", write_through=True, **kept)  # type: ignore[misc]
+    raw = getattr(buffer, "raw", buffer)  # with ``python -u`` there is none in between
+    if type(raw) is not io.FileIO:
+        return
+    tee = getattr(raw.write, "__self__", None)
+    own = -1 if raw.fileno() in copied else copy
+    if isinstance(tee, _Tee):
+        tee.copy_to(own)
+    elif own >= 0:
+        _Tee(raw, own)

@@ -91,6 +91,7 @@ class Recorder:
         self.stacks: StackOffer | None = None
         self.server: ServerOffer | None = None
         self._forgetting: list[Callable[[], None]] = []
+        self._known: Callable[[RankIdentity], None] | None = None
         self.ledger = Ledger(now, self._start)
         self.groups = GroupTable()
         self.forget(forked=False)
@@ -127,6 +128,10 @@ class Recorder:
             self.server.forget()
         for forget in self._forgetting:
             forget()
+
+    def when_known(self, tell: Callable[[RankIdentity], None]) -> None:
+        """Call ``tell`` when this process begins to train, and when its rank turns out to be another."""
+        self._known = tell
 
     def when_forked(self, forget: Callable[[], None]) -> None:
         """Call ``forget`` in forked children, for hooks that remember what is under way."""
@@ -299,6 +304,8 @@ class Recorder:
         ring.header[HOOK_FAILURES_WORD] = guard.failures()
         self.ring = ring
         self._offer_stacks(ring)
+        if self._known is not None:
+            self._known(who)
         return ring
 
     def _make_ring(self) -> RingWriter | None:
@@ -364,8 +371,10 @@ class Recorder:
 
     def _set_identity(self, found: RankIdentity) -> None:
         if found != self.identity and self.ring is not None:
-            self.identity = found
+            named, self.identity = self.identity, found
             self.ring.set_identity(found)
+            if self._known is not None and (found.rank, found.attempt) != (named.rank, named.attempt):
+                self._known(found)
 
     @guard.failsafe
     def _look_at_objects(self, optimizer: object) -> bool:

@@ -127,7 +127,7 @@ class _ByFaulthandler(_Answer):
 
 
 class _ByPython(_Answer):
-    """The main thread's stack as faulthandler writes it."""
+    """The main thread's stack as faulthandler writes it, with the classes of methods."""
 
     def _install(self, number: int, fd: int) -> None:
         @failsafe
@@ -135,7 +135,8 @@ class _ByPython(_Answer):
             lines, depth = ["Stack (most recent call first):"], 0
             while frame is not None and depth < MAX_FRAMES:
                 code = frame.f_code
-                lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+                name = getattr(code, "co_qualname", code.co_name)  # with its class, from Python 3.11 on
+                lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {name}')
                 frame, depth = frame.f_back, depth + 1
             if frame is not None:
                 lines.append("  ...")

@@ -51,6 +51,8 @@ def _is_run(value: Any) -> bool:
 
 FORM: dict[str, Check | dict[str, Check]] = {
     "peers": lambda value: bool(value) and _list_of(_is_run)(value),
+    "pipeline": _is_bool,
+    "frameworks": lambda value: bool(value) and _list_of(_is_text)(value),
     "loader": {
         "num_workers": _is_count,
         "pin_memory": _is_bool,

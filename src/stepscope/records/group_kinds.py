@@ -6,7 +6,10 @@ import re
 
 from stepscope.records.collectives import GroupKind
 
-__all__ = ["is_data", "kind_of"]
+__all__ = ["ALIKE", "is_data", "kind_of"]
+
+ALIKE: tuple[GroupKind, ...] = ("data", "tensor", "context", "expert")
+"""Groups whose ranks have the same work to do; stages of a pipeline have not."""
 
 _DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
 """The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["is_native", "labelled_pid", "labelled_rank", "last_native_lines", "plain_line"]
+__all__ = ["is_native", "labelled_pid", "labelled_rank", "last_native_lines", "plain_line", "without_escapes"]
 
 LONGEST_LINE = 300
 MOST_LINES = 12
@@ -79,9 +79,14 @@ def last_native_lines(lines: Iterable[str], most: int = MOST_LINES) -> tuple[str
     return tuple(text if times == 1 else f"{text} (and {times - 1:,} more like it)" for text, times in told)
 
 
+def without_escapes(line: str) -> str:
+    """A line without colours and whatever else a terminal obeys."""
+    return _ESCAPES.sub("", line)
+
+
 def plain_line(line: str) -> str:
     """One line of bounded length, without what a terminal would obey and without what reads like a password."""
-    text = _ESCAPES.sub("", line).strip()
+    text = without_escapes(line).strip()
     text = "".join(char if char.isprintable() else "?" for char in text)
     text = _USER_IN_URL.sub(r"\1…@", _SECRET.sub(r"\1…", text))
     return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 1] + "…"

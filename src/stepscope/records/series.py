@@ -68,6 +68,8 @@ class RankError:
     traceback: str = ""
     wall_ns: int = 0
     step: int | None = None
+    script: bool = False
+    """Of a process that did not train and that no launcher gave a rank: the script that starts those that train."""
     exit_codes: dict[int, int] = field(default_factory=dict)
     """From a launcher's error: rank → exit code (negative for a signal)."""
 
@@ -93,6 +95,8 @@ class RunData:
     """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
     native: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
     """The last lines that native code printed in ranks that did not end well; None: of nobody knows which rank."""
+    training_log: dict[str, Any] = field(default_factory=dict)
+    """What the framework itself printed of the training (docs/schema.md); {}: nothing that is known."""
     nodes: tuple[dict[str, Any], ...] = ()
     """Those that joined, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of what each sent;
     ``here``: the one whose own directory this is."""

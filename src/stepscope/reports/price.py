@@ -45,9 +45,9 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
     step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
     then = ""
     if step_ms and speedup and cost.get("up_to"):
-        then = f"; without all of it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast"
+        then = f"; without all of it {_step_then(step_ms, speedup)}"
     elif step_ms and speedup:
-        then = f"; without it a step takes {ms_text(step_ms)}, {speedup:.2f}× as fast"
+        then = f"; without it {_step_then(step_ms, speedup)}"
     spent = duration_text(seconds) + ("" if over else " so far")
     most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
     if most_share and most_seconds is not None and most_share > share:
@@ -55,3 +55,8 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
         then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
         return f"at most {share_text(most_share)} of the time ({duration_text(most_seconds)}){gain}{then}."
     return f"{'up to ' if cost.get('up_to') else ''}{share_text(share)} of the time ({spent}){then}."
+
+
+def _step_then(step_ms: float, speedup: float) -> str:
+    """Means: what is lost in some steps only does not show in the median step."""
+    return f"a step takes {ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average, {speedup:.2f}× as fast"

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from stepscope.diagnosis import Window, build_window, diagnose
-from stepscope.diagnosis.attempts import attempts_of, from_launcher
+from stepscope.diagnosis.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.crashes import STOPPED_BY_HAND, failures_in, failures_of
 from stepscope.diagnosis.hangs import has_ended
 from stepscope.diagnosis.window import last_attempt
 from stepscope.records.finding import Finding
-from stepscope.records.series import RankSeries, RunData
+from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.reports.attempts import attempts_table
 from stepscope.reports.communication import communication_table
 from stepscope.reports.facts import differing_facts, facts_of_run, settings_of
@@ -43,7 +43,7 @@ def summarise(
     window = build_window(run)
     current = last_attempt(run.ranks)
     # A process that the recorder got into keeps what it prints.
-    findings = diagnose(run, window, reached=bool(logs))
+    findings = diagnose(run, window, reached=bool(logs), alive=alive)
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
     status = status or status_of(run, alive=alive)
@@ -65,6 +65,7 @@ def summarise(
         "facts": facts,
         "facts_differ": differing_facts(current),
         "settings": settings_of(facts),
+        "training_log": run.training_log or None,
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
         "errors": _errors_table(run),
@@ -81,7 +82,8 @@ def status_of(run: RunData, *, alive: bool = False) -> Status:
     end = run.meta.get("end")
     said = end.get("status") if isinstance(end, dict) else None
     current = last_attempt(run.ranks)
-    culprits = [failure for failure in failures_of(run) if not failure.victim]
+    failures = failures_of(run, alive=alive)
+    culprits = [failure for failure in failures if not failure.victim]
     died = bool(culprits) and not culprits[0].type and (bool(culprits[0].signal) or culprits[0].exit_code is None)
     for word in _SAID:
         if said == word:
@@ -91,7 +93,7 @@ def status_of(run: RunData, *, alive: bool = False) -> Status:
     if not culprits and any(error.type in STOPPED_BY_HAND for error in run.errors):
         return "interrupted"
     states = {series.state for series in current}
-    if died or "vanished" in states:
+    if died or ("vanished" in states and (failures or not alive)):
         return "crashed"
     if culprits or "exception" in states:
         return "failed"
@@ -165,8 +167,11 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
         failures = failures_in(run, attempt)
         place = {failure.rank: index for index, failure in enumerate(failures)}
         victims = {failure.rank for failure in failures if failure.victim}
-        said = [(None if from_launcher(error) else error.rank, error) for error in attempt.errors]
-        said.sort(key=lambda pair: (pair[0] is None, place.get(-1 if pair[0] is None else pair[0], 0), pair[1].wall_ns))
+        said = [
+            (None if from_launcher(error) or _of_script(attempt, error) else error.rank, error)
+            for error in attempt.errors
+        ]
+        said.sort(key=lambda pair: (from_launcher(pair[1]), place.get(pair[0], 0), pair[1].wall_ns))
         rows += [
             {
                 "rank": rank,
@@ -176,10 +181,16 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
                 "message": error.message,
                 "step": error.step,
                 "wall_ns": error.wall_ns or None,
-                "victim": rank in victims,
+                "script": _of_script(attempt, error),
+                "victim": rank in victims and not from_launcher(error),
                 "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
                 "traceback": error.traceback,
             }
             for rank, error in said
         ]
     return rows
+
+
+def _of_script(attempt: Attempt, error: RankError) -> bool:
+    """Whether the script that started the ranks said it; where nobody trained, the script is the rank."""
+    return error.script and bool(attempt.series) and not from_launcher(error)

@@ -98,7 +98,8 @@ def _native(evidence: Mapping[str, Any]) -> list[str]:
 
 def _followers(evidence: Mapping[str, Any]) -> str:
     shown = evidence["followed_by"][:FOLLOWERS_SHOWN]
-    parts = [f"rank {one['rank']} {one['exception'] or one['signal'] or 'ended'}" for one in shown]
+    whose = [(one, "the script" if one["rank"] is None else f"rank {one['rank']}") for one in shown]
+    parts = [f"{who} {one['exception'] or one['signal'] or 'ended'}" for one, who in whose]
     if evidence["followers"] > len(shown):
         parts.append(f"{evidence['followers'] - len(shown)} more")
     return ", ".join(parts)
@@ -116,11 +117,11 @@ def _traceback(page: Page, summary: Summary) -> None:
     if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
         return  # of one that only the watchdog saw there is none
     of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
-    told = (error for error in of_it if error["rank"] is not None and error["traceback"])
+    told = (error for error in of_it if (error["script"] or error["rank"] is not None) and error["traceback"])
     error = next((error for error in told if not error["victim"]), None)
     if error is None or error["type"] == "KeyboardInterrupt":
         return
-    if summary["world_size"] <= 1 and error["rank"] == 0:
+    if summary["world_size"] <= 1 and (error["script"] or error["rank"] == 0):
         # Python has just printed it, and the log has it: the line alone.
         where = _raised_at(error["traceback"])
         if where:
@@ -129,7 +130,8 @@ def _traceback(page: Page, summary: Summary) -> None:
             page.blank()
         return
     where = f", step {error['step']}" if error["step"] is not None else ""
-    page.lines.append(page.paint(f"Traceback of rank {error['rank']}{where}", "bold"))
+    who = "the script" if error["script"] else f"rank {error['rank']}"
+    page.lines.append(page.paint(f"Traceback of {who}{where}", "bold"))
     lines = error["traceback"].rstrip().splitlines()
     if len(lines) > TRACEBACK_HEAD + TRACEBACK_TAIL:
         left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
@@ -201,10 +203,29 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     if steps["per_second"]:
         parts.append(f"{number_text(steps['per_second'])} steps/s")
     page.items("step time", parts)
+    if summary["training_log"]:
+        page.items("training", _training(summary["training_log"]))
     warmup = steps["warmup"]
     if warmup["count"]:
         page.labelled("warm-up", [_warmup(warmup)])
     page.blank()
+
+
+def _training(said: Mapping[str, Any]) -> list[str]:
+    """What the framework printed last, its medians where they say more: the loss falls, speed should not."""
+    figures = said["figures"]
+    ours = "" if said["step"] is None else f" (our step {said['step']:,})"
+    parts = [f"{said['framework']} iteration {said['iteration']:,}{ours}"]
+    if "loss" in figures:
+        parts.append(f"loss {figures['loss']['last']:.4g} (median {figures['loss']['median']:.4g})")
+    for name, unit in (("tokens_per_second", "tokens/s"), ("tflops", "TFLOP/s")):
+        if name in figures:
+            parts.append(f"{number_text(figures[name]['median'])} {unit} per device")
+    if "mfu_percent" in figures:
+        parts.append(f"MFU {figures['mfu_percent']['median']:.3g}%")
+    if "iteration_ms" in figures:
+        parts.append(f"{ms_text(figures['iteration_ms']['median'])} an iteration")
+    return parts
 
 
 def _steps(summary: Summary) -> str:

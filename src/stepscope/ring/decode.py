@@ -4,7 +4,8 @@ The time between two words belongs to the phase that was present.  Some of it is
 could have known at the moment:
 
 - what lies between the return of the model and backward, with nothing in between, is the loss: ``forward``;
-- input waited for on behalf of an evaluation is ``eval``;
+  also around a model that is called there without gradients (a teacher), whose own time is ``eval``;
+- input waited for on behalf of an evaluation is ``eval``; the next wait for input shows that it was not trained with;
 - forward run again inside backward (activation checkpointing) is ``backward``.
 
 How much of a backward was waiting for peers DDP says one step later: whoever has both steps books that
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepscope.records.collectives import kept_by_itself
-from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OTHER, PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_BYTES, NOTE_SLOT, STEP, STEP_SLOT
 from stepscope.ring import words as w
 from stepscope.ring.calls import CallBook
@@ -40,6 +41,8 @@ _STEP_DATA = (
     w.PEAK_ALLOCATED,
 )
 _CALL_DATA = (w.COLLECTIVE, w.PEER, w.WAIT)
+_TRAINING = (FORWARD, BACKWARD, OPTIMIZER)
+"""What shows that the input before it was trained with."""
 _SLOT_MASK = PHASE_SLOTS - 1
 _LOST = -1
 """For ``_mark``: where we are is not known until the next end of a step."""
@@ -81,9 +84,11 @@ class StreamDecoder:
         self._about = dict.fromkeys(_STEP_DATA, 0)
         self._flags_word = 0
         self._pending_input = 0
+        self._evaluated_input = 0
         self._under_way = True
         self._between = 0
         self._loss = False
+        self._loss_ns = 0
 
     def resync(self, *, knowing_step: bool = True) -> None:
         if not knowing_step:
@@ -136,6 +141,7 @@ class StreamDecoder:
         self._mark = at
         if code == w.STEP_END:
             self._ns[self._phase] += spent
+            self._book_evaluated_input()
             self._ended = (self._begin, at)
         elif code > w.ENTER:
             self._enter(code - w.ENTER, spent)
@@ -150,15 +156,21 @@ class StreamDecoder:
             begun = BACKWARD
         else:
             self._entries[begun] += 1
-            if begun == BACKWARD:
-                if self._loss:
-                    phase = FORWARD
-            elif begun == FORWARD:
-                self._pending_input = 0
+            if begun == BACKWARD and self._loss:
+                phase = FORWARD
+                self._move(OTHER, FORWARD, self._loss_ns)
+            if begun in _TRAINING:
+                self._pending_input = self._evaluated_input = 0
             elif begun == EVAL:
-                self._move(INPUT, EVAL, self._pending_input)
+                self._evaluated_input += self._pending_input
                 self._pending_input = 0
-        self._loss = False
+            elif begun == INPUT:
+                self._book_evaluated_input()
+        if begun == EVAL and self._loss:
+            self._loss_ns += spent
+        else:
+            self._loss = False
+            self._loss_ns = 0
         self._ns[phase] += spent
         if not self._under_way:
             self._under_way = True
@@ -168,10 +180,15 @@ class StreamDecoder:
     def _leave(self, begun: int, spent: int) -> None:
         phase = self._phase
         self._ns[phase] += spent
-        self._loss = phase == FORWARD and begun == OTHER
+        # A model called without gradients between forward and backward does not end the loss.
+        self._loss = begun == OTHER and (phase == FORWARD or (phase == EVAL and self._loss))
         if phase == INPUT:
             self._pending_input += spent
         self._phase = begun
+
+    def _book_evaluated_input(self) -> None:
+        self._move(INPUT, EVAL, self._evaluated_input)
+        self._evaluated_input = 0
 
     def _move(self, source: int, target: int, nanoseconds: int) -> None:
         """Re-book time that turned out to belong elsewhere, never more than there is."""

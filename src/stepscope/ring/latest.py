@@ -8,16 +8,27 @@ left-over of the round before, and with it all that follows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from stepscope.records.phases import PHASE_SLOTS
 from stepscope.ring import words as w
 from stepscope.ring.layout import RESERVE_WORDS, TURN_WORDS
 
-__all__ = ["LastCollective", "LivePhase", "last_collective", "live_phase", "stretch_end_ns"]
+__all__ = [
+    "LastCollective",
+    "LivePhase",
+    "is_between_steps",
+    "last_collective",
+    "live_phase",
+    "recent_share",
+    "stretch_end_ns",
+]
 
 LOOK_BACK = 4096
 """How far back we look for the number of the step under way, or for a collective."""
+RECENT_WORDS = 512
+"""How far back the share of a phase is measured: some tens of steps."""
 
 Words = memoryview
 
@@ -64,10 +75,37 @@ def live_phase(body: Words, head: int) -> LivePhase:
     return LivePhase(phase, since, step)
 
 
+def is_between_steps(body: Words, head: int, since_ns: int) -> bool:
+    """Whether the stretch that began then is the one behind the last step's end, before anything of the next."""
+    backwards = _backwards(body, head)
+    for word in backwards:
+        if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+            return next(backwards, 0) >> w.TIME_SHIFT == since_ns
+    return False
+
+
 def stretch_end_ns(body: Words, head: int, since_ns: int) -> int | None:
     """When the stretch that began then was over; None: it lasts, or that is no longer among the last words."""
     times = (word >> w.TIME_SHIFT for word in _last_words(body, head) if not word & w.DATA)
     return next(times, None) if since_ns in times else None
+
+
+def recent_share(body: Words, head: int, phase: int) -> float:
+    """Of the time between the last words, the share in that phase; 0 where there are too few to tell."""
+    total = inside = 0
+    now: int | None = None
+    since = 0
+    for word in _last_words(body, head, RECENT_WORDS):
+        if word & w.DATA:
+            if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+                now = word >> 16 & (PHASE_SLOTS - 1)
+            continue
+        at = word >> w.TIME_SHIFT
+        if now is not None:
+            total += at - since
+            inside += at - since if now == phase else 0
+        since, now = at, word % PHASE_SLOTS
+    return inside / total if total > 0 else 0.0
 
 
 def last_collective(body: Words, head: int) -> LastCollective | None:
@@ -103,9 +141,9 @@ def last_collective(body: Words, head: int) -> LastCollective | None:
     return LastCollective(op, group, size, at, waiting, peer)
 
 
-def _last_words(body: Words, head: int) -> Iterator[int]:
-    """In order, those beyond the head among them."""
-    words = list(_backwards(body, head))[::-1]
+def _last_words(body: Words, head: int, most: int = LOOK_BACK) -> Iterator[int]:
+    """In order, those beyond the head among them; ``most`` of those that were announced."""
+    words = list(islice(_backwards(body, head), most))[::-1]
     since = next((word >> w.TIME_SHIFT for word in reversed(words) if not word & w.DATA), 0)
     yield from words
     yield from _beyond(body, head, since)

@@ -18,7 +18,15 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS, shown_name
 from stepscope.records.slot import SLOT_HEAD
 from stepscope.ring.decode import StreamDecoder
-from stepscope.ring.latest import LastCollective, LivePhase, last_collective, live_phase, stretch_end_ns
+from stepscope.ring.latest import (
+    LastCollective,
+    LivePhase,
+    is_between_steps,
+    last_collective,
+    live_phase,
+    recent_share,
+    stretch_end_ns,
+)
 from stepscope.ring.layout import (
     BLOCK_HEAD,
     FACTS_BYTES,
@@ -285,6 +293,14 @@ class RingReader:
     def live(self) -> LivePhase:
         """The phase the process is in now, since when, and in which step: from the last words, announced or not."""
         return live_phase(self._body, self.head())
+
+    def is_between_steps(self, since_ns: int) -> bool:
+        """Whether the stretch that ``live`` said began then lies between two steps.  Likewise."""
+        return is_between_steps(self._body, self.head(), since_ns)
+
+    def recent_share(self, phase: int) -> float:
+        """Of the last steps' time, the share in that phase.  Likewise."""
+        return recent_share(self._body, self.head(), phase)
 
     def stretch_end_ns(self, since_ns: int) -> int | None:
         """When the stretch that ``live`` said began then was over; None: it lasts, or is long past.  Likewise."""

@@ -67,5 +67,6 @@ def _error_of(raw: Any, numbers: Numbers, offsets: Mapping[str, int]) -> RankErr
         traceback=str(raw.get("traceback", "")),
         wall_ns=wall_ns and wall_ns - offsets.get(str(raw.get("spool")), 0),
         step=step if isinstance(step, int) else None,
+        script=raw.get("script") is True,
         exit_codes={int(k): int(v) for k, v in codes.items()} if isinstance(codes, dict) else {},
     )

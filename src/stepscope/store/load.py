@@ -25,6 +25,7 @@ from stepscope.store.processes import agent_alive, launcher_alive, node_silent, 
 from stepscope.store.stacks import read_stacks
 from stepscope.store.standstills import read_standstills
 from stepscope.store.thinning import thinned
+from stepscope.store.training_log import read_training_log
 
 if TYPE_CHECKING:
     from stepscope.store.late import Shown
@@ -139,6 +140,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         stacks=_in_order(stacks, sent_stacks),
         hangs=hangs,
         flight=flight,
+        training_log=read_training_log(path, found.series),
         native={} if found.live else read_native(path, found.series, errors),
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
         notices=(*notices, *large, *told, *remote.reduced),

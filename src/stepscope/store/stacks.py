@@ -47,7 +47,12 @@ def _checked(raw: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(frames, list) or not frames or not all(_is_frame(frame) for frame in frames):
         return None
     plain = [{name: frame[name] for name in ("file", "line", "function")} for frame in frames]
-    return {**{name: raw[name] for name in (*_NUMBERS, "phase")}, "frames": plain}
+    between = raw.get("between")
+    return {
+        **{name: raw[name] for name in (*_NUMBERS, "phase")},
+        "between": between if isinstance(between, bool) else None,
+        "frames": plain,
+    }
 
 
 def _is_frame(raw: Any) -> bool:

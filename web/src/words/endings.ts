@@ -11,6 +11,8 @@ export interface RankError {
   type: string;
   message: string;
   step: number | null;
+  /** Of the script that started the ranks and did not train itself. */
+  script: boolean;
   victim: boolean;
   exitCodes: Record<string, number>;
   traceback: string;
@@ -39,6 +41,7 @@ export function errorsOf(value: unknown): RankError[] {
     type: String(one["type"] ?? ""),
     message: String(one["message"] ?? ""),
     step: number(one["step"]),
+    script: one["script"] === true,
     victim: one["victim"] === true,
     exitCodes: isRecord(one["exit_codes"]) ? Object.fromEntries(Object.entries(one["exit_codes"]).filter((code): code is [string, number] => typeof code[1] === "number")) : {},
     traceback: String(one["traceback"] ?? ""),
@@ -47,7 +50,7 @@ export function errorsOf(value: unknown): RankError[] {
 
 /** Those that began it, and those that follow from it: launchers only report what became of their ranks. */
 export function toldFirst(errors: readonly RankError[]): { own: RankError[]; followed: RankError[] } {
-  const own = errors.filter((error) => !error.victim && error.rank !== null);
+  const own = errors.filter((error) => !error.victim && (error.rank !== null || error.script));
   return { own, followed: errors.filter((error) => !own.includes(error)) };
 }
 
@@ -55,7 +58,7 @@ export function toldFirst(errors: readonly RankError[]): { own: RankError[]; fol
 export function followedText(followed: readonly RankError[], own: readonly RankError[]): string {
   const began = new Set(own.map((error) => error.rank));
   const ranks = [...new Set(followed.map((error) => error.rank))].filter((rank): rank is number => rank !== null && !began.has(rank));
-  const launcher = followed.some((error) => error.rank === null);
+  const launcher = followed.some((error) => error.rank === null && !error.script);
   const first = errorText(followed[0]);
   if (ranks.length === 0) return first;
   const who = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} other ranks`;
@@ -67,7 +70,7 @@ export function errorText(error: RankError | undefined): string {
   if (error === undefined) return "";
   const line = error.message.replace(/[=_*-]{4,}/g, " ").replace(/\s+/g, " ").trim();
   const message = cutText(line, LONGEST);
-  const who = error.rank === null ? "The launcher" : `Rank ${error.rank}`;
+  const who = error.script ? "The script" : error.rank === null ? "The launcher" : `Rank ${error.rank}`;
   const where = error.step === null ? "" : ` in step ${count(error.step)}`;
   const codes = Object.entries(error.exitCodes)
     .slice(0, 4)

@@ -10,6 +10,7 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   input_bound: { name: "Waiting for data", meaning: "All ranks spend much of each step waiting for the next batch. The training could go faster than the data comes." },
   h2d_bound: { name: "Copying to the device", meaning: "All ranks spend much of each step copying the batch to the device." },
   comm_bound: { name: "Exchange takes long", meaning: "All ranks spend much of each step exchanging data. Only what every rank has of it counts: the rest would be waiting for a rank." },
+  pipeline_bubble: { name: "Pipeline stages wait", meaning: "The stages of a pipeline wait for each other: while it fills and drains some of them have nothing to do, and more so if they are uneven." },
   optimizer_bound: { name: "Optimizer takes long", meaning: "All ranks spend much of each step in the optimizer." },
   between_steps: { name: "Work between steps", meaning: "Evaluation, checkpoints, logging or something of your own between two steps takes much of the time." },
   wait_heavy: { name: "Time that no phase explains", meaning: "Inside the step there is time that is neither input nor forward, backward, exchange or optimizer." },

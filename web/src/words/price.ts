@@ -31,7 +31,8 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   if (hours && hours >= 0.1) words.push(`${digits(hours)} hours of ranks`);
   const fixed = cost.if_fixed;
   if (!fixed?.step_ms || !fixed.speedup || isStop(kind)) return { words, left: null };
-  words.push(`without ${cost.up_to ? "all of it" : "it"} a step takes ${duration(fixed.step_ms * 1e6)}, ${fixed.speedup.toFixed(2)}× as fast`);
+  const now = duration(fixed.step_ms * fixed.speedup * 1e6);
+  words.push(`without ${cost.up_to ? "all of it" : "it"} a step takes ${duration(fixed.step_ms * 1e6)} instead of ${now} on average, ${fixed.speedup.toFixed(2)}× as fast`);
   return { words, left: 1 / fixed.speedup };
 }
 

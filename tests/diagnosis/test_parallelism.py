@@ -1,0 +1,245 @@
+"""Who is compared with whom under tensor, pipeline, expert and data parallelism, and advice that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.peers import is_pipeline, peer_groups
+from stepscope.diagnosis.practices import remarks_on
+from stepscope.records.collectives import COMM_ROW, OPS, GroupKind, ProcessGroup
+from stepscope.records.finding import Finding
+from stepscope.records.series import RunData
+from stepscope.testing.cluster import Cluster, slow_at
+
+WORLD = ProcessGroup(
+    slot=0, name="0", description="default_pg", kind="world", backend="gloo", ranks=(0, 1, 2, 3), size=4
+)
+PLAIN = {"distributed_sampler": False, "sampler": "SequentialSampler"}
+
+
+def group(slot: int, *ranks: int, kind: GroupKind = "other", description: str = "undefined") -> ProcessGroup:
+    name = f"{slot}.{ranks[0]}"
+    return ProcessGroup(
+        slot=slot, name=name, description=description, kind=kind, backend="gloo", ranks=ranks, size=len(ranks)
+    )
+
+
+def traffic(steps: int, *calls: tuple[int, str]) -> Any:
+    """Of each step: an operation in the group of a slot, and so on."""
+    rows = np.zeros(steps * len(calls), np.dtype(COMM_ROW))
+    rows["step"] = np.repeat(np.arange(steps), len(calls))
+    rows["group"] = [slot for slot, _ in calls] * steps
+    rows["op"] = [OPS.index(op) for _, op in calls] * steps
+    rows["count"], rows["exposed_ns"], rows["span_ns"] = 4, 1_000_000, 1_000_000
+    return rows
+
+
+def told(run: RunData, *about: Mapping[str, Any]) -> RunData:
+    """With what each rank says: its facts, groups and calls."""
+    return replace(run, ranks=tuple(replace(one, **said) for one, said in zip(run.ranks, about, strict=True)))
+
+
+def pipeline(*, faults: Sequence[Any] = (), steps: int = 60, ranks: int = 2) -> RunData:
+    """Torch's own schedule: sends and receives in the default group, and a stage of other size on each rank."""
+    run = Cluster(ranks=ranks, steps=steps, faults=tuple(faults)).run()
+    comm = traffic(steps, (0, "send"), (0, "recv"))
+    facts = [{"pipeline": True, "model": {"parameters": 100 + rank}, "loader": PLAIN} for rank in range(ranks)]
+    return told(run, *[{"facts": own, "groups": (WORLD,), "comm": comm} for own in facts])
+
+
+def groups_of(*about: Mapping[str, Any], steps: int = 20) -> list[int]:
+    run = told(Cluster(ranks=len(about), steps=steps).run(), *about)
+    return [int(number) for number in peer_groups(run.ranks)]
+
+
+# -- peers ------------------------------------------------------------------------------------------------------------
+
+
+def test_stages_of_a_pipeline_are_no_peers() -> None:
+    run = pipeline()
+    assert is_pipeline(run.ranks)
+    assert peer_groups(run.ranks).tolist() == [0, 1]
+
+
+def test_replicas_of_a_stage_are_known_by_their_process_group() -> None:
+    """As a Megatron-style loop makes them: groups without a name for data (2 x 2) and for the pipeline."""
+    comm = traffic(20, (1, "all_reduce"), (2, "send"), (2, "recv"))
+    rows = [
+        {"groups": (WORLD, group(1, rank // 2 * 2, rank // 2 * 2 + 1), group(2, rank % 2, rank % 2 + 2)), "comm": comm}
+        for rank in range(4)
+    ]
+    facts = [{"model": {"parameters": 100 + rank // 2}} for rank in range(4)]
+    assert groups_of(*[{**row, "facts": own} for row, own in zip(rows, facts, strict=True)]) == [0, 0, 1, 1]
+
+
+def test_named_groups_need_no_facts() -> None:
+    """Megatron's names: tensor parallelism within a stage."""
+    rows = [
+        {
+            "groups": (
+                group(1, rank // 2 * 2, rank // 2 * 2 + 1, kind="tensor", description="TENSOR_MODEL_PARALLEL_GROUP"),
+                group(2, rank % 2, rank % 2 + 2, kind="pipeline", description="PIPELINE_MODEL_PARALLEL_GROUP"),
+            )
+        }
+        for rank in range(4)
+    ]
+    assert groups_of(*rows) == [0, 0, 1, 1]
+
+
+def test_first_and_last_stage_that_share_an_embedding_are_no_peers() -> None:
+    comm = traffic(20, (0, "send"), (0, "recv"), (3, "all_reduce"))
+    tied = group(3, 0, 1)
+    rows = [{"facts": {"model": {"parameters": size}}, "groups": (WORLD, tied), "comm": comm} for size in (100, 120)]
+    assert groups_of(*rows) == [0, 1]
+
+
+def test_a_ring_of_equal_ranks_is_no_pipeline() -> None:
+    comm = traffic(20, (0, "send"), (0, "recv"))
+    rows = [{"facts": {"model": {"parameters": 100}}, "groups": (WORLD,), "comm": comm} for _ in range(4)]
+    assert groups_of(*rows) == [0, 0, 0, 0]
+
+
+def test_data_parallel_groups_of_a_tensor_parallel_job_are_joined() -> None:
+    """DDP tells of its replicas only; the tensor-parallel groups between them have equal work as well."""
+    rows = [
+        {
+            "facts": {"peers": [[rank % 2, 2, 2]]},
+            "groups": (group(1, rank // 2 * 2, rank // 2 * 2 + 1, kind="tensor", description="mesh_tp"),),
+        }
+        for rank in range(4)
+    ]
+    assert groups_of(*rows) == [0, 0, 0, 0]
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def only(run: RunData, kind: str) -> Finding:
+    (found,) = [finding for finding in diagnose(run) if finding.kind == kind]
+    return found
+
+
+def test_a_slow_stage_of_one_replica_is_an_imbalance_with_its_phase_and_both_prices() -> None:
+    found = diagnose(pipeline(faults=[slow_at(1, "forward", 20.0)]))[0]
+    assert (found.kind, found.ranks, found.phase) == ("imbalance", (1,), "forward")
+    assert found.title.startswith("Rank 1 has 20.0 ms more work in each step than the other pipeline stage, mostly in ")
+    assert found.cost["share"] == pytest.approx(10 / 59, abs=0.02)
+    assert found.evidence["share_without_excess"] == pytest.approx(20 / 59, abs=0.02)
+    assert found.advice[0].startswith("Move layers from the slowest stage")
+
+
+def test_a_late_rank_of_a_stage_is_not_told_twice() -> None:
+    """Rank 3 against rank 2; the stage of both has no more to do than the other."""
+    run = Cluster(ranks=4, steps=60, faults=(slow_at(3, "forward", 20.0),)).run()
+    facts = [{"peers": [[rank // 2 * 2, 2, 1]], "pipeline": True} for rank in range(4)]
+    found = diagnose(told(run, *[{"facts": own} for own in facts]))
+    assert [(one.kind, one.ranks, one.phase) for one in found] == [("compute_straggler", (3,), "forward")]
+
+
+def test_stages_that_wait_for_each_other_do_not_wait_for_a_network() -> None:
+    run = Cluster(ranks=2, steps=60, comm_ms=16.0).run()
+    about = [one.__dict__ for one in pipeline().ranks]
+    found = diagnose(told(run, *[{name: one[name] for name in ("facts", "groups", "comm")} for one in about]))[0]
+    assert (found.kind, found.severity) == ("pipeline_bubble", "info")
+    assert found.evidence["even_share"] == pytest.approx(1 / 5)
+    assert not any("no_sync" in line or "hosts" in line for line in found.advice)
+
+
+def test_groups_of_ranks_that_are_no_stages_have_no_layers_to_move() -> None:
+    run = Cluster(ranks=4, steps=60, faults=tuple(slow_at(rank, "forward", 20.0) for rank in (2, 3))).run()
+    found = diagnose(told(run, *[{"facts": {"peers": [[rank // 2 * 2, 2, 1]]}} for rank in range(4)]))[0]
+    assert (found.kind, found.ranks) == ("imbalance", (2, 3))
+    assert "the other group of ranks" in found.title
+    assert not any("layers" in line for line in found.advice)
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def crowded(run: RunData) -> RunData:
+    """Other processes take the cores that the job wants."""
+    begin = run.ranks[0].anchor_wall_ns
+    line = {
+        "kind": "host", "node": run.ranks[0].identity.host, "cpu_percent": 100.0, "own_cpu_percent": 50.0,
+        "cpu_count": 2, "procs_running": 6.0,
+    }  # fmt: skip
+    return replace(run, samples=tuple({**line, "wall_ns": begin + at * 100_000_000} for at in range(100)))
+
+
+def test_ranks_that_are_late_in_turns_are_not_blamed_on_a_machine_in_other_hands() -> None:
+    faults = tuple(slow_at(rank, "forward", 30.0, range(rank, 80, 2)) for rank in range(2))
+    run = Cluster(ranks=2, steps=80, faults=faults).run()
+    assert diagnose(run)[0].kind == "rotating_straggler"
+    found = diagnose(crowded(run))
+    assert (found[0].kind, found[0].severity) == ("cpu_saturated", "warning")
+    assert {(one.kind, one.severity) for one in found[1:]} == {("rotating_straggler", "info")}
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+DDP = {"bucket_mb": 25.0, "gradient_mb": 100.0}
+
+
+def advice(facts: Mapping[str, Any], *, hosts: int = 1, batches: int = 1) -> str:
+    run = Cluster(ranks=4, steps=60, hosts=hosts, comm_ms=40.0, facts=dict(facts)).run()
+    for one in run.ranks:
+        one.steps["batches"] = batches
+    return " ".join(only(run, "comm_bound").advice)
+
+
+@pytest.mark.parametrize(
+    ("facts", "setting"),
+    [
+        ({"ddp": DDP}, "no_sync()"),
+        (
+            {"ddp": DDP, "frameworks": ["transformers", "accelerate"]},
+            "TrainingArguments(gradient_accumulation_steps=…)",
+        ),
+        ({"ddp": DDP, "frameworks": ["lightning"]}, "Trainer(accumulate_grad_batches=…)"),
+        ({"ddp": DDP, "frameworks": ["accelerate"]}, "Accelerator(gradient_accumulation_steps=…)"),
+        ({"frameworks": ["deepspeed"]}, '"gradient_accumulation_steps" in the DeepSpeed config'),
+    ],
+)
+def test_accumulation_by_the_name_of_the_framework(facts: Mapping[str, Any], setting: str) -> None:
+    assert setting in advice(facts)
+    assert "Accumulate" not in advice(facts, batches=4)
+
+
+def test_deepspeed_has_settings_of_its_own() -> None:
+    said = advice({"frameworks": ["deepspeed"]})
+    assert "overlap_comm" in said
+    assert "no_sync" not in said
+    assert "compress_hook" not in said
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_links_between_hosts_where_there_are_several(hosts: int) -> None:
+    assert ("links between the hosts" in advice({}, hosts=hosts)) is (hosts == 2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "replicas"),
+    [
+        ({"mesh": {"names": ["tp"], "shape": [4]}, "peers": [[0, 4, 1]]}, 0),
+        ({"mesh": {"names": ["pp"], "shape": [4]}}, 0),
+        ({"mesh": {"names": ["dp", "tp"], "shape": [2, 2]}, "peers": [[0, 4, 1]]}, 2),
+        ({"ddp": DDP, "peers": [[0, 4, 1]]}, 4),
+        ({"pipeline": True}, 0),
+    ],
+)
+def test_who_needs_a_distributed_sampler(facts: Mapping[str, Any], replicas: int) -> None:
+    said = remarks_on(build_window(Cluster(ranks=4, facts={"loader": PLAIN, **facts}).run()))
+    expected = [f"Each of the {replicas} replicas of the model draws from the whole dataset"] if replicas else []
+    assert [line.partition(" (SequentialSampler)")[0] for line in said] == expected
+
+
+def test_workers_by_the_name_of_the_framework() -> None:
+    facts = {"loader": {"num_workers": 2}, "frameworks": ["transformers"]}
+    run = Cluster(ranks=1, steps=60, phases_ms={"input": 20.0, "forward": 10.0, "backward": 20.0}, facts=facts).run()
+    assert "raise dataloader_num_workers from 2" in only(run, "input_bound").advice[0]

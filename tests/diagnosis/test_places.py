@@ -1,0 +1,100 @@
+"""The line that stacks agree on: the user's own, a callback's, or the framework's with the line that called it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.places import seen_at
+from stepscope.diagnosis.view import View, view_of
+from stepscope.records.series import RunData
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
+
+PACKAGES = "/venv/lib/python3.11/site-packages"
+SCRIPT = ("/scripts/train.py", 36, "<module>")
+TRAIN = (f"{PACKAGES}/transformers/trainer.py", 1643, "Trainer._inner_training_loop")
+EVENT = (f"{PACKAGES}/transformers/trainer_callback.py", 545, "CallbackHandler.call_event")
+CALLBACK = ("/scripts/train.py", 27, "Plot.on_step_end")
+EVALUATE = (f"{PACKAGES}/transformers/trainer.py", 2953, "Trainer.evaluation_loop")
+TORCH = (f"{PACKAGES}/torch/nn/modules/module.py", 1789, "Module._call_impl")
+CLIP = (f"{PACKAGES}/deepspeed/runtime/zero/stage_1_and_2.py", 2684, "ZeroOptimizer.get_grad_norm_direct")
+
+Frame = tuple[str, int, str]
+
+
+def stack(*frames: Frame, rank: int = 0, step: int = 30, between: bool = True) -> dict[str, Any]:
+    """Innermost first."""
+    named = [{"file": file, "line": line, "function": function} for file, line, function in frames]
+    about = {"rank": rank, "pid": 100 + rank, "step": step, "wall_ns": ANCHOR_WALL_NS + 10**9, "phase": "other"}
+    return {**about, "between": between, "frames": named}
+
+
+def run_of(*stacks: dict[str, Any], cluster: Cluster | None = None) -> RunData:
+    return replace((cluster or Cluster(ranks=2, steps=100)).run(), stacks=tuple(stacks))
+
+
+def view(*stacks: dict[str, Any]) -> View:
+    return view_of(build_window(run_of(*stacks)))
+
+
+def test_a_callback_of_the_users_is_named_and_not_the_call_of_the_trainer() -> None:
+    seen = view(*[stack(CALLBACK, EVENT, TRAIN, SCRIPT)] * 3)
+    assert seen_at(seen) == "a callback: Plot.on_step_end, train.py:27"
+
+
+def test_what_a_framework_does_comes_with_the_line_that_called_it() -> None:
+    seen = view(stack(TORCH, EVALUATE, TRAIN, SCRIPT), stack(EVALUATE, TRAIN, SCRIPT))
+    expected = "evaluation: transformers/trainer.py:2953 in Trainer.evaluation_loop, from train.py:36"
+    assert seen_at(seen) == expected
+    assert seen_at(view(*[stack(CLIP, SCRIPT)] * 2)) == (
+        "gradient clipping: deepspeed/runtime/zero/stage_1_and_2.py:2684 in ZeroOptimizer.get_grad_norm_direct, "
+        "from train.py:36"
+    )
+
+
+def test_nothing_is_named_on_which_the_stacks_do_not_agree() -> None:
+    other = (TRAIN[0], 1911, TRAIN[2])
+    third = (TRAIN[0], 1889, TRAIN[2])
+    seen = view(stack(CALLBACK, EVENT, TRAIN, SCRIPT), stack(CLIP, other, SCRIPT), stack(EVALUATE, third, SCRIPT))
+    assert seen_at(seen) == ""
+
+
+def test_only_the_stacks_that_are_asked_for_count() -> None:
+    seen = view(
+        *[stack(CALLBACK, EVENT, TRAIN, SCRIPT, rank=1)] * 2,
+        stack(CLIP, SCRIPT, rank=0, between=False),
+        stack(CLIP, SCRIPT, rank=0, between=False, step=31),
+    )
+    assert seen_at(seen, (1,)) == "a callback: Plot.on_step_end, train.py:27"
+    assert seen_at(seen, between=True) == "a callback: Plot.on_step_end, train.py:27"
+    assert seen_at(seen, besides=(1,)).startswith("gradient clipping: ")
+    assert seen_at(seen, steps={99}) == ""
+
+
+def test_a_straggler_within_the_step_gets_its_line() -> None:
+    line = ("/scripts/train.py", 27, "main")
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "inside", 40.0),))
+    first = diagnose(run_of(*[stack(line, SCRIPT, rank=1, between=False)] * 4, cluster=cluster))[0]
+    assert (first.ranks, first.phase, first.evidence["place"]) == ((1,), "other", "main, train.py:27")
+    assert "within the step but in no known phase (main, train.py:27) every step" in first.title
+
+
+def test_periodic_work_is_one_finding_with_its_line() -> None:
+    line = ("/scripts/train.py", 4, "env_step")
+    cluster = Cluster(ranks=1, steps=200, faults=(slow_at(0, "inside", 40.0, range(0, 200, 4)),))
+    (found,) = (
+        one
+        for one in diagnose(run_of(*[stack(line, SCRIPT, step=40, between=False)] * 3, cluster=cluster))
+        if one.kind != "compute_bound"
+    )
+    assert (found.kind, found.evidence["period"], found.evidence["place"]) == ("jitter", 4, "env_step, train.py:4")
+
+
+def test_slow_steps_besides_a_checkpoint_are_not_said_to_be_in_it() -> None:
+    steps = 80
+    faults = (slow_at(0, "checkpoint", 400.0, range(0, steps, 5)), slow_at(0, "other", 118.0, range(0, steps, 10)))
+    first, second = diagnose(Cluster(ranks=1, steps=steps, faults=faults).run())
+    assert (first.kind, first.phase) == ("between_steps", "checkpoint")
+    assert (second.kind, second.phase, second.evidence["period"]) == ("jitter", "other", 10)
+    assert second.title.startswith("Every 10th step takes 118 ms longer besides checkpointing, outside model")

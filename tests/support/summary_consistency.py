@@ -1,0 +1,247 @@
+"""Whether the numbers of one summary contradict each other: a pure check of its document and its text.
+
+Every rule says something that a reader would stumble over: a promised step that is longer than the one there is, shares
+of more than the whole, a sentence that quotes another figure than the table beside it, time that two findings claim.
+Findings are on the clock of their evidence; the tables are on the host's, so only findings on the host's clock are held
+against them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+__all__ = ["check_summaries", "contradictions"]
+
+Summary = Mapping[str, Any]
+Finding = Mapping[str, Any]
+
+ROUNDING = 0.03
+"""Relative: three digits in a sentence, and a median of ranks against a mean."""
+CLAIMS_NO_TIME = ("healthy", "insufficient_data", "compute_bound", "rank_crashed", "slow_network")
+"""And hangs: what they cost is not a part of the steps, or no part that could be taken off."""
+FULL_PERCENT = 90.0
+UNITS_MS = {"µs": 0.001, "ms": 1.0, "s": 1000.0}
+TIME = r"([\d,.]+) (µs|ms|s)"
+
+
+def check_summaries(folder: Path) -> list[str]:
+    """Contradictions in all summaries below the folder; one that is being written is left for the next look."""
+    found = []
+    for path in sorted(folder.rglob("summary.json")):
+        try:
+            summary = json.loads(path.read_text())
+            text = path.with_suffix(".txt").read_text()
+        except (OSError, ValueError):
+            continue
+        if isinstance(summary, dict) and {"findings", "step_time", "phases"} <= summary.keys():
+            found += [f"{path}: {line}" for line in contradictions(summary, text)]
+    return found
+
+
+def contradictions(summary: Summary, text: str) -> list[str]:
+    """One line for each; empty when the summary agrees with itself."""
+    found = [*_tables(summary), *_verdict(summary, text), *_same_time_twice(summary)]
+    for finding in summary["findings"]:
+        lines = (
+            *_price(summary, finding),
+            *_quoted(finding),
+            *_steps_counted(summary, finding),
+            *_every_step(summary, finding),
+            *_period(summary, finding),
+            *_levels(summary, finding),
+            *_processors(summary, finding),
+        )
+        found += [f"{finding['kind']}: {line}; {finding['title']!r}" for line in lines]
+    return [*found, *_promises(text)]
+
+
+def _tables(summary: Summary) -> Iterator[str]:
+    times = summary["step_time"]
+    in_order = [times[name] for name in ("min_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")]
+    if None not in in_order and in_order != sorted(in_order):
+        yield f"step times are not in order: {in_order}"
+    mean_ms, per_second = times["mean_ms"], summary["steps"]["per_second"]
+    if mean_ms and per_second and not _near(per_second, 1000 / mean_ms):
+        yield f"{per_second} steps/s, but the mean step takes {mean_ms} ms"
+    for clock in ("host", "device"):
+        rows = [row if clock == "host" else row["device"] for row in summary["phases"].values()]
+        shares = [row["share"] or 0.0 for row in rows if row is not None]
+        if sum(shares) > 1.001 + 0.0001 * len(shares):
+            yield f"phases take {sum(shares):.1%} of the time ({clock})"
+
+
+def _verdict(summary: Summary, text: str) -> Iterator[str]:
+    first = summary["findings"][0]
+    if (summary["verdict"]["kind"], summary["verdict"]["title"]) != (first["kind"], first["title"]):
+        yield "the verdict is not the first finding"
+    if "".join(first["title"].split()) not in "".join(text.split()):
+        yield "the text does not say the verdict"
+
+
+def _price(summary: Summary, finding: Finding) -> Iterator[str]:
+    cost, fixed = finding["cost"], finding["cost"].get("if_fixed") or {}
+    share, step_ms, speedup = cost.get("share"), fixed.get("step_ms"), fixed.get("speedup")
+    if share is not None and not 0 <= share <= 1:
+        yield f"costs {share:.0%} of the time"
+    if not step_ms or not speedup or not _claims_time(finding):
+        return
+    if speedup < 1:
+        yield f"without it the job would be slower ({speedup}×)"
+    if share is not None and abs(share - (1 - 1 / speedup)) > 0.005:
+        yield f"{share:.1%} of the time, but {speedup}× as fast"
+    mean_ms = summary["step_time"]["mean_ms"]
+    if _on_host(finding) and _in_lockstep(finding) and mean_ms and not _near(step_ms * speedup, mean_ms):
+        yield f"{step_ms} ms, {speedup}× as fast, but the mean step takes {mean_ms} ms"
+
+
+def _quoted(finding: Finding) -> Iterator[str]:
+    """Shares of the time in a title are in the document, too."""
+    known = {_percent(finding["cost"].get("share"))}
+    for value in _numbers(finding["evidence"]):
+        known.add(_percent(value))
+    for quoted in re.findall(r"(<?\d+%) of the time", finding["title"]):
+        if quoted not in known and _claims_time(finding):
+            yield f"{quoted} of the time is nowhere in its evidence"
+    shares = finding["evidence"].get("shares")
+    if isinstance(shares, dict) and sum(shares.values()) > 1.01:
+        yield f"its parts take {sum(shares.values()):.0%} of the time"
+
+
+def _steps_counted(summary: Summary, finding: Finding) -> Iterator[str]:
+    """``300 ms in 7 of 38 steps`` is what it costs."""
+    for counted in re.findall(r"([\d,]+) of ([\d,]+) steps", finding["title"]):
+        hit, all_steps = map(_whole, counted)
+        if hit > all_steps or all_steps > summary["steps"]["compared"]:
+            yield f"{hit} of {all_steps} steps, of {summary['steps']['compared']}"
+    said = re.search(rf"(\d+)% of the time .*?: {TIME} in ([\d,]+) of ([\d,]+) steps", finding["title"])
+    mean_ms = summary["step_time"]["mean_ms"]
+    if said and mean_ms and _on_host(finding):
+        share, each, unit, some, of = said.groups()
+        told = _ms(each, unit) * _whole(some) / _whole(of) / mean_ms
+        if not 0.5 * int(share) / 100 <= told <= 2 * int(share) / 100 + 0.01:
+            yield f"that makes {told:.0%} of the time"
+
+
+def _every_step(summary: Summary, finding: Finding) -> Iterator[str]:
+    """What every step has of a phase, the median step has as well."""
+    said = re.search(rf"{TIME} (?:of every step|each time)", finding["title"])
+    row = summary["phases"].get(finding["phase"])
+    if said is None or row is None or not _on_host(finding):
+        return
+    each_ms = _ms(*said.groups())
+    most_ms = max(row["median_ms"] or 0.0, row["worst_ms"] or 0.0)
+    if each_ms > 2.2 * most_ms:
+        yield f"{each_ms} ms of every step, but the median step has {most_ms} ms of {finding['phase']}"
+    if each_ms > (summary["step_time"]["p90_ms"] or each_ms) * (1 + ROUNDING):
+        yield f"{each_ms} ms of every step, but most steps are shorter than that"
+
+
+def _period(summary: Summary, finding: Finding) -> Iterator[str]:
+    period, spikes = finding["evidence"].get("period"), finding["evidence"].get("spikes")
+    said = re.match(r"Every (\d+)\w\w step", finding["title"])
+    if (said is not None) != (period is not None) or (said and int(said[1]) != period):
+        yield f"its period is {period}"
+    if period is None or spikes is None:
+        return
+    steady = summary["steps"]["steady"]
+    if not 0.4 * steady / period - 2 <= spikes <= steady / period + 2:
+        yield f"{spikes} times in {steady} steps is not every {period}"
+    lost_ms, extra_ms = finding["cost"].get("seconds", 0.0) * 1000, finding["evidence"]["extra_ms"]
+    if lost_ms and not 0.4 <= extra_ms * spikes / lost_ms <= 2.5:
+        yield f"{extra_ms} ms {spikes} times is not {lost_ms:.0f} ms"
+    usual_ms, p50_ms = finding["evidence"].get("usual_ms"), summary["step_time"]["p50_ms"]
+    if usual_ms and p50_ms and _on_host(finding) and not _near(usual_ms, p50_ms):
+        yield f"the usual step takes {usual_ms} ms, but the median one {p50_ms} ms"
+    at = finding["evidence"].get("at_steps") or []
+    apart = [later - earlier for earlier, later in pairwise(at)]
+    off = [gap for gap in apart if min(gap % period, -gap % period) > 1]
+    if len(off) > 0.5 * len(apart):
+        yield f"it came at steps {at}"
+
+
+def _levels(summary: Summary, finding: Finding) -> Iterator[str]:
+    """``30.3 ms instead of 15.0 ms``: the median step cannot be longer than both."""
+    before_ms, after_ms = finding["evidence"].get("before_ms"), finding["evidence"].get("after_ms")
+    times = summary["step_time"]
+    if finding["kind"] != "change_point" or not before_ms or not after_ms or not times["p50_ms"]:
+        return
+    if after_ms <= before_ms:
+        yield f"{after_ms} ms is not longer than {before_ms} ms"
+    if _on_host(finding) and times["p50_ms"] > 1.1 * after_ms:
+        yield f"the median step takes {times['p50_ms']} ms, longer than both"
+    if _on_host(finding) and after_ms > times["max_ms"] * (1 + ROUNDING):
+        yield f"the longest step takes {times['max_ms']} ms"
+
+
+def _processors(summary: Summary, finding: Finding) -> Iterator[str]:
+    if "CPUs are not full" not in finding["title"]:
+        return
+    for node in summary["host"]["nodes"]:
+        percent = (node["cpu_percent"] or {}).get("median")
+        if node["node"] == finding["evidence"].get("node") and percent is not None and percent >= FULL_PERCENT:
+            yield f"CPU {percent:.0f}%"
+
+
+def _same_time_twice(summary: Summary) -> Iterator[str]:
+    """What all ranks lose in one phase is no more than the phase takes, and all of it no more than there is."""
+    findings = [one for one in summary["findings"] if _claims_time(one) and not one["cost"].get("up_to")]
+    for name, row in summary["phases"].items():
+        own = [one for one in findings if one["phase"] == name and not one["ranks"] and _on_host(one)]
+        # Its own evidence says which part of it lies in that phase; a title may be led by the largest of several.
+        claimed = sum((one["evidence"].get("shares") or {}).get(name, one["cost"].get("share", 0.0)) for one in own)
+        if len(own) > 1 and row["share"] is not None and claimed > 1.1 * row["share"] + 0.02:
+            titles = " / ".join(one["title"] for one in own)
+            yield f"{claimed:.0%} of the time is claimed of {name}, which takes {row['share']:.0%}: {titles}"
+
+
+def _promises(text: str) -> Iterator[str]:
+    """``a step takes 39.0 ms instead of 69.0 ms on average, 1.77× as fast``."""
+    joined = " ".join(text.split())
+    for then, unit, now, now_unit, speedup in re.findall(
+        rf"a step takes {TIME} instead of {TIME} on average, ([\d.]+)× as fast", joined
+    ):
+        then_ms, now_ms = _ms(then, unit), _ms(now, now_unit)
+        if then_ms > now_ms or not _near(now_ms / then_ms, float(speedup)):
+            yield f"the text promises {then_ms} ms instead of {now_ms} ms, {speedup}× as fast"
+
+
+def _claims_time(finding: Finding) -> bool:
+    return finding["kind"] not in CLAIMS_NO_TIME and not finding["kind"].startswith("hang_")
+
+
+def _on_host(finding: Finding) -> bool:
+    return finding["evidence"].get("clock", "host") == "host"
+
+
+def _in_lockstep(finding: Finding) -> bool:
+    """Else a step is as long as its longest rank to the rules, and as the mean one in the table."""
+    return finding["evidence"].get("lockstep", True) is not False
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        for one in value.values():
+            yield from _numbers(one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+
+
+def _percent(share: float | None) -> str:
+    return "<1%" if share is not None and 0 < share < 0.01 else "" if share is None else f"{share:.0%}"
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= ROUNDING * max(abs(one), abs(other))
+
+
+def _ms(number: str, unit: str) -> float:
+    return float(number.replace(",", "").rstrip(".")) * UNITS_MS[unit]
+
+
+def _whole(number: str) -> int:
+    return int(number.replace(",", ""))
