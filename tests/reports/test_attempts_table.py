@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
-from stepscope.records.series import RankSeries, RunData
+from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.reports.attempts import attempt_items, attempts_table
 from stepscope.reports.summary import summarise
 from stepscope.testing.cluster import Cluster, Death
@@ -96,3 +97,35 @@ def test_of_many_the_last_are_shown() -> None:
     items = attempt_items(attempts_table(run_of(*rounds)))
     assert items[0] == ("", "… 4 earlier attempts in summary.json")
     assert [label for label, _ in items[1:]] == [str(number) for number in range(4, 12)]
+
+
+def _work_for(restarts: int) -> int:
+    """How many functions are called for the summary of a job that failed so often: a measure that no load changes."""
+    (series,) = attempt(0, "a", at_s=0)
+    ranks, errors = [], []
+    for number in range(restarts):
+        identity = replace(series.identity, attempt=number, pid=1000 + number)
+        began_ns, ended_ns = number * S, number * S + S // 2
+        times = {"anchor_wall_ns": began_ns, "ended_wall_ns": ended_ns}
+        ranks.append(replace(series, identity=identity, state="exception", **times))
+        said = {"rank": 0, "type": "ValueError", "message": "again", "traceback": ""}
+        errors.append(RankError(pid=1000 + number, wall_ns=ended_ns, **said))
+    run = run_of(ranks, errors=tuple(errors))
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        summarise(run)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_restarts_cost_no_more_than_in_proportion() -> None:
+    once = _work_for(1)
+    assert (_work_for(201) - once) / (_work_for(51) - once) < 5

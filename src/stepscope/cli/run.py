@@ -35,7 +35,7 @@ The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were n
 """
 
 OPTIONS_BEFORE_JOB = (
-    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
+    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after", "--share"),
     *("--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port", "--master_port"),
     *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
 )

@@ -8,8 +8,10 @@ script that does not train itself, is no attempt: its error belongs to the last 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from stepscope.records.series import RankError, RankSeries, RunData
 
@@ -25,32 +27,41 @@ class Attempt:
     """By rank; empty when nothing of it was recorded."""
     errors: tuple[RankError, ...]
     """By time; launchers' among them."""
+    is_last: bool
+    oom_killed: frozenset[int]
+    """Ranks that the kernel killed for want of memory."""
     world_size: int | None
     """Ranks of the job, as the attempt's own processes say, else those of any attempt; None: nobody said."""
 
 
 def attempts_of(run: RunData) -> tuple[Attempt, ...]:
-    """All attempts that left anything, the last one last; never empty."""
+    """All attempts that left anything, the last one last; never empty.  Some jobs are restarted thousands of times."""
     series: dict[int, list[RankSeries]] = {}
     for one in run.ranks:
         series.setdefault(one.identity.attempt, []).append(one)
     errors: dict[int, list[RankError]] = {}
-    by_time = sorted(run.errors, key=lambda error: error.wall_ns)
-    beside = [error for error in by_time if from_launcher(error) or (series and error.script)]
-    for error in by_time:
-        if error not in beside:
-            errors.setdefault(_attempt_of(error, series), []).append(error)
+    own: list[RankError] = []
+    beside: list[RankError] = []
+    for error in sorted(run.errors, key=lambda error: error.wall_ns):
+        (beside if from_launcher(error) or (series and error.script) else own).append(error)
+    recorded = _Recorded(series)
+    for error in own:
+        errors.setdefault(recorded.attempt_of(error), []).append(error)
     known = sorted({*series, *errors}) or [0]
-    starts = {number: _start_ns(series.get(number, ()), errors.get(number, ())) for number in known}
+    starts = _Starts({number: _start_ns(series.get(number, ()), errors.get(number, ())) for number in known})
     for error in beside:
-        errors.setdefault(_latest(error.wall_ns, starts, otherwise=known[0]), []).append(error)
+        errors.setdefault(starts.latest(error.wall_ns, otherwise=known[0]), []).append(error)
     worlds = {number: max(one.identity.world_size for one in ranks) for number, ranks in series.items()}
+    largest = max(worlds.values(), default=None)
+    starved = {event.get("pid") for event in run.events if event.get("event") == "rank_end" and event.get("oom_kill")}
     return tuple(
         Attempt(
-            world_size=worlds.get(number, max(worlds.values(), default=None)),
+            world_size=worlds.get(number, largest),
             number=number,
+            is_last=number == known[-1],
             series=tuple(sorted(series.get(number, ()), key=lambda one: one.rank)),
             errors=tuple(sorted(errors.get(number, ()), key=lambda error: error.wall_ns)),
+            oom_killed=frozenset(one.rank for one in series.get(number, ()) if one.identity.pid in starved),
         )
         for number in known
     )
@@ -61,27 +72,46 @@ def from_launcher(error: RankError) -> bool:
     return error.rank is None or bool(error.exit_codes) or error.type in LAUNCHER_ERRORS
 
 
-def _attempt_of(error: RankError, series: Mapping[int, Sequence[RankSeries]]) -> int:
-    wrote = [number for number, ranks in series.items() if any(one.identity.pid == error.pid for one in ranks)]
-    if len(wrote) == 1:
-        return wrote[0]
-    if not series:
-        return 0
-    first = min(series)
-    starts = {number: _start_ns(ranks, ()) for number, ranks in series.items()}
-    number = _latest(error.wall_ns, starts, otherwise=max(first - 1, 0))
-    there = next((one for one in series.get(number, ()) if one.rank == error.rank), None)
-    if there is not None and there.ended_wall_ns and 0 < there.ended_wall_ns < error.wall_ns:
-        return number + 1  # that attempt's process of this rank was gone by then
-    return number
+class _Recorded:
+    """The attempts of which anything was recorded."""
+
+    def __init__(self, series: Mapping[int, Sequence[RankSeries]]) -> None:
+        self._by_pid: dict[int, set[int]] = {}
+        self._by_rank: dict[tuple[int, int | None], RankSeries] = {}
+        for number, ranks in series.items():
+            for one in ranks:
+                self._by_pid.setdefault(one.identity.pid, set()).add(number)
+                self._by_rank.setdefault((number, one.rank), one)
+        self._first = min(series, default=0)
+        self._starts = _Starts({number: _start_ns(ranks, ()) for number, ranks in series.items()})
+
+    def attempt_of(self, error: RankError) -> int:
+        """By the process that wrote it; else by its time."""
+        wrote = self._by_pid.get(error.pid, set())
+        if len(wrote) == 1:
+            return next(iter(wrote))
+        if not self._by_rank:
+            return 0
+        number = self._starts.latest(error.wall_ns, otherwise=max(self._first - 1, 0))
+        there = self._by_rank.get((number, error.rank))
+        if there is not None and there.ended_wall_ns and 0 < there.ended_wall_ns < error.wall_ns:
+            return number + 1  # that attempt's process of this rank was gone by then
+        return number
+
+
+class _Starts:
+    """When attempts began."""
+
+    def __init__(self, starts: Mapping[int, int]) -> None:
+        in_time = sorted(starts.items(), key=lambda pair: pair[1])
+        self._begun_ns = [start_ns for _, start_ns in in_time]
+        self._latest = list(accumulate((number for number, _ in in_time), max))
+
+    def latest(self, wall_ns: int, *, otherwise: int) -> int:
+        """The last attempt that had begun by then; without a time, the last of all."""
+        begun = bisect_right(self._begun_ns, wall_ns) if wall_ns else len(self._latest)
+        return self._latest[begun - 1] if begun else otherwise
 
 
 def _start_ns(series: Sequence[RankSeries], errors: Sequence[RankError]) -> int:
     return min((one.anchor_wall_ns for one in series), default=min((error.wall_ns for error in errors), default=0))
-
-
-def _latest(wall_ns: int, starts: Mapping[int, int], *, otherwise: int) -> int:
-    """The last attempt that had begun by then; without a time, the last of all."""
-    if not wall_ns:
-        return max(starts)
-    return max((number for number, start_ns in starts.items() if start_ns <= wall_ns), default=otherwise)

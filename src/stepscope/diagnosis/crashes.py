@@ -141,16 +141,15 @@ def failures_of(run: RunData, *, alive: bool = False) -> list[Failure]:
 
 
 def failures_in(run: RunData, attempt: Attempt, *, alive: bool = False) -> list[Failure]:
-    last = attempt.number == attempts_of(run)[-1].number
+    last = attempt.is_last
     errors = _by_rank(attempt)
     codes = _exit_codes(run, attempt) if last else _told_codes(attempt)
     interrupted = last and _interrupted(run, attempt)
     found = []
     by_rank = {series.rank: series for series in attempt.series}
-    starved = {event.get("pid") for event in run.events if event.get("event") == "rank_end" and event.get("oom_kill")}
     for rank in sorted({*by_rank, *codes, *errors}):
         series = by_rank.get(rank)
-        oom_killed = series is not None and series.identity.pid in starved
+        oom_killed = rank in attempt.oom_killed
         native = run.native.get(rank, ()) if last else ()
         failure = _failure(rank, series, errors.get(rank), codes.get(rank), native, oom_killed=oom_killed)
         if failure is not None and not (interrupted and _ended_by_hand(failure)):

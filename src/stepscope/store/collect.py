@@ -17,6 +17,7 @@ from stepscope.records.collectives import merged_groups
 from stepscope.records.progress import Progress, unheard
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.ring import RingReader
+from stepscope.store.lease import is_local
 from stepscope.store.paths import SEGMENT_SUFFIX, STEPS, segment_path
 from stepscope.store.processes import process_alive
 from stepscope.store.segments import read_segment
@@ -64,9 +65,10 @@ def collect_rings(
         sidecars, bad = read_sidecars(run_dir)
         notices += [f"{STEPS}/{name} could not be read; which rank its steps belong to is a guess." for name in bad]
         segments = {path.stem for path in (run_dir / STEPS).glob(f"*{SEGMENT_SUFFIX}")}
+        local = is_local(meta)
         found: list[RingRecords] = []
         for key in sorted(keys := {*rings, *sidecars, *segments}):
-            about = _settle(abouts.get(key), sidecars.get(key) or guess_sidecar(key))
+            about = _settle(abouts.get(key), sidecars.get(key) or guess_sidecar(key), local=local)
             path = segment_path(run_dir, key)
             found.append(_records(about, path, rings.get(key), notices if not live else []))
             progress(len(found), len(keys))
@@ -96,14 +98,14 @@ def _records(about: RingSidecar, path: Path, ring: RingReader | None, notices: l
     return RingRecords(about=about, slots=rows, lost=lost, torn=torn)
 
 
-def _settle(ring: RingSidecar | None, sidecar: RingSidecar) -> RingSidecar:
+def _settle(ring: RingSidecar | None, sidecar: RingSidecar, *, local: bool) -> RingSidecar:
     """The ring knows best, but only the sidecar knows when its process ended; see whether the process is there."""
     about = sidecar
     if ring is not None:
         facts, groups = ring.facts or sidecar.facts, merged_groups(ring.groups, sidecar.groups)
         about = replace(ring, ended_wall_ns=sidecar.ended_wall_ns, facts=facts, groups=groups)
     if about.state in ("starting", "running"):
-        here = about.identity.host == platform.node()
+        here = local and about.identity.host == platform.node()
         if about.ended_wall_ns is not None or (here and not process_alive(about.pid, about.start_ticks)):
             about = replace(about, state="vanished")
     return about
