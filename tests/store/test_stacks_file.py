@@ -19,7 +19,7 @@ from stepscope.store.stacks import read_stacks
 from stepscope.testing.rings import write_steps
 
 FRAME = {"file": "/a/train.py", "line": 12, "function": "write_report"}
-STACK = {"rank": 0, "pid": 77, "wall_ns": 5, "step": 3, "phase": "other", "frames": [FRAME]}
+STACK = {"rank": 0, "pid": 77, "wall_ns": 5, "step": 3, "phase": "other", "between": None, "frames": [FRAME]}
 
 
 def test_stacks_come_in_order_of_time_and_stay_when_sealed(paths: RunPaths, rings: Any) -> None:
