@@ -415,7 +415,7 @@ def test_all_that_a_node_sent_is_synced_before_its_bye_is_answered(
     real = os.fsync
 
     def fsync(fd: int) -> None:
-        synced.add(str(Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(paths.run_dir)))
+        synced.add(str(Path(f"/proc/self/fd/{fd}").readlink().relative_to(paths.run_dir)))
         real(fd)
 
     node = sender(1)

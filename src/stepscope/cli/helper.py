@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.records.places import helper_environment
+from stepscope.records.places import helper_command, helper_environment
 
 __all__ = ["ENDING", "Helper", "Mask", "forget_signals", "say", "spawn", "watched_signals"]
 
@@ -44,7 +44,7 @@ class Helper:
         It is started so many times in all, or without having lived for ``forgiven_s`` once.
         """
         self._what = what
-        self._command = [sys.executable, "-m", *command]
+        self._command = helper_command(*command)
         self._starts = starts
         self._without = without
         self._forgiven_s = forgiven_s

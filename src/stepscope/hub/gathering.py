@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.watch import NodeWatch
 from stepscope.hub.inbox_tail import InboxTail
 from stepscope.hub.model.live_run import LiveRun
+from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journals
 from stepscope.wire.keys import load_key
@@ -109,5 +109,7 @@ class Gathering:
             self._sealing = None
         full = [number for number in journals(self._run_dir, after=0) if number < self._inbox.journal]
         if full and time.monotonic() >= self._seal_at_s:
-            words = [sys.executable, "-m", "stepscope.store.parts", str(self._run_dir), str(min(full))]
-            self._sealing = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            words = helper_command("stepscope.store.parts", str(self._run_dir), str(min(full)))
+            self._sealing = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=helper_environment(os.environ)
+            )

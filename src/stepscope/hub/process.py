@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from stepscope.hub.model.looks import Looks, keep_up
 from stepscope.hub.open_run import Final
 from stepscope.hub.runs import Runs, final_of
 from stepscope.hub.tail import Tail
+from stepscope.records.places import helper_command
 from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
 from stepscope.store.meta import end_run, read_meta
 from stepscope.store.positions import read_positions
@@ -260,8 +260,8 @@ def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
     if tls is not None:
         tls.remove()
     if settings.nnodes > 1:
-        words = [sys.executable, "-m", "stepscope", "report", "--quiet", str(settings.run_dir)]
-        os.execv(sys.executable, words)
+        command = helper_command("stepscope", "report", "--quiet", str(settings.run_dir))
+        os.execv(command[0], command)
 
 
 def _say(word: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from stepscope.cli.located import located
 from stepscope.errors import UsageError
 from stepscope.notebook.cells import frame_of_page, in_notebook, put, told_above
-from stepscope.records.places import helper_environment
+from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.paths import META, REPORT_FILE, SUMMARY
 
 __all__ = ["show"]
@@ -67,7 +67,7 @@ def _text(run_dir: Path) -> str:
 
 
 def _stepscope(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepscope", *words]
+    command = helper_command("stepscope", *words)
     try:
         return subprocess.run(
             command,
