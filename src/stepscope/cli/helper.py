@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.messages import say
 from stepscope.records.places import helper_command, helper_environment
 
-__all__ = ["ENDING", "Helper", "Mask", "forget_signals", "say", "spawn", "watched_signals"]
+__all__ = ["ENDING", "Helper", "Mask", "forget_signals", "spawn", "watched_signals"]
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_FD = 3
@@ -190,10 +190,6 @@ def forget_signals() -> None:
     """Those that came so far were for what is over."""
     while signal.sigtimedwait(watched_signals(), 0) is not None:
         pass
-
-
-def say(message: str) -> None:
-    print(f"stepscope: {message}", file=sys.stderr, flush=True)
 
 
 def _word(line: bytes) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.ends import JobEnd
-from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals, say
+from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals
 from stepscope.errors import HubError, RunError, UsageError
+from stepscope.records.messages import say
 from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
 from stepscope.store.meta import end_run
 

@@ -27,7 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.helper import Mask, say, spawn
+from stepscope.cli.helper import Mask, spawn
+from stepscope.records.messages import say
 from stepscope.records.places import helper_command, helper_environment, terminal_log
 
 __all__ = ["LiveView", "why_no_screen", "why_no_terminal"]

@@ -17,6 +17,7 @@ from typing import NoReturn
 from stepscope import __version__
 from stepscope.cli.words import split_job
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.records.messages import say
 
 __all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
 
@@ -96,7 +97,7 @@ def main() -> NoReturn:
         code = run_command(sys.argv[1:])
         sys.stdout.flush()
     except StepscopeError as error:
-        print(f"stepscope: {error}", file=sys.stderr)
+        say(str(error))
         code = error.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`stepscope list | head`); what is left must not be flushed into it.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.links import opened_in_browser, page_link
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.records.messages import say
 from stepscope.store.paths import META
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if not any(
         (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
     ):
-        print(f"stepscope: there is no run in {args.dir} yet; name a run, or a folder of runs", file=sys.stderr)
+        say(f"there is no run in {args.dir} yet; name a run, or a folder of runs")
     place = args.token_file or key_path(os.environ).with_name(TOKEN_FILE)
     token = kept_secret(place, "token", "name another file with --token-file")
     with listen(host, port) as listening:
@@ -104,21 +105,21 @@ def _name_of(folder: Path) -> str:
 
 def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
     """Where we listen goes to standard output, for programs too: on a terminal as the link that signs in."""
-    print(f"stepscope: serving {folder}; Ctrl-C ends it", file=sys.stderr)
-    print(f"stepscope: the token is in {place}", file=sys.stderr)
+    say(f"serving {folder}; Ctrl-C ends it")
+    say(f"the token is in {place}")
     print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
 
 
 def _tell_certificate(tls: TlsFiles, *, own: bool) -> None:
     made = "" if own else "; it was made for this, so a browser will ask whether you trust it"
-    print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}{made}", file=sys.stderr)
+    say(f"the certificate's SHA-256 is {tls.fingerprint.hex()}{made}")
 
 
 @contextmanager
 def _shown(link: str) -> Iterator[None]:
     with opened_in_browser(link) as found:
         if not found:
-            print("stepscope: there is no browser here to open it in", file=sys.stderr)
+            say("there is no browser here to open it in")
         yield
 
 
@@ -166,4 +167,4 @@ def _finish(run_dir: Path) -> None:
     try:
         finalise(run_dir)
     except StepscopeError as error:
-        print(f"stepscope: {error}", file=sys.stderr, flush=True)
+        say(str(error))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stepscope.errors import StepscopeError
 from stepscope.hub.process import HubSettings, serve_run
+from stepscope.records.messages import say
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
     try:
         return serve_run(settings)
     except StepscopeError as error:
-        print(f"stepscope: hub: {error}", file=sys.stderr)
+        say(f"hub: {error}")
         return error.exit_code
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from stepscope.errors import FrameError, HubError, HubRefused, UsageError
+from stepscope.records.messages import printable
 from stepscope.wire.joining import PROOF_HEADER, Join, Welcome, read_welcome, write_join
 
 __all__ = ["Answer", "HubClient", "connected", "encrypted", "plain", "split_url"]
@@ -288,4 +289,4 @@ def _object(text: bytes) -> dict[str, Any]:
 
 def plain(text: object) -> str:
     """Words of a stranger: cut, and without anything that a terminal would obey."""
-    return "".join(c for c in text[:_WHY_CHARS] if c.isprintable()) if isinstance(text, str) else ""
+    return printable(text[:_WHY_CHARS]) if isinstance(text, str) else ""

@@ -15,7 +15,6 @@ import errno
 import logging
 import resource
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -29,6 +28,7 @@ from stepscope.hub.gate.entrance import Entrance, ServerLimits, plain_address
 from stepscope.hub.gate.guard import GuardedProtocol
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.tls import TlsFiles, server_context
+from stepscope.records.messages import say
 
 __all__ = ["App", "Server", "run_loop"]
 
@@ -236,7 +236,7 @@ class _Faults(logging.Handler):
                 place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
                 trace = trace.tb_next
             what = message.strip() if error is None else f"{type(error).__name__}: {error}"
-            print(f"stepscope: the hub made a mistake: {what}{place}", file=sys.stderr, flush=True)
+            say(f"the hub made a mistake: {what}{place}")
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
