@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.hub.gate.admission import SILENT_S, Admission
+from stepscope.hub.gate.admission import SILENT_S, Admission, Challenges
 from stepscope.hub.gate.ingest import IngestApp
 from stepscope.hub.gate.journal import HubJournal
 from stepscope.hub.gate.refusals import Refusals
@@ -50,6 +50,7 @@ class Gathering:
         nnodes: int,
         fingerprint: bytes,
         own_spool: str,
+        challenges: Challenges | None = None,
     ) -> None:
         """UsageError when there is no key, OSError when the inbox cannot be read or written."""
         self._run_dir = run_dir
@@ -58,7 +59,12 @@ class Gathering:
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
         self._admission = Admission(
-            key=load_key(os.environ), certificate=fingerprint, names=names, nnodes=nnodes, local_spool=own_spool
+            key=load_key(os.environ),
+            certificate=fingerprint,
+            names=names,
+            nnodes=nnodes,
+            local_spool=own_spool,
+            challenges=challenges,
         )
         self._admission.recall([node.spool for node in self._inbox.nodes()])
         InboxTail(run_dir, live, self._admission.claims).catch_up()

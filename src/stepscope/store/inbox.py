@@ -178,7 +178,7 @@ class Inbox:
             if head.bye is not None:
                 before = self._spools.get(head.spool)
                 known = before.positions().files if before is not None else {}
-                new = [name for name, *_ in (*found.whole, *found.logs)]
+                new = [*(name for name, _ in found.whole), *(name for name, _, _ in found.logs)]
                 self._sync(head, account, [*known, *new])
             self._journal.append(kept, wall_ns=now, durable=head.bye is not None)
         except OSError:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Final, Protocol
 
 from stepscope.hub.gate.buckets import Buckets
 from stepscope.hub.gate.refusals import Reason, Refusals
-from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
+from stepscope.wire.limits import FRAME_BYTES, HELLO_BYTES, JOIN_BYTES
 
-__all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address"]
+__all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address", "source_of"]
 
-_BODIES: Final = {b"/frames": FRAME_BYTES, b"/join": JOIN_BYTES}
+_BODIES: Final = {b"/frames": FRAME_BYTES, b"/join": JOIN_BYTES, b"/hello": HELLO_BYTES}
 _RATED: Final = 4096
 
 
@@ -167,6 +167,15 @@ class Entrance:
 def plain_address(host: str) -> str:
     """An IPv4 address that came through an IPv6 socket, as IPv4."""
     return host.removeprefix("::ffff:") if "." in host else host
+
+
+def source_of(address: str) -> str:
+    """Who an address stands for: itself, or of IPv6 its /64, since whoever has one address there has them all."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return address if found.version == 4 else str(ip_network((int(found), 64), strict=False))
 
 
 def is_local(address: str) -> bool:
