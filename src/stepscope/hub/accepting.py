@@ -24,6 +24,7 @@ from stepscope.hub.api.readers import address_of
 from stepscope.hub.gate.admission import ADDRESSES, Challenges
 from stepscope.hub.gate.buckets import Buckets
 from stepscope.hub.gate.entrance import source_of
+from stepscope.hub.gate.guard import known
 from stepscope.hub.gate.ingest import IngestFigures, answer_hello, for_agents, no_challenge
 from stepscope.hub.gate.refusals import Refusals, Refused
 from stepscope.hub.gate.senders import SenderLimits
@@ -119,6 +120,7 @@ class Accepting:
             return found
         if not self._challenges.bears(token):
             raise no_challenge()
+        known(scope)
         taking, why = (None, "no such run here") if run_dir is None else await self._taking(run_dir)
         if taking is None:
             raise Refused(404, "join", why)

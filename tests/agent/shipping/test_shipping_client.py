@@ -274,7 +274,7 @@ def test_nothing_of_the_run_is_said_before_the_hub_has_proved_itself(status: byt
         heard.append(connection.recv(1 << 16))
 
     join = replace(who(), run="secret-run", host="secret-host", meta={"command": ["secret"], "user": "secret"})
-    with listening(answer) as url, client(url) as ours, pytest.raises(HubError, match="ha(s|ve) our key"):
+    with listening(answer) as url, client(url) as ours, pytest.raises(HubError, match=r"ha(s|ve) our key"):
         ours.join(join, patience_s=5)
     assert b"POST /api/v1/hello HTTP/1.1\r\n" in heard[0]
     assert not any(b"secret" in said for said in heard)

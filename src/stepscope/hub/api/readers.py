@@ -143,6 +143,8 @@ class ReadersOnly:
             return
         admitted = self._readers.admits(Headers(scope=scope))
         if admitted:
+            if (told := scope.get("state", {}).get("stepscope.known")) is not None:
+                told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
             await self._app(scope, receive, send)
             return
         refusal = await self._readers.refuse(address_of(scope), tried=admitted is False)

@@ -2,9 +2,9 @@
 
 A hello and a join are signed with the user's key (``wire/joining.py``); the token that answers them is random, is kept
 as its SHA-256 only, and lives as long as this process: after a restart of the hub everybody joins again (a mark in the
-token tells these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the first has said bye
-or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand in what it has, but
-does not get its number back as long as the other is there.  Used by the hub's event loop only.
+token tells these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the first
+has said bye or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand in what
+it has, but does not get its number back as long as the other is there.  Used by the hub's event loop only.
 """
 
 from __future__ import annotations

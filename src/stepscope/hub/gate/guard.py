@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import MutableMapping
 from typing import Any, Final, Literal
 
 import httptools
@@ -21,16 +22,24 @@ from uvicorn.server import ServerState
 from stepscope.hub.gate.entrance import Entrance
 from stepscope.hub.gate.refusals import Reason
 
-__all__ = ["AGENT", "GuardedProtocol", "Stage"]
+__all__ = ["AGENT", "GuardedProtocol", "Stage", "known"]
 
 Stage = Literal["handshake", "head", "body", "busy", "drain", "idle", "closing"]
 """``drain``: it was answered before its body was there, the rest of which is passed over."""
 
 AGENT: Final = "stepscope.agent"
 """An app sets this in ``scope["state"]`` when whoever asks is an agent of the run: it may stay."""
+_KNOWN: Final = "stepscope.known"
 _SLACK: Final = 64 << 10
 """What the frames of chunks may add to a body."""
 _FOREVER: Final = float("inf")
+
+
+def known(scope: MutableMapping[str, Any]) -> None:
+    """An app calls this as soon as whoever asks has shown a key or a token, before it reads a body."""
+    told = scope.get("state", {}).get(_KNOWN)
+    if told is not None:
+        told()
 
 
 class _WrongError(Exception):
@@ -194,9 +203,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._door
         self._most = self._limits.head_bytes + self._body_most + _SLACK
+        self.scope["state"][_KNOWN] = lambda: self._entrance.known(self)
         self._stage("body", self._limits.body_s + length / self._limits.body_bytes_per_s)
-        if not self._agent:
-            self._entrance.busy(self)
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from stepscope.errors import FrameError
 from stepscope.hub.gate.admission import Admission, Admitted, Challenges
 from stepscope.hub.gate.entrance import plain_address
-from stepscope.hub.gate.guard import AGENT
+from stepscope.hub.gate.guard import AGENT, known
 from stepscope.hub.gate.journal import HubJournal, LineSink
 from stepscope.hub.gate.refusals import Refusals, Refused
 from stepscope.hub.gate.senders import Sender
@@ -110,6 +110,7 @@ class IngestApp:
             if path.endswith("/join"):
                 if not self.admission.challenges.bears(token):
                     raise no_challenge()
+                known(scope)
                 self._check_run(path)
                 await self._join(scope, receive, send, address)
                 return
@@ -120,6 +121,7 @@ class IngestApp:
                     raise refused
                 await _answer(send, refused.status, _refusal(refused))
                 return
+            known(scope)
             self._check_run(path)
             scope.setdefault("state", {})[AGENT] = True
             await self._frames(sender, scope, receive, send)
@@ -300,6 +302,7 @@ def no_challenge() -> Refused:
 async def answer_hello(challenges: Challenges, scope: Scope, body: bytes, send: Send) -> None:
     """Refused to those who do not have the key."""
     answer, proof = challenges.answer(body, _header(scope, PROOF_HEADER.encode()).decode("latin-1"))
+    known(scope)
     await _answer(send, 200, answer, (PROOF_HEADER.encode(), proof.encode()))
 
 
@@ -333,8 +336,8 @@ def _check_ring(about: RingSidecar) -> None:
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
-    for known, value in scope["headers"]:
-        if known == name:
+    for given, value in scope["headers"]:
+        if given == name:
             found: bytes = value
             return found
     return b""
