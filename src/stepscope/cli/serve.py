@@ -34,12 +34,12 @@ examples:
   stepscope serve runs --accept         takes what nodes still hold (stepscope send)
 
 On a terminal it prints a link that opens the page signed in.  Everything needs the reader's token, which stands in a
-file that only you can read:
-  curl -H "Authorization: Bearer $(cat ~/.config/stepscope/reader-token)" http://127.0.0.1:7070/api/v1/runs
+file that only you can read.  It is another each time, unless --token-file names a file that keeps it:
+  curl -H "Authorization: Bearer $(cat ~/.config/stepscope/serve-7070.token)" http://127.0.0.1:7070/api/v1/runs
 """
 DEFAULT = Path("runs")
 DEFAULT_PORT = 7070
-TOKEN_FILE = "reader-token"
+TOKEN_FILE = "serve-{port}.token"
 ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="of the reader's token (default: ~/.config/stepscope/reader-token)",
+        help="keeps the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
     )
     parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
     parser.add_argument("--open", action="store_true", help="show the page in your browser")
@@ -67,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.cli.hub_child import HubOptions, certificate_of, listen, url_of
     from stepscope.hub.gate.entrance import is_local
     from stepscope.hub.gate.server import run_loop
-    from stepscope.wire.keys import kept_secret, key_path
 
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
@@ -79,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
         (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
     ):
         say(f"there is no run in {args.dir} yet; name a run, or a folder of runs")
-    place = args.token_file or key_path(os.environ).with_name(TOKEN_FILE)
-    token = kept_secret(place, "token", "name another file with --token-file")
-    with listen(host, port) as listening:
+    with listen(host, port) as listening, _token(args.token_file, listening.getsockname()[1]) as (place, token):
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
         tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
@@ -96,6 +93,23 @@ def run(args: argparse.Namespace) -> int:
             if tls is not None:
                 tls.remove()
     return 0
+
+
+@contextmanager
+def _token(fixed: Path | None, port: int) -> Iterator[tuple[Path, str]]:
+    """A file with the reader's token: the user's own, which stays, or one for as long as this serves."""
+    from stepscope.wire.keys import kept_secret, key_path
+
+    if fixed is not None:
+        yield fixed, kept_secret(fixed, "token", "name another file with --token-file")
+        return
+    place = key_path(os.environ).with_name(TOKEN_FILE.format(port=port))
+    place.unlink(missing_ok=True)  # of one that was killed: the port is ours now
+    token = kept_secret(place, "token", "name another file with --token-file")
+    try:
+        yield place, token
+    finally:
+        place.unlink(missing_ok=True)
 
 
 def _name_of(folder: Path) -> str:
@@ -138,7 +152,9 @@ async def _serve(
     refusals, runs = Refusals(), Runs.of_folder(folder)
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish) if accept else None
-    app = make_app(runs, Readers(token, secure=tls is not None), agents, refusals=refusals)
+    app = make_app(
+        runs, Readers(token, secure=tls is not None, port=listening.getsockname()[1]), agents, refusals=refusals
+    )
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -145,7 +145,7 @@ class _Hub:
     def _server(self) -> Server:
         settings, about = self._settings, self._about
         tls = _tls(settings, about)
-        readers = Readers(about.token, secure=tls is not None)
+        readers = Readers(about.token, secure=tls is not None, port=self._listening.getsockname()[1])
         ingest = self._gathering.ingest if self._gathering is not None else None
         app = make_app(self._runs, readers, ingest, refusals=self._refusals)
         limits = ServerLimits.for_nodes(settings.nnodes)
