@@ -68,6 +68,8 @@ UNSAID = "unfinished"
 class HubSettings:
     run_dir: Path
     fd: int
+    caller_fd: int | None = None
+    """A connection that was accepted already: of whoever had us started."""
     nnodes: int = 1
     name: str = ""
     """That the run was to have; it may have another."""
@@ -149,7 +151,10 @@ class _Hub:
         ingest = self._gathering.ingest if self._gathering is not None else None
         app = make_app(self._runs, readers, ingest, refusals=self._refusals)
         limits = ServerLimits.for_nodes(settings.nnodes)
-        return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals)
+        caller = None if settings.caller_fd is None else socket.socket(fileno=settings.caller_fd)
+        if caller is not None:
+            caller.set_inheritable(False)
+        return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals, caller=caller)
 
     # ── until the end ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -84,7 +84,7 @@ def test_for_others_it_speaks_tls(commands: Any, folder: Path, home: dict[str, s
     certificate = ssl.get_server_certificate(("127.0.0.1", parts.port or 0))
     seen = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
     context = ssl.create_default_context(cadata=certificate)
-    token = token_file(tmp_path, url).read_text().strip()
+    token = token_file(tmp_path, f":{parts.port}").read_text().strip()
     assert ask(f"https://127.0.0.1:{parts.port}", token, "/api/v1/runs", context)["total"] == 3
     process.send_signal(signal.SIGINT)
     done = commands.finish(process)
