@@ -2,8 +2,9 @@
 
 The launcher owns the listening socket.  On a job of one node it listens on loopback and the hub itself is started only
 when this user (or root) connects: until then it costs nothing.  The kernel says whose a connection is
-(``records/peers.py``); other users of the machine are sent away, and start nothing beside somebody's training.  On a job of several it is there from the start.  A hub that dies is
-started again on the same socket, so that those who knocked meanwhile only waited; what it had is on disk.
+(``records/peers.py``); other users of the machine are sent away, and start nothing beside somebody's training.  On a
+job of several nodes it is there from the start.  A hub that dies is started again on the same socket, so that those who
+connected meanwhile only waited; what it had is on disk.
 """
 
 from __future__ import annotations

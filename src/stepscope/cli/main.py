@@ -21,7 +21,21 @@ from stepscope.records.messages import say
 
 __all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
 
-COMMANDS = ("run", "demo", "watch", "report", "list", "sql", "trace", "flight", "whatif", "serve", "send", "doctor")
+COMMANDS = (
+    "run",
+    "demo",
+    "watch",
+    "report",
+    "list",
+    "sql",
+    "trace",
+    "flight",
+    "whatif",
+    "serve",
+    "token",
+    "send",
+    "doctor",
+)
 """In the order in which a newcomer meets them."""
 HIDDEN = ("attach",)
 """Started by us, not by people."""

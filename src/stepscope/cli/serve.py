@@ -143,6 +143,7 @@ async def _serve(
     """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
     from stepscope.hub.accepting import Accepting
     from stepscope.hub.ahead import open_ahead
+    from stepscope.hub.api.reader_tokens import ReaderTokens, tokens_path
     from stepscope.hub.api.readers import Readers
     from stepscope.hub.app import make_app
     from stepscope.hub.gate.refusals import Refusals
@@ -152,9 +153,9 @@ async def _serve(
     refusals, runs = Refusals(), Runs.of_folder(folder)
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish) if accept else None
-    app = make_app(
-        runs, Readers(token, secure=tls is not None, port=listening.getsockname()[1]), agents, refusals=refusals
-    )
+    port = listening.getsockname()[1]
+    readers = Readers(token, secure=tls is not None, port=port, named=ReaderTokens(tokens_path(os.environ)))
+    app = make_app(runs, readers, agents, refusals=refusals)
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -23,6 +23,7 @@ from typing import Any
 
 from stepscope.agent.control import Control
 from stepscope.errors import HubError, RunError
+from stepscope.hub.api.reader_tokens import ReaderTokens, tokens_path
 from stepscope.hub.api.readers import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.gate.entrance import ServerLimits
@@ -147,7 +148,12 @@ class _Hub:
     def _server(self) -> Server:
         settings, about = self._settings, self._about
         tls = _tls(settings, about)
-        readers = Readers(about.token, secure=tls is not None, port=self._listening.getsockname()[1])
+        readers = Readers(
+            about.token,
+            secure=tls is not None,
+            port=self._listening.getsockname()[1],
+            named=ReaderTokens(tokens_path(os.environ)),
+        )
         ingest = self._gathering.ingest if self._gathering is not None else None
         app = make_app(self._runs, readers, ingest, refusals=self._refusals)
         limits = ServerLimits.for_nodes(settings.nnodes)

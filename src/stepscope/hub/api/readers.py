@@ -3,6 +3,9 @@
     Authorization: Bearer TOKEN                     tools, Prometheus, the terminal view
     Cookie: stepscope-PORT-XXXX=EXPIRES.SIGNATURE   a browser, after POST /api/v1/session: EventSource sends no headers
 
+Besides the hub's own token there are those with a name, a scope and an end (``reader_tokens.py``).  They are for
+headers only: a cookie would outlive the day on which one is revoked.
+
 The cookie is signed with the token and says until when it holds; the hub keeps nothing, so that one that was restarted
 with its old token knows its readers again.  Browsers do not keep cookies apart by port: they send ours to every server
 of this host, also to one of another user.  So it is worth something only here (the port is signed), only to whoever it
@@ -27,6 +30,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepscope.hub.api.answers import failure
+from stepscope.hub.api.reader_tokens import NamedToken, ReaderTokens
 
 __all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
 
@@ -55,6 +59,7 @@ class Readers:
         *,
         secure: bool = False,
         port: int = 0,
+        named: ReaderTokens | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -64,6 +69,7 @@ class Readers:
         self._token = hashlib.sha256(token.encode()).digest()
         self._signing = hmac.new(token.encode(), b"session %d" % port, hashlib.sha256).digest()
         self._secure = secure
+        self._named = named
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -87,6 +93,13 @@ class Readers:
             return kind.lower() == "bearer" and self.right(token.strip())
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
         return None if cookie is None else self._left_s(cookie, whose) > 0
+
+    def named(self, headers: Headers) -> NamedToken | None:
+        """The token with a name that came as a header; one that ran out or was revoked is none."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if self._named is None or kind.lower() != "bearer":
+            return None
+        return self._named.find(token.strip(), self._now())
 
     def open_session(self, response: Response, whose: str = "") -> None:
         expires = int(self._now()) + SESSION_S
@@ -150,6 +163,11 @@ class ReadersOnly:
             await self._app(scope, receive, send)
             return
         admitted = self._readers.admits(Headers(scope=scope), browser_of(scope))
+        if not admitted and (token := self._readers.named(Headers(scope=scope))) is not None:
+            if not token.allows(scope["path"]):
+                await failure(403, f"this token is for {token.scope} only")(scope, receive, send)
+                return
+            admitted = True
         if admitted:
             if (told := scope.get("state", {}).get("stepscope.known")) is not None:
                 told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
