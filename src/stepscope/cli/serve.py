@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import pwd
+import re
 import signal
 import socket
 import sys
@@ -19,6 +21,7 @@ from stepscope.records.messages import say
 from stepscope.store.paths import META
 
 if TYPE_CHECKING:
+    from stepscope.hub.api.readers import TrustedProxy
     from stepscope.hub.gate.server import Server
     from stepscope.hub.gate.tls import TlsFiles
 
@@ -56,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="keeps the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
     )
+    parser.add_argument(
+        "--trust-header",
+        metavar="NAME",
+        help="believe a reverse proxy on this machine that names the user it has authenticated in this header",
+    )
+    parser.add_argument(
+        "--proxy-user", metavar="USER", help="as whom that proxy runs (default: you, or root); with --trust-header"
+    )
     parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
     parser.add_argument("--open", action="store_true", help="show the page in your browser")
     parser.add_argument(
@@ -70,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
+    trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
     if not args.dir.is_dir():
         raise UsageError(f"{args.dir} is not a folder")
     if not 0 <= port < 1 << 16:
@@ -88,11 +100,31 @@ def run(args: argparse.Namespace) -> int:
             _tell_certificate(tls, own=options.certificate is not None)
         try:
             with _shown(page_link(url, one, token)) if args.open else nullcontext():
-                run_loop(_serve(args.dir, listening, token, tls, accept=args.accept, until_eof=args.until_eof))
+                run_loop(_serve(args.dir, listening, token, tls, trusted, accept=args.accept, until_eof=args.until_eof))
         finally:
             if tls is not None:
                 tls.remove()
     return 0
+
+
+def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:
+    """UsageError when others than a proxy on this machine could write that header."""
+    from stepscope.hub.api.readers import TrustedProxy
+
+    if header is None:
+        if user is not None:
+            raise UsageError("--proxy-user belongs to --trust-header")
+        return None
+    if outside:
+        raise UsageError("--trust-header works on loopback only: leave out --host, and let the proxy listen for others")
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header) or header.lower() in ("authorization", "cookie", "host"):
+        raise UsageError(f"--trust-header {header}: not a name for such a header, as X-Forwarded-User is")
+    if user is None:
+        return TrustedProxy(header=header, uids=frozenset((0, os.getuid())))
+    try:
+        return TrustedProxy(header=header, uids=frozenset((pwd.getpwnam(user).pw_uid,)))
+    except KeyError:
+        raise UsageError(f"--proxy-user {user}: there is no such user here") from None
 
 
 @contextmanager
@@ -138,7 +170,14 @@ def _shown(link: str) -> Iterator[None]:
 
 
 async def _serve(
-    folder: Path, listening: socket.socket, token: str, tls: TlsFiles | None, *, accept: bool, until_eof: bool
+    folder: Path,
+    listening: socket.socket,
+    token: str,
+    tls: TlsFiles | None,
+    trusted: TrustedProxy | None,
+    *,
+    accept: bool,
+    until_eof: bool,
 ) -> None:
     """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
     from stepscope.hub.accepting import Accepting
@@ -154,7 +193,9 @@ async def _serve(
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish) if accept else None
     port = listening.getsockname()[1]
-    readers = Readers(token, secure=tls is not None, port=port, named=ReaderTokens(tokens_path(os.environ)))
+    readers = Readers(
+        token, secure=tls is not None, port=port, named=ReaderTokens(tokens_path(os.environ)), trusted=trusted
+    )
     app = make_app(runs, readers, agents, refusals=refusals)
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()

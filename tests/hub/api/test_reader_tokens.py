@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.api.reader_tokens import ALL, METRICS, ReaderTokens, run_scope
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.readers import Readers, TrustedProxy
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from tests.hub.run_parts import READER, Hub
@@ -73,3 +74,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
             run_command(["token", *words])
     assert run_command(["token", "revoke", "anna"]) == 0
     assert ReaderTokens(tmp_path / "stepscope" / "tokens.json").all() == ()
+
+
+@pytest.mark.parametrize(("uids", "status"), [([os.getuid()], 200), ([os.getuid() + 1], 401)])
+def test_a_proxy_of_the_right_user_vouches_with_one_header(folder: Path, uids: list[int], status: int) -> None:
+    trusted = TrustedProxy(header="X-User", uids=frozenset(uids))
+    hub = Hub(lambda: make_app(Runs.of_folder(folder), Readers(READER, trusted=trusted)))
+    try:
+        assert hub.get("/api/v1/runs", token=None, x_user="anna").status == status
+        assert hub.get("/api/v1/runs", token=None, x_user=" ").status == 401
+        assert hub.get("/api/v1/runs", token=None).status == 401
+    finally:
+        hub.close()

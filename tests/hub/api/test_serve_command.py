@@ -179,3 +179,20 @@ def test_nodes_hand_in_what_they_still_hold(
 
 def _of_host(run: Any, host: str) -> Any:
     return replace(run, ranks=tuple(series for series in run.ranks if series.identity.host == host))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--trust-header", "X-User", "--host", "0.0.0.0"], "loopback only"),
+        (["--trust-header", "Authorization"], "not a name"),
+        (["--trust-header", "X-User", "--proxy-user", "nobody-of-that-name"], "no such user"),
+        (["--proxy-user", "root"], "belongs to"),
+    ],
+)
+def test_a_proxy_is_trusted_on_this_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=why):
+        run_command(["serve", ".", *words])

@@ -23,6 +23,7 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
@@ -32,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stepscope.hub.api.answers import failure
 from stepscope.hub.api.reader_tokens import NamedToken, ReaderTokens
 
-__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
+__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly", "TrustedProxy"]
 
 SESSION_PATH = "/api/v1/session"
 OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
@@ -50,6 +51,23 @@ WAITING = 64
 """Answers that may be held back at once; beyond, the answer is 429 right away."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrustedProxy:
+    """A reverse proxy on this machine that has authenticated whoever asks, and says so in a header.
+
+    Anybody on this machine can connect and write a header.  So only connections of these users count, by the kernel's
+    word (``records/peers.py``); where it does not tell, none do.
+    """
+
+    header: str
+    uids: frozenset[int]
+
+    def vouches(self, scope: Scope) -> bool:
+        said = Headers(scope=scope).getlist(self.header)
+        peer = scope.get("state", {}).get("stepscope.peer")
+        return len(said) == 1 and bool(said[0].strip()) and peer is not None and peer() in self.uids
+
+
 class Readers:
     """The token, and who got it wrong.  Used from one event loop."""
 
@@ -60,6 +78,7 @@ class Readers:
         secure: bool = False,
         port: int = 0,
         named: ReaderTokens | None = None,
+        trusted: TrustedProxy | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -70,6 +89,7 @@ class Readers:
         self._signing = hmac.new(token.encode(), b"session %d" % port, hashlib.sha256).digest()
         self._secure = secure
         self._named = named
+        self._trusted = trusted
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -93,6 +113,10 @@ class Readers:
             return kind.lower() == "bearer" and self.right(token.strip())
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
         return None if cookie is None else self._left_s(cookie, whose) > 0
+
+    def vouched(self, scope: Scope) -> bool:
+        """Whether a proxy that may do so says who asks."""
+        return self._trusted is not None and self._trusted.vouches(scope)
 
     def named(self, headers: Headers) -> NamedToken | None:
         """The token with a name that came as a header; one that ran out or was revoked is none."""
@@ -163,6 +187,7 @@ class ReadersOnly:
             await self._app(scope, receive, send)
             return
         admitted = self._readers.admits(Headers(scope=scope), browser_of(scope))
+        admitted = self._readers.vouched(scope) or admitted
         if not admitted and (token := self._readers.named(Headers(scope=scope))) is not None:
             if not token.allows(scope["path"]):
                 await failure(403, f"this token is for {token.scope} only")(scope, receive, send)
