@@ -41,7 +41,17 @@ from stepscope.store.sidecar import RingSidecar, guess_sidecar
 from stepscope.store.taken import TakenRows
 from stepscope.wire.blocks import RingRows, pack_block, ring_id
 from stepscope.wire.frames import FrameHead, Part, pack_frame, part_of
-from stepscope.wire.joining import PROOF_HEADER, Join, Positions, Welcome, read_welcome, write_join
+from stepscope.wire.joining import (
+    HELLO_PATH,
+    PROOF_HEADER,
+    Join,
+    Positions,
+    Welcome,
+    read_challenge,
+    read_welcome,
+    write_hello,
+    write_join,
+)
 
 KEY = b"k" * 32
 RUN = "night"
@@ -141,11 +151,16 @@ class Parts:
         return asyncio.run(self.ask(what, body, headers, **where))[0]
 
     def welcome(self, join: Join, *, address: str = "10.0.0.9") -> Welcome:
-        body, proof = write_join(join, KEY, b"")
+        body, proof = write_join(self.challenged(join), KEY, b"")
         admitted = self.admission.join(
             body, proof, address=address, hub_address="10.0.0.1", positions=lambda _: Positions()
         )
         return read_welcome(admitted.body, admitted.proof, join.nonce, KEY, b"")
+
+    def challenged(self, join: Join) -> Join:
+        """After a hello."""
+        body, proof = self.admission.challenges.answer(*write_hello(join.nonce, KEY, b""))
+        return replace(join, challenge=read_challenge(body, proof, join.nonce, KEY, b""))
 
     def close(self) -> None:
         self.inbox.close()
@@ -279,11 +294,23 @@ class Agent:
         self.after = 0
         self._connection: http.client.HTTPConnection | None = None
         fingerprint = hub.tls.fingerprint if hub.tls else b""
-        body, proof = write_join(self.join, KEY, fingerprint)
-        status, text, headers = self.post("join", body, {PROOF_HEADER: proof})
+        self.join = self.hello(self.join)
+        status, text, headers = self.say(self.join)
         assert status == 200, text
         self.welcome = read_welcome(text, headers[PROOF_HEADER], self.join.nonce, KEY, fingerprint)
         self.token = self.welcome.token
+
+    def hello(self, join: Join) -> Join:
+        """The same with a challenge."""
+        fingerprint = self.hub.tls.fingerprint if self.hub.tls else b""
+        body, proof = write_hello(join.nonce, KEY, fingerprint)
+        status, text, headers = self.post("", body, {PROOF_HEADER: proof}, path=HELLO_PATH)
+        assert status == 200, text
+        return replace(join, challenge=read_challenge(text, headers[PROOF_HEADER], join.nonce, KEY, fingerprint))
+
+    def say(self, join: Join) -> tuple[int, bytes, Any]:
+        body, proof = write_join(join, KEY, self.hub.tls.fingerprint if self.hub.tls else b"")
+        return self.post("join", body, {PROOF_HEADER: proof, "Authorization": f"Bearer {join.challenge}"})
 
     def __enter__(self) -> Agent:
         return self
@@ -303,11 +330,11 @@ class Agent:
         status, text, _ = self.post("frames", self.frame() if frame is None else frame, sent)
         return status, json.loads(text)
 
-    def post(self, what: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes, Any]:
+    def post(self, what: str, body: bytes, headers: dict[str, str], *, path: str = "") -> tuple[int, bytes, Any]:
         if self._connection is None or self._connection.sock is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self.hub.port, timeout=PATIENCE_S)
             self._connection.sock = self.hub.connect(self.source)
-        self._connection.request("POST", f"/api/v1/runs/{RUN}/{what}", body, headers)
+        self._connection.request("POST", path or f"/api/v1/runs/{RUN}/{what}", body, headers)
         with self._connection.getresponse() as response:
             return response.status, response.read(), response.headers
 

@@ -17,7 +17,7 @@ import pytest
 from stepscope.wire.blocks import BLOCK_MAGIC
 from stepscope.wire.blocks import HEAD as BLOCK_HEAD
 from stepscope.wire.frames import FrameHead, Part, PartKind, pack_frame, part_of
-from stepscope.wire.joining import PROOF_HEADER, write_join
+from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER, write_hello, write_join
 from stepscope.wire.limits import FRAME_BYTES, HEAD_BYTES
 from tests.hub.gate_parts import KEY, RUN, Agent, HubProcess, bent, everything, join_of, ring_of, rings_part, summed
 
@@ -140,23 +140,35 @@ def test_a_frame_from_the_future_is_told_where_to_begin(hub: HubProcess, agent: 
 def test_joins_that_are_refused(hub: HubProcess, refused: dict[str, int]) -> None:
     node = next(NODES)
     guest = Agent(hub, node, source := next(ADDRESSES))
-    good, proof = write_join(join_of(node), KEY, b"")
+    challenge = guest.hello(join_of(node)).challenge
+
+    def made(number: int, key: bytes = KEY, certificate: bytes = b"", **said: Any) -> tuple[bytes, str]:
+        return write_join(join_of(number, challenge=challenge, **said), key, certificate)
+
+    good, proof = made(node)
+    bearing = {"Authorization": f"Bearer {challenge}"}
     tried = [
         (good, proof[:-1] + ("0" if proof[-1] != "0" else "1"), 403, "key"),
         (good, "", 403, "key"),
         (good + b" ", proof, 403, "key"),
-        (*write_join(join_of(node), b"x" * 32, b""), 403, "key"),
-        (*write_join(join_of(node), KEY, b"certificate"), 403, "key"),
-        (*write_join(join_of(1000), KEY, b""), 403, "join"),
-        (*write_join(join_of(3, nnodes=7), KEY, b""), 403, "join"),
-        (*write_join(join_of(3, run="another"), KEY, b""), 403, "join"),
-        (*write_join(join_of(3, spool="../.."), KEY, b""), 400, "join"),
+        (*made(node, b"x" * 32), 403, "key"),
+        (*made(node, KEY, b"certificate"), 403, "key"),
+        (*made(1000), 403, "join"),
+        (*made(3, nnodes=7), 403, "join"),
+        (*made(3, run="another"), 403, "join"),
+        (*made(3, spool="../.."), 400, "join"),
         (*write_join(guest.join, KEY, b""), 403, "join"),
-        (*write_join(join_of(node), KEY, b""), 403, "node_taken"),
+        (*write_join(join_of(node), KEY, b""), 403, "join"),  # without the challenge in it
+        (*made(node), 403, "node_taken"),
     ]
     for body, signature, status, reason in tried:
-        assert guest.post("join", body, {PROOF_HEADER: signature})[0] == status
+        assert guest.post("join", body, {PROOF_HEADER: signature, **bearing})[0] == status
         refused[reason] = refused.get(reason, 0) + 1
+    for wrong in ("", "x", "Bearer 1.2.3", bearing["Authorization"] + "0", "Bearer " + "9" * 300):
+        status, text, _ = guest.post("join", good, {PROOF_HEADER: proof, "Authorization": wrong})
+        assert (status, b"hello" in text) == (401, True), "also to an agent of version 1"
+        assert guest.post("join", good, {"Authorization": wrong}, path="/api/v1/runs/none/join")[:2] == (status, text)
+    refused["token"] = 10
     with Agent(hub, next(NODES), source) as other:
         assert other.send()[0] == 200
     guest.close()
@@ -165,9 +177,9 @@ def test_joins_that_are_refused(hub: HubProcess, refused: dict[str, int]) -> Non
 @pytest.mark.usefixtures("agent")
 def test_a_flood_of_joins(hub: HubProcess, refused: dict[str, int]) -> None:
     source = next(ADDRESSES)
-    body, proof = write_join(join_of(1), b"x" * 32, b"")
+    body, proof = write_hello("ab" * 16, b"x" * 32, b"")
     lines = (PROOF_HEADER.encode() + b": " + proof.encode(), b"content-length: %d" % len(body))
-    attack = request(f"/api/v1/runs/{RUN}/join".encode(), *lines, b"connection: close", body=body)
+    attack = request(HELLO_PATH.encode(), *lines, b"connection: close", body=body)
     found = [status_of(hub.exchange(attack, source)) for _ in range(45)]
     assert set(found) == {403, 429}
     assert found[:30] == [403] * 30, "as many as may come at once"
@@ -371,7 +383,7 @@ def test_connections_faster_than_anybody_needs_them(hub: HubProcess, agent: Agen
 
 def test_slow_loris(hub: HubProcess, agent: Agent) -> None:
     before = hub.counters()["refused"]
-    with hub.many(120, *(f"127.0.2.{n + 1}" for n in range(4)), first=b"POST ") as loris:
+    with hub.many(100, *(f"127.0.2.{n + 1}" for n in range(4)), first=b"POST ") as loris:
         for piece in (FRAMES, b" HTTP/1.1\r\n", b"x: y\r\n", b"z: "):
             for sock in loris:
                 send_quietly(sock, piece)
@@ -381,7 +393,7 @@ def test_slow_loris(hub: HubProcess, agent: Agent) -> None:
         answers = [everything(sock) for sock in loris]
     assert {status_of(answer) for answer in answers if answer} <= {408}
     after = hub.counters()["refused"]
-    assert after["head_slow"] - before["head_slow"] == 120
+    assert after["head_slow"] - before["head_slow"] == 100
 
 
 def test_slow_bodies(hub: HubProcess, agent: Agent, refused: dict[str, int]) -> None:

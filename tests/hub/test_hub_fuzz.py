@@ -207,11 +207,16 @@ def test_mutants_of_joins(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     mutate = Mutator(chance)
     for _ in range(300):
-        body, proof = write_join(join_of(3), KEY, b"")
+        join = parts.challenged(join_of(3))
+        bearer = {"Authorization": f"Bearer {join.challenge}"}
+        body, proof = write_join(join, KEY, b"")
         sent = mutate.flip(body) if chance.random() < 0.5 else mutate.cut(body)
-        assert parts.asked("join", sent, {"X-Stepscope-Proof": proof}) in (403, 200 if sent == body else 403)
+        assert parts.asked("join", sent, {"X-Stepscope-Proof": proof, **bearer}) in (403, 200 if sent == body else 403)
         mangled = mutate.flip(proof.encode()).decode("latin-1").replace("\n", "")
-        assert parts.asked("join", body, {"X-Stepscope-Proof": mangled}) in (403, 200 if mangled == proof else 403)
+        assert parts.asked("join", body, {"X-Stepscope-Proof": mangled, **bearer}) in (
+            403,
+            200 if mangled == proof else 403,
+        )
     parts.close()
 
 

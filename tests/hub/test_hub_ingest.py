@@ -125,7 +125,8 @@ def test_a_full_disk_takes_nothing_and_is_told_once(
 
 
 def test_the_journal_tells_what_becomes_of_nodes(parts: Parts, clock: Clock) -> None:
-    joined = asyncio.run(parts.ask("join", b"{}", {}))[0]
+    bearer = {"Authorization": f"Bearer {parts.challenged(join_of(1)).challenge}"}
+    joined = asyncio.run(parts.ask("join", b"{}", bearer))[0]
     assert joined == 403
     node = Node(parts, join_of(1, host="b"))
     node.send(offset_ns=120_000_000_000, rtt_ns=1_000_000)
@@ -204,7 +205,7 @@ def test_another_run_and_other_methods(parts: Parts) -> None:
         scope = {"type": "http", "path": path, "method": method, "client": None, "headers": []}
         asyncio.run(parts.ingest(scope, lambda: pytest.fail("nothing is read"), send))
         found.append(said[0]["status"])
-    assert found == [404, 405]
+    assert found == [401, 405], "which runs there are is not said to strangers"
     assert not parts.ingest.wants("/api/v1/runs/night/ranks")
 
 

@@ -189,18 +189,60 @@ def test_the_longest_waiting_goes_first_and_the_busy_never() -> None:
     for guest in here:
         assert entrance.turned_away(guest.address, 0.0) is None
         entrance.enter(guest)
-    entrance.busy(here[0])
+    entrance.known(here[0])
+    entrance.enter(late := Guest("10.0.0.1"))
     assert entrance.turned_away("10.0.0.1", 0.0) is None
-    assert [guest.gone for guest in here] == [False, True, False]
-    entrance.enter(newest := Guest("10.0.0.1"))
-    entrance.busy(here[2])
-    entrance.busy(newest)
-    assert entrance.turned_away("10.0.0.1", 0.0) == "connections"
-    entrance.enter(other := Guest("10.0.0.2"))
+    assert [guest.gone for guest in (*here, late)] == [False, True, False, False], "a stranger, and the oldest"
+    for guest in (here[2], late):
+        entrance.known(guest)
+    entrance.enter(last := Guest("10.0.0.2"))
+    entrance.known(last)
+    assert entrance.turned_away("10.0.0.3", 0.0) == "connections", "all are known, and ask for something"
+    entrance.waits(late)
     assert entrance.turned_away("10.0.0.3", 0.0) is None
-    assert other.gone, "of another address, where all places are taken"
-    entrance.waits(other)
-    for guest in (*here, newest, other, other):
+    assert late.gone, "it asked for nothing"
+    for guest in (*here, late, last, last):
         entrance.leave(guest)
     assert (entrance.open, entrance.turned_away("10.0.0.1", 0.0)) == (0, None)
     assert refusals.by_reason()["connections"] == 2
+
+
+# ── strangers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_slow_bodies_of_strangers_lock_nobody_out(tmp_path: Path) -> None:
+    """As many as there may be, each with a request that never ends: agents come in, and those inside stay."""
+    hub = HubProcess(tmp_path / "run", limits={"connections": 64, "body_s": 60.0, "head_s": 60.0})
+    slow = b"POST /api/v1/runs/night/frames HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\nx"
+    asking = b"POST /api/v1/hello HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\nx"
+    with Agent(hub, 1) as inside, hub.many(70, first=slow), hub.many(70, first=asking), Agent(hub, 2) as late:
+        assert [inside.send()[0], late.send()[0], inside.send()[0]] == [200, 200, 200]
+        assert hub.counters()["connections"] <= 64
+    hub.stop()
+
+
+def test_of_ipv6_a_64_is_one_source() -> None:
+    class One:
+        def __init__(self, address: str) -> None:
+            self.address = address
+            self.gone = False
+
+        def send_away(self) -> None:
+            self.gone = True
+
+        def sweep(self, now_s: float) -> None:
+            pass
+
+    entrance = Entrance(ServerLimits(per_address=2, connections=100), Refusals())
+    found = [One(f"2001:db8:0:1::{n:x}") for n in range(12)]
+    for one in found:
+        assert entrance.turned_away(one.address, 1.0) is None
+        entrance.enter(one)
+    assert [one.gone for one in found] == [True] * 4 + [False] * 8, "four times per_address; the oldest go"
+    entrance.known(found[5])
+    other = One("2001:db8:0:2::1")
+    assert entrance.turned_away(other.address, 1.0) is None
+    entrance.enter(other)
+    assert entrance.open == 9
+    tight = Entrance(ServerLimits(arrivals=1, arrivals_per_s=0.01), Refusals())
+    assert [tight.turned_away(f"2001:db8::{n:x}", 1.0) for n in range(6)] == [None] * 4 + ["connection_rate"] * 2

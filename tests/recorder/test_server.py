@@ -72,7 +72,7 @@ def test_it_answers_and_goes_with_the_process(tmp_path: Path) -> None:
         assert ring.header[SERVER_WORD] == 1
         assert "200 OK" in ask()
         assert "pg_status" in ask("fr_trace_json") or "entries" in ask("fr_trace_json")
-        assert path.stat().st_mode & 0o022 == 0
+        assert path.stat().st_mode & 0o777 == 0o600
         offer.open(ring, ranks_here=1)  # once is enough
         """,
     )
@@ -178,7 +178,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     import torch
 
     paths: list[str] = []
-    monkeypatch.setattr(torch._C._distributed_c10d, "_WorkerServer", paths.append)
+
+    def bind(path: str) -> None:
+        paths.append(path)
+        Path(path).touch(mode=0o666)
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "_WorkerServer", bind)
     monkeypatch.setattr(ctypes.pythonapi, "Py_IncRef", lambda _: None)
     monkeypatch.setattr(server.atexit, "register", lambda _: None)
     monkeypatch.setattr(server, "_room_for", lambda _: True)
@@ -186,13 +191,35 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_stale_socket_is_in_nobodys_way(ring: RingWriter, started: list[str], tmp_path: Path) -> None:
-    (tmp_path / "1.sock").touch()
+    (tmp_path / "1.sock").write_text("stale")
     offer = ServerOffer()
     offer.open(ring, ranks_here=1)
-    assert started == [str(tmp_path / "1.sock")]
-    assert not (tmp_path / "1.sock").exists()
+    assert ((tmp_path / "1.sock").read_text(), ring.header[SERVER_WORD]) == ("", 1)
     offer.withdraw()
     assert ring.header[SERVER_WORD] == 0
+    assert (len(started), sorted(path.name for path in tmp_path.iterdir())) == (1, ["1.ring"])
+
+
+def test_nobody_else_can_connect_wherever_the_ring_is(
+    ring: RingWriter, started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a run directory that is open to the group, with a umask that is as well."""
+    modes: list[int] = []
+    real = Path.chmod
+
+    def chmod(path: Path, mode: int) -> None:
+        modes.append(path.parent.stat().st_mode & 0o777)
+        real(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    real(tmp_path, 0o777)
+    before = os.umask(0o002)
+    try:
+        ServerOffer().open(ring, ranks_here=1)
+    finally:
+        os.umask(before)
+    assert modes == [0o700], "where it was made, before it was closed itself"
+    assert (len(started), (tmp_path / "1.sock").stat().st_mode & 0o777) == (1, 0o600)
 
 
 def test_a_child_closes_nothing_that_is_not_the_socket(ring: RingWriter, started: list[str]) -> None:

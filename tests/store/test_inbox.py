@@ -405,3 +405,37 @@ def test_rows_of_agrees(inbox: Inbox, sender: Any, send: Any) -> None:
 
     data = sender(1).block([0, 1], [5, 3]).data
     assert rows_of(read_block(repack_block(unpack_block(data)))) == rows_of(read_block(data))
+
+
+def test_all_that_a_node_sent_is_synced_before_its_bye_is_answered(
+    sender: Any, send: Any, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes its copy then: rotated journals, logs, whole files and their folders, also of a hub before this."""
+    synced: set[str] = set()
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.add(str(Path(f"/proc/self/fd/{fd}").readlink().relative_to(paths.run_dir)))
+        real(fd)
+
+    node = sender(1)
+    first = Inbox(paths.run_dir, journal_bytes=1)
+    send(first, node.frame([node.stretch("logs/main.log", 0, 2), node.error_part()]))
+    first.close()
+    monkeypatch.setattr(os, "fsync", fsync)
+    inbox = Inbox(paths.run_dir, journal_bytes=1)
+    send(inbox, node.frame([node.stretch("events.jsonl", 0, 2)]))
+    assert synced == {"inbox/000001.frames"}, "the journal that was full; nothing else yet"
+    flight = part_of("file", b"{}", name="flight/rank_3.json")
+    last = node.frame([node.stretch("logs/main.log", 2, 5), flight], bye=True)
+    send(inbox, last)
+    everything = {
+        *(f"inbox/00000{number}.frames" for number in (1, 2, 3)),
+        *("inbox/places.jsonl", "inbox", "."),
+        *("logs", "logs/node1.main.log", "errors", "errors/node1-70.json", "flight", "flight/rank_3.json"),
+    }
+    assert synced == everything
+    synced.clear()
+    send(inbox, last)
+    assert synced == everything - {"inbox/000001.frames", "inbox/000002.frames"}, "also when it says so again"
+    inbox.close()

@@ -90,7 +90,7 @@ def reader_of(port: int, *, scheme: str = "http", fingerprint: str = "", run: st
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]", "does not understand"),
         (OK, "does not understand"),
         (b'HTTP/1.1 500 X\r\nContent-Length: 15\r\n\r\n{"error": "a\\n"', "it answers 500"),
-        (b'HTTP/1.1 400 X\r\nContent-Length: 23\r\n\r\n{"error": "a\\u001b[1m"}', r"127.0.0.1:[0-9]+: a\[1m"),
+        (b'HTTP/1.1 400 X\r\nContent-Length: 23\r\n\r\n{"error": "a\\u001b[1m"}', r"127.0.0.1:[0-9]+: a\\x1b\[1m"),
     ],
 )
 def test_whoever_answers_something_else_is_no_hub(stranger: Callable[[bytes], Stranger], says: bytes, why: str) -> None:

@@ -10,6 +10,7 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.process import tend
 from stepscope.agent.shipping.destination import Destination
 from stepscope.errors import StepscopeError
+from stepscope.records.messages import say
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
     try:
         return tend(args.run_dir, args.session, interval_s=args.interval, on_hang=policy, hub=hub)
     except StepscopeError as error:
-        print(f"stepscope: agent: {error}", file=sys.stderr)
+        say(f"agent: {error}")
         return error.exit_code
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stepscope.records.messages import say
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 
@@ -60,8 +60,7 @@ class Journal:
         self._refused = True
         message = f"cannot write to {self._run_dir}: {error.strerror}"
         self.event("warning", message=message)
-        line = f"stepscope: {message}; steps stay in their rings until it can be written"
-        print(line, file=sys.stderr, flush=True)
+        say(f"{message}; steps stay in their rings until it can be written")
 
     def accepted(self) -> None:
         """Steps were written."""

@@ -11,7 +11,6 @@ import os
 import platform
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from stepscope.agent.stacks import SEEK_S, StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
 from stepscope.errors import RunUnwritable
+from stepscope.records.messages import say
 from stepscope.records.places import log_of_rank
 from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
@@ -367,7 +367,7 @@ class Agent:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
             if event in ("hub_refused", "hub_lost"):  # somebody may have to do something about it
-                print(f"stepscope: {fields['why']}; recording goes on here", file=sys.stderr, flush=True)
+                say(f"{fields['why']}; recording goes on here")
 
     def _ship_rest(self, ending: Ending) -> None:
         """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from pathlib import Path
 
 from stepscope.agent.loop import Agent
@@ -13,6 +12,7 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.probes import Probes
 from stepscope.agent.shipping.destination import Destination
 from stepscope.records.modes import umask_of
+from stepscope.records.places import helper_command
 
 __all__ = ["tend"]
 
@@ -46,5 +46,6 @@ def tend(
             shutil.rmtree(run_dir, ignore_errors=True)
     else:
         # In place of this process: what a summary needs is loaded only now, and the agent's own memory is given back.
-        os.execv(sys.executable, [sys.executable, "-m", "stepscope", "report", "--quiet", str(run_dir)])
+        command = helper_command("stepscope", "report", "--quiet", str(run_dir))
+        os.execv(command[0], command)
     return 0

@@ -15,7 +15,6 @@ In a job of several hosts what was gathered is kept, hang or not, to be judged w
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -38,6 +37,7 @@ from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.kept import KeptEvidence
 from stepscope.hangs.text import hang_lines
 from stepscope.records.hang import HangRecord
+from stepscope.records.messages import say
 from stepscope.records.places import ENV_KEEP_EVIDENCE
 from stepscope.store.flights import keep_flights, nccl_dumped
 from stepscope.store.hangs import read_hangs, write_evidence, write_hang
@@ -366,4 +366,4 @@ def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _say(text: str) -> None:
-    print(f"stepscope: {text}", file=sys.stderr, flush=True)
+    say(text)

@@ -13,7 +13,8 @@ from typing import Any
 
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.cli.ends import JobEnd
-from stepscope.cli.helper import Helper, Mask, forget_signals, say
+from stepscope.cli.helper import Helper, Mask, forget_signals
+from stepscope.records.messages import say
 
 __all__ = ["AgentChild", "HubLink", "host_of"]
 

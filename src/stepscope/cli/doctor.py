@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from stepscope import __version__
+from stepscope.records.messages import printable
 from stepscope.records.places import session_root
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
 from stepscope.store.processes import process_alive
@@ -39,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     found = list(checks(args.dir))
     for check in found:
-        print(f"{GLYPH[check.state]} {check.what}")
+        print(printable(f"{GLYPH[check.state]} {check.what}"))
         if check.advice:
-            print(f"    {check.advice}")
+            print(printable(f"    {check.advice}"))
     return 1 if any(check.state == "bad" for check in found) else 0
 
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from stepscope.diagnosis.live import Change, Watched, look
+from stepscope.records.messages import say
 from stepscope.store.load import open_run
 from stepscope.store.processes import processes_alive
 from stepscope.terminal.lines import finding_line
@@ -21,7 +22,7 @@ READING_SHARE = 0.2
 def follow_run(run_dir: Path) -> None:
     """Until the run is over or somebody presses Ctrl-C."""
     watched: tuple[Watched, ...] = ()
-    print(f"stepscope: following {run_dir}; Ctrl-C ends this, not the run", file=sys.stderr)
+    say(f"following {run_dir}; Ctrl-C ends this, not the run")
     try:
         while processes_alive(run_dir):
             started_s = time.monotonic()

@@ -12,7 +12,8 @@ import stat
 import time
 from pathlib import Path
 
-from stepscope.cli.helper import Helper, Mask, say
+from stepscope.cli.helper import Helper, Mask
+from stepscope.records.messages import say
 
 __all__ = ["OutputForwarder", "output_targets"]
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.records.places import helper_environment
+from stepscope.records.messages import say
+from stepscope.records.places import helper_command, helper_environment
 
-__all__ = ["ENDING", "Helper", "Mask", "forget_signals", "say", "spawn", "watched_signals"]
+__all__ = ["ENDING", "Helper", "Mask", "forget_signals", "spawn", "watched_signals"]
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_FD = 3
-"""What a descriptor that is handed over is called there."""
+"""What a descriptor that is handed over is called there …"""
+CALLER_FD = 4
+"""… and a second one, for one start only."""
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20
 
@@ -44,7 +46,7 @@ class Helper:
         It is started so many times in all, or without having lived for ``forgiven_s`` once.
         """
         self._what = what
-        self._command = [sys.executable, "-m", *command]
+        self._command = helper_command(*command)
         self._starts = starts
         self._without = without
         self._forgiven_s = forgiven_s
@@ -64,8 +66,8 @@ class Helper:
     def running(self) -> bool:
         return self._pid != 0
 
-    def start(self, mask: Mask) -> None:
-        """``mask`` is the signal mask from before ``signals_held``."""
+    def start(self, mask: Mask, *, caller: int = -1) -> None:
+        """``mask`` is the signal mask from before ``signals_held``; ``caller``: handed over as ``CALLER_FD``."""
         self._mask = mask
         self.started += 1
         self._started_s = time.monotonic()
@@ -73,8 +75,12 @@ class Helper:
         self._heard, writing = os.pipe()
         os.set_blocking(self._heard, False)
         try:
-            streams = (reading, writing) if self._passed < 0 else (reading, writing, self._passed)
-            self._pid = spawn(self._command, helper_environment(os.environ), mask, streams)
+            streams: tuple[int, ...] = (reading, writing)
+            if self._passed >= 0:
+                streams = (*streams, self._passed)
+            words = [*self._command, *(("--caller-fd", str(CALLER_FD)) if caller >= 0 else ())]
+            streams = (*streams, caller) if caller >= 0 else streams
+            self._pid = spawn(words, helper_environment(os.environ), mask, streams)
         except OSError as error:
             self._close()
             say(f"the {self._what} cannot be started ({error.strerror}); {self._without}")
@@ -165,10 +171,10 @@ def spawn(
 ) -> int:
     """Start a process with our own earlier signal mask; with its streams given, out of reach of our terminal.
 
-    Of ``streams`` the third, if there is one, is not its standard error but a descriptor that is handed over.
+    Of ``streams`` the third and the fourth are not its standard error but descriptors that are handed over.
     ``terminal`` is what all three streams of the process are, if it is given.
     """
-    targets = (0, 1, PASSED_FD)
+    targets = (0, 1, PASSED_FD, CALLER_FD)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(streams or (), targets, strict=False)]
     actions += [(os.POSIX_SPAWN_DUP2, terminal, target) for target in (0, 1, 2) if terminal >= 0]
     return os.posix_spawn(
@@ -190,10 +196,6 @@ def forget_signals() -> None:
     """Those that came so far were for what is over."""
     while signal.sigtimedwait(watched_signals(), 0) is not None:
         pass
-
-
-def say(message: str) -> None:
-    print(f"stepscope: {message}", file=sys.stderr, flush=True)
 
 
 def _word(line: bytes) -> dict[str, Any]:

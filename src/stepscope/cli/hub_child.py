@@ -1,8 +1,10 @@
 """The hub, as the launcher of the first node holds it: where it listens, when it is started, how it ends.
 
 The launcher owns the listening socket.  On a job of one node it listens on loopback and the hub itself is started only
-when somebody knocks: until then it costs nothing.  On a job of several it is there from the start.  A hub that dies is
-started again on the same socket, so that those who knocked meanwhile only waited; what it had is on disk.
+when this user (or root) connects: until then it costs nothing.  The kernel says whose a connection is
+(``records/peers.py``); other users of the machine are sent away, and start nothing beside somebody's training.  On a
+job of several nodes it is there from the start.  A hub that dies is started again on the same socket, so that those who
+connected meanwhile only waited; what it had is on disk.
 """
 
 from __future__ import annotations
@@ -10,24 +12,26 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import select
 import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.ends import JobEnd
-from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals, say
+from stepscope.cli.helper import PASSED_FD, Helper, Mask, forget_signals
 from stepscope.errors import HubError, RunError, UsageError
+from stepscope.records.messages import say
+from stepscope.records.peers import peer_uid
 from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
 from stepscope.store.meta import end_run
 
 if TYPE_CHECKING:  # the job of one node waits for no TLS
     from stepscope.hub.gate.tls import TlsFiles
 
-__all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "open_hub", "url_of"]
+__all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "may_start", "open_hub", "url_of"]
 
 DEFAULT_PORT = 29_555
 HUB_STARTS = 5
@@ -39,6 +43,8 @@ ALONE_END_S = 16.0
 """The same without other nodes."""
 LAST_WISH_S = 5.0
 _BACKLOG = 4096
+_AT_ONCE = 256
+"""Strangers sent away at one look."""
 _ANYWHERE = ("", "0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HIGH_FD = 10
@@ -96,8 +102,8 @@ class HubChild:
         if self._helper.running:
             if self._helper.over():
                 self._gone()
-        elif self._knocked():
-            self._start()
+        elif (caller := self._caller()) is not None:
+            self._start(caller)
 
     def finish(self, end: JobEnd, *, quiet: bool = False) -> None:
         """Tell it that this node's job is over, and wait until it has heard the last of the others."""
@@ -137,8 +143,15 @@ class HubChild:
         if not self._helper.over():
             self._helper.end(LAST_WISH_S)
 
-    def _start(self) -> None:
-        self._helper.start(self._mask)
+    def _start(self, caller: socket.socket | None = None) -> None:
+        """``caller``: a connection that was accepted here already; the hub answers it."""
+        fd = -1 if caller is None else fcntl.fcntl(caller, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        try:
+            self._helper.start(self._mask, caller=fd)
+        finally:
+            if caller is not None:
+                os.close(fd)
+                caller.close()
         self._lost = not self._helper.running
 
     def _gone(self) -> None:
@@ -149,10 +162,33 @@ class HubChild:
         say(f"the hub died ({_how(self._helper.exit_code or 0)}); it is started again")
         self._lost = not self._helper.restart()
 
-    def _knocked(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(0))
+    def _caller(self) -> socket.socket | None:
+        """The first connection that may start the hub; those before it that may not are closed."""
+        with socket.socket(fileno=os.dup(self._fd)) as listening:
+            listening.setblocking(False)
+            port = listening.getsockname()[1]
+            for _ in range(_AT_ONCE):
+                try:
+                    caller, peer = listening.accept()
+                except OSError:
+                    return None
+                if may_start(peer_uid(peer[0], peer[1], port), loopback=_is_loopback(listening)):
+                    return caller
+                caller.close()
+        return None
+
+
+def may_start(uid: int | None, *, loopback: bool) -> bool:
+    """Whether one of that user (see ``peer_uid``) may start the hub.
+
+    From another machine everybody may, where the user had the hub listen for them; where the system does not tell whose
+    a connection is, too.
+    """
+    return uid in (None, 0, os.getuid()) or (uid == -1 and not loopback)
+
+
+def _is_loopback(listening: socket.socket) -> bool:
+    return ip_address(listening.getsockname()[0]).is_loopback
 
 
 def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, address: str) -> HubChild:

@@ -13,6 +13,7 @@ from pathlib import Path
 from stepscope.cli.progress import progress_bar
 from stepscope.cli.table import format_table
 from stepscope.errors import UsageError
+from stepscope.records.messages import printable, say
 from stepscope.store.catalog import RunEntry, list_runs
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("reading runs") as told:
         entries, problems = list_runs(args.dir, progress=told)
     for problem in problems:
-        print(f"stepscope: {problem}", file=sys.stderr)
+        say(problem)
     if args.json:
         print(json.dumps([entry.to_dict() for entry in entries], indent=2))
     elif entries:
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(format_table(COLUMNS, [_cells(entry) for entry in entries], numeric=NUMERIC, width=width))
     else:
-        print(f"No runs in {args.dir} yet.")
+        print(printable(f"No runs in {args.dir} yet."))
     return 0
 
 

@@ -27,9 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.helper import Mask, say, spawn
+from stepscope.cli.helper import Mask, spawn
+from stepscope.records.messages import say
 from stepscope.records.modes import file_mode
-from stepscope.records.places import helper_environment, terminal_log
+from stepscope.records.places import helper_command, helper_environment, terminal_log
 
 __all__ = ["LiveView", "why_no_screen", "why_no_terminal"]
 
@@ -98,7 +99,7 @@ class LiveView:
 
     def start(self, mask: Mask) -> None:
         """``mask``: the signal mask from before ``signals_held``."""
-        command = [sys.executable, "-m", "stepscope.terminal", "--run-dir", str(self._run_dir)]
+        command = helper_command("stepscope.terminal", "--run-dir", str(self._run_dir))
         # A Ctrl-C before the view has the keyboard is for the job alone.
         held = {*mask, signal.SIGINT}
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from stepscope.errors import UsageError
+from stepscope.records.messages import say
 from stepscope.store.catalog import newest_run
 
 __all__ = ["RUN_HELP", "located"]
@@ -20,7 +20,7 @@ def located(path: Path | None, *, prefer_live: bool = False) -> Path:
         newest = newest_run(USUAL, prefer_live=prefer_live)
         if newest is None:
             raise UsageError(f"no runs in {USUAL} yet; name a run directory, or record one with `stepscope run`")
-        print(f"stepscope: {newest}, the newest run", file=sys.stderr)
+        say(f"{newest}, the newest run")
         return newest
     named = USUAL / path
     return named if not path.exists() and named.is_dir() else path

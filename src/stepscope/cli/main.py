@@ -17,10 +17,25 @@ from typing import NoReturn
 from stepscope import __version__
 from stepscope.cli.words import split_job
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.records.messages import say
 
 __all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
 
-COMMANDS = ("run", "demo", "watch", "report", "list", "sql", "trace", "flight", "whatif", "serve", "send", "doctor")
+COMMANDS = (
+    "run",
+    "demo",
+    "watch",
+    "report",
+    "list",
+    "sql",
+    "trace",
+    "flight",
+    "whatif",
+    "serve",
+    "token",
+    "send",
+    "doctor",
+)
 """In the order in which a newcomer meets them."""
 HIDDEN = ("attach",)
 """Started by us, not by people."""
@@ -96,7 +111,7 @@ def main() -> NoReturn:
         code = run_command(sys.argv[1:])
         sys.stdout.flush()
     except StepscopeError as error:
-        print(f"stepscope: {error}", file=sys.stderr)
+        say(str(error))
         code = error.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`stepscope list | head`); what is left must not be flushed into it.

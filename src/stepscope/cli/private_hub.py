@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 from stepscope.errors import HubError
-from stepscope.records.places import helper_environment
+from stepscope.records.places import helper_command, helper_environment
 from stepscope.terminal.place import Place
 
 __all__ = ["PrivateHub"]
@@ -63,7 +62,7 @@ class PrivateHub:
                 raise HubError("nobody looks any more")
             with (place / "stderr").open("wb") as errors:
                 self._process = process = subprocess.Popen(
-                    [sys.executable, "-m", "stepscope", *words],
+                    helper_command("stepscope", *words),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

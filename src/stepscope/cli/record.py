@@ -21,7 +21,6 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.cli.agent_child import AgentChild, HubLink, host_of
 from stepscope.cli.ends import JobEnd
 from stepscope.cli.forward_child import OutputForwarder, output_targets
-from stepscope.cli.helper import say
 from stepscope.cli.hub_child import DEFAULT_PORT, HubChild, HubOptions, open_hub, url_of
 from stepscope.cli.links import page_link
 from stepscope.cli.live_child import LiveView, why_no_screen, why_no_terminal
@@ -30,6 +29,7 @@ from stepscope.cli.slurm import SlurmStep, rank_variables
 from stepscope.cli.slurm_tasks import Leader, Member
 from stepscope.cli.supervise import Beside, signals_held, supervise, supervise_alone
 from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
+from stepscope.records.messages import say
 from stepscope.records.modes import PRIVATE
 from stepscope.records.places import (
     ENV_CLAIM,

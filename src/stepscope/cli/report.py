@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stepscope.cli.located import RUN_HELP, located
 from stepscope.errors import UsageError
+from stepscope.records.messages import say
 from stepscope.store.paths import META, REPORT_FILE
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.quiet:
         return 0
     if page is not None:
-        print(f"stepscope: {page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser", file=sys.stderr)
+        say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Sender
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
+from stepscope.records.messages import say
 from stepscope.records.units import bytes_text, count_text
 from stepscope.store.lease import sealing_barred
 from stepscope.store.meta import read_meta
@@ -70,16 +70,16 @@ def run(args: argparse.Namespace) -> int:
         sender.close()
     done = f"sent {bytes_text(sender.counts.sent_bytes)} in {count_text(sender.counts.frames, 'frame')} to {to.url}"
     if unsent := sender.unsent():
-        print(f"stepscope: {done}; {unsent}, so {run_dir} stays", file=sys.stderr)
+        say(f"{done}; {unsent}, so {run_dir} stays")
         return RunError.exit_code
     if Destination.from_meta(meta) is None:
-        print(f"stepscope: {done}", file=sys.stderr)
+        say(done)
         return 0
     try:
         shutil.rmtree(run_dir)
     except OSError as error:
         raise RunError(f"{done}, but {run_dir} cannot be removed: {error.strerror}") from error
-    print(f"stepscope: {done}; {run_dir} is removed", file=sys.stderr)
+    say(f"{done}; {run_dir} is removed")
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import pwd
+import re
 import signal
 import socket
 import sys
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.links import opened_in_browser, page_link
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.records.messages import say
 from stepscope.store.paths import META
 
 if TYPE_CHECKING:
+    from stepscope.hub.api.readers import TrustedProxy
     from stepscope.hub.gate.server import Server
     from stepscope.hub.gate.tls import TlsFiles
 
@@ -33,12 +37,12 @@ examples:
   stepscope serve runs --accept         takes what nodes still hold (stepscope send)
 
 On a terminal it prints a link that opens the page signed in.  Everything needs the reader's token, which stands in a
-file that only you can read:
-  curl -H "Authorization: Bearer $(cat ~/.config/stepscope/reader-token)" http://127.0.0.1:7070/api/v1/runs
+file that only you can read.  It is another each time, unless --token-file names a file that keeps it:
+  curl -H "Authorization: Bearer $(cat ~/.config/stepscope/serve-7070.token)" http://127.0.0.1:7070/api/v1/runs
 """
 DEFAULT = Path("runs")
 DEFAULT_PORT = 7070
-TOKEN_FILE = "reader-token"
+TOKEN_FILE = "serve-{port}.token"
 ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -53,7 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="of the reader's token (default: ~/.config/stepscope/reader-token)",
+        help="keeps the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
+    )
+    parser.add_argument(
+        "--trust-header",
+        metavar="NAME",
+        help="believe a reverse proxy on this machine that names the user it has authenticated in this header",
+    )
+    parser.add_argument(
+        "--proxy-user", metavar="USER", help="as whom that proxy runs (default: you, or root); with --trust-header"
     )
     parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
     parser.add_argument("--open", action="store_true", help="show the page in your browser")
@@ -66,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.cli.hub_child import HubOptions, certificate_of, listen, url_of
     from stepscope.hub.gate.entrance import is_local
     from stepscope.hub.gate.server import run_loop
-    from stepscope.wire.keys import kept_secret, key_path
 
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
+    trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
     if not args.dir.is_dir():
         raise UsageError(f"{args.dir} is not a folder")
     if not 0 <= port < 1 << 16:
@@ -77,10 +89,8 @@ def run(args: argparse.Namespace) -> int:
     if not any(
         (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
     ):
-        print(f"stepscope: there is no run in {args.dir} yet; name a run, or a folder of runs", file=sys.stderr)
-    place = args.token_file or key_path(os.environ).with_name(TOKEN_FILE)
-    token = kept_secret(place, "token", "name another file with --token-file")
-    with listen(host, port) as listening:
+        say(f"there is no run in {args.dir} yet; name a run, or a folder of runs")
+    with listen(host, port) as listening, _token(args.token_file, listening.getsockname()[1]) as (place, token):
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
         tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
@@ -90,11 +100,48 @@ def run(args: argparse.Namespace) -> int:
             _tell_certificate(tls, own=options.certificate is not None)
         try:
             with _shown(page_link(url, one, token)) if args.open else nullcontext():
-                run_loop(_serve(args.dir, listening, token, tls, accept=args.accept, until_eof=args.until_eof))
+                run_loop(_serve(args.dir, listening, token, tls, trusted, accept=args.accept, until_eof=args.until_eof))
         finally:
             if tls is not None:
                 tls.remove()
     return 0
+
+
+def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:
+    """UsageError when others than a proxy on this machine could write that header."""
+    from stepscope.hub.api.readers import TrustedProxy
+
+    if header is None:
+        if user is not None:
+            raise UsageError("--proxy-user belongs to --trust-header")
+        return None
+    if outside:
+        raise UsageError("--trust-header works on loopback only: leave out --host, and let the proxy listen for others")
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header) or header.lower() in ("authorization", "cookie", "host"):
+        raise UsageError(f"--trust-header {header}: not a name for such a header, as X-Forwarded-User is")
+    if user is None:
+        return TrustedProxy(header=header, uids=frozenset((0, os.getuid())))
+    try:
+        return TrustedProxy(header=header, uids=frozenset((pwd.getpwnam(user).pw_uid,)))
+    except KeyError:
+        raise UsageError(f"--proxy-user {user}: there is no such user here") from None
+
+
+@contextmanager
+def _token(fixed: Path | None, port: int) -> Iterator[tuple[Path, str]]:
+    """A file with the reader's token: the user's own, which stays, or one for as long as this serves."""
+    from stepscope.wire.keys import kept_secret, key_path
+
+    if fixed is not None:
+        yield fixed, kept_secret(fixed, "token", "name another file with --token-file")
+        return
+    place = key_path(os.environ).with_name(TOKEN_FILE.format(port=port))
+    place.unlink(missing_ok=True)  # of one that was killed: the port is ours now
+    token = kept_secret(place, "token", "name another file with --token-file")
+    try:
+        yield place, token
+    finally:
+        place.unlink(missing_ok=True)
 
 
 def _name_of(folder: Path) -> str:
@@ -104,30 +151,38 @@ def _name_of(folder: Path) -> str:
 
 def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
     """Where we listen goes to standard output, for programs too: on a terminal as the link that signs in."""
-    print(f"stepscope: serving {folder}; Ctrl-C ends it", file=sys.stderr)
-    print(f"stepscope: the token is in {place}", file=sys.stderr)
+    say(f"serving {folder}; Ctrl-C ends it")
+    say(f"the token is in {place}")
     print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
 
 
 def _tell_certificate(tls: TlsFiles, *, own: bool) -> None:
     made = "" if own else "; it was made for this, so a browser will ask whether you trust it"
-    print(f"stepscope: the certificate's SHA-256 is {tls.fingerprint.hex()}{made}", file=sys.stderr)
+    say(f"the certificate's SHA-256 is {tls.fingerprint.hex()}{made}")
 
 
 @contextmanager
 def _shown(link: str) -> Iterator[None]:
     with opened_in_browser(link) as found:
         if not found:
-            print("stepscope: there is no browser here to open it in", file=sys.stderr)
+            say("there is no browser here to open it in")
         yield
 
 
 async def _serve(
-    folder: Path, listening: socket.socket, token: str, tls: TlsFiles | None, *, accept: bool, until_eof: bool
+    folder: Path,
+    listening: socket.socket,
+    token: str,
+    tls: TlsFiles | None,
+    trusted: TrustedProxy | None,
+    *,
+    accept: bool,
+    until_eof: bool,
 ) -> None:
     """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
     from stepscope.hub.accepting import Accepting
     from stepscope.hub.ahead import open_ahead
+    from stepscope.hub.api.reader_tokens import ReaderTokens, tokens_path
     from stepscope.hub.api.readers import Readers
     from stepscope.hub.app import make_app
     from stepscope.hub.gate.refusals import Refusals
@@ -137,7 +192,11 @@ async def _serve(
     refusals, runs = Refusals(), Runs.of_folder(folder)
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish) if accept else None
-    app = make_app(runs, Readers(token, secure=tls is not None), agents, refusals=refusals)
+    port = listening.getsockname()[1]
+    readers = Readers(
+        token, secure=tls is not None, port=port, named=ReaderTokens(tokens_path(os.environ)), trusted=trusted
+    )
+    app = make_app(runs, readers, agents, refusals=refusals)
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -166,4 +225,4 @@ def _finish(run_dir: Path) -> None:
     try:
         finalise(run_dir)
     except StepscopeError as error:
-        print(f"stepscope: {error}", file=sys.stderr, flush=True)
+        say(str(error))

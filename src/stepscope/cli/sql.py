@@ -16,6 +16,7 @@ from stepscope.cli.located import RUN_HELP, located
 from stepscope.cli.progress import progress_bar
 from stepscope.cli.table import format_table
 from stepscope.errors import TraceError, UsageError
+from stepscope.records.messages import printable, say
 from stepscope.store.paths import META
 from stepscope.store.sql import QueryResult, ask, query
 
@@ -56,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2, default=str))
     elif args.csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(result.columns)
-        writer.writerows(result.rows)
+        shown = _harmless if sys.stdout.isatty() else list
+        writer.writerows(shown(row) for row in (result.columns, *result.rows))
     else:
         print(_table(result))
     return 0
@@ -79,7 +80,7 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
 
     with trace_database(files, Cache.of_environment()) as (database, readable, notices):
         for notice in notices:
-            print(f"stepscope: {notice}", file=sys.stderr)
+            say(notice)
         return ask(database, sql, readable)
 
 
@@ -107,6 +108,10 @@ def _table(result: QueryResult) -> str:
     ]
     cells = [[_cell(value) for value in row] for row in result.rows]
     return f"{format_table(result.columns, cells, numeric=numeric)}\n({count_text(len(result.rows), 'row')})"
+
+
+def _harmless(row: Sequence[Any]) -> list[Any]:
+    return [printable(value, keep="\n\t") if isinstance(value, str) else value for value in row]
 
 
 def _cell(value: Any) -> str:

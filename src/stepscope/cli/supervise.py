@@ -20,11 +20,12 @@ from typing import Protocol
 from stepscope.cli.agent_child import AgentChild
 from stepscope.cli.ends import JobEnd, aborted_end, job_end, worst_end
 from stepscope.cli.forward_child import OutputForwarder
-from stepscope.cli.helper import ENDING, Mask, say, spawn, watched_signals
+from stepscope.cli.helper import ENDING, Mask, spawn, watched_signals
 from stepscope.cli.hub_child import HubChild
 from stepscope.cli.live_child import LiveView
 from stepscope.cli.orphans import end_orphans, ranks_of
 from stepscope.errors import UsageError
+from stepscope.records.messages import say
 
 __all__ = ["Beside", "Others", "signals_held", "supervise", "supervise_alone"]
 

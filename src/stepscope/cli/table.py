@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Sequence
 
+from stepscope.records.messages import printable
+
 __all__ = ["format_table"]
 
 GAP = "  "
@@ -17,7 +19,7 @@ def format_table(
 
     With a ``width`` the last column is cut to what is left of it, but not below its head.
     """
-    lines = [[_printable(cell) for cell in row] for row in (heads, *rows)]
+    lines = [[printable(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(_width(line[column]) for line in lines) for column in range(len(heads))]
     if width is not None:
         left = width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)
@@ -28,10 +30,6 @@ def format_table(
         GAP.join(_padded(cell, widths[column], right=column in numeric) for column, cell in enumerate(line)).rstrip()
         for line in lines
     )
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _width(text: str) -> int:

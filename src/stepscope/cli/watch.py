@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from stepscope.cli.live_child import why_no_screen
 from stepscope.cli.located import RUN_HELP, located
 from stepscope.errors import HubError, UsageError
+from stepscope.records.messages import say
 
 if TYPE_CHECKING:
     from stepscope.terminal.feed import Feed
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     feed = _elsewhere(args) if _is_url(args.where) else _here(args)
     plain = args.plain
     if not plain and (why := _no_view()):
-        print(f"stepscope: {why}: plain lines", file=sys.stderr)
+        say(f"{why}: plain lines")
         plain = True
     feed.start()
     try:

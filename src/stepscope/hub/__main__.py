@@ -8,12 +8,14 @@ from pathlib import Path
 
 from stepscope.errors import StepscopeError
 from stepscope.hub.process import HubSettings, serve_run
+from stepscope.records.messages import say
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="stepscope.hub", description="Receive what other nodes send; show the run.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--fd", type=int, required=True, help="the socket to listen on")
+    parser.add_argument("--caller-fd", type=int, help="a connection that was accepted on it already")
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--name", default="", help="what the run was to be called")
     parser.add_argument("--tls-cert", type=Path)
@@ -22,6 +24,7 @@ def main() -> int:
     settings = HubSettings(
         run_dir=args.run_dir,
         fd=args.fd,
+        caller_fd=args.caller_fd,
         nnodes=args.nnodes,
         name=args.name,
         certificate=args.tls_cert,
@@ -30,7 +33,7 @@ def main() -> int:
     try:
         return serve_run(settings)
     except StepscopeError as error:
-        print(f"stepscope: hub: {error}", file=sys.stderr)
+        say(f"hub: {error}")
         return error.exit_code
 
 

@@ -8,23 +8,34 @@ send to.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from stepscope.errors import NotARun, StepscopeError
 from stepscope.hub.api.answers import failure
-from stepscope.hub.gate.ingest import IngestFigures
-from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.api.readers import address_of
+from stepscope.hub.gate.admission import ADDRESSES, Challenges
+from stepscope.hub.gate.buckets import Buckets
+from stepscope.hub.gate.entrance import source_of
+from stepscope.hub.gate.guard import known
+from stepscope.hub.gate.ingest import IngestFigures, answer_hello, for_agents, no_challenge
+from stepscope.hub.gate.refusals import Refusals, Refused
+from stepscope.hub.gate.senders import SenderLimits
 from stepscope.hub.gathering import Gathering
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.runs import Runs
 from stepscope.store.meta import read_meta
 from stepscope.store.processes import launcher_alive
+from stepscope.wire.joining import HELLO_PATH
+from stepscope.wire.keys import load_key
+from stepscope.wire.limits import HELLO_BYTES
 
 __all__ = ["Accepting"]
 
@@ -33,7 +44,6 @@ IDLE_S = 20.0
 TICK_S = 1.0
 MOST_OPEN = 16
 _BEFORE = "/api/v1/runs/"
-_AFTER = ("/join", "/frames")
 
 
 @dataclass(kw_only=True)
@@ -52,6 +62,8 @@ class Accepting:
         self.refusals = refusals
         self._runs = runs
         self._fingerprint = fingerprint
+        self._challenges = Challenges(load_key(os.environ), fingerprint)
+        self._doors: Buckets[str] = Buckets(rate=SenderLimits.joins_per_s, burst=SenderLimits.joins, most=ADDRESSES)
         self._done = done
         self._idle_s = idle_s
         self._open: dict[Path, _Open] = {}
@@ -65,18 +77,54 @@ class Accepting:
         return _sum([self._before, *(one.gathering.ingest.figures for one in self._open.values())])
 
     def wants(self, path: str) -> bool:
-        return path.startswith(_BEFORE) and path.endswith(_AFTER)
+        return for_agents(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path"].removeprefix(_BEFORE).rpartition("/")[0]
-        run_dir = self._runs.path_of(name)
-        taking, why = (None, "no such run here") if run_dir is None else await self._taking(run_dir)
-        if taking is None:
-            self.refusals.count("join", "")
-            await failure(404, why)(scope, receive, send)
+        """Nothing is opened, made or written, and nothing is said of any run, before the key is proved."""
+        try:
+            if scope["method"] != "POST":
+                raise Refused(405, "http", "agents POST")
+            if scope["path"] == HELLO_PATH:
+                await self._hello(scope, receive, send)
+                return
+            taking = await self._admitted(scope)
+        except Refused as refused:
+            self.refusals.count(refused.reason, address_of(scope))
+            # By which name an agent finds why; close: whoever has no business here comes in by the entrance again.
+            said = failure(refused.status, refused.why, headers={"Connection": "close"}, name="why")
+            await said(scope, receive, send)
             return
         taking.heard_s = time.monotonic()
         await taking.gathering.ingest(scope, receive, send)
+
+    async def _hello(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wait_s = self._doors.take(source_of(address_of(scope)), time.monotonic())
+        if wait_s > 0:
+            raise Refused(429, "join_rate", "too many joins from this address", retry_s=wait_s)
+        body = b""
+        async for piece in Request(scope, receive).stream():
+            body += piece
+            if len(body) > HELLO_BYTES:
+                raise Refused(413, "body_large", f"more than {HELLO_BYTES} bytes")
+        await answer_hello(self._challenges, scope, body, send)
+
+    async def _admitted(self, scope: Scope) -> _Open:
+        """The run of one who has the key (a join) or a token (frames); Refused alike whether there is such a run."""
+        name, _, what = scope["path"].removeprefix(_BEFORE).rpartition("/")
+        token = dict(scope["headers"]).get(b"authorization", b"")
+        run_dir = self._runs.path_of(name)
+        if what == "frames":
+            found = None if run_dir is None else self._open.get(run_dir)
+            if found is None or found.gathering.ingest.admission.sender_of(token) is None:
+                raise Refused(401, "token", "no token of this hub; join again")
+            return found
+        if not self._challenges.bears(token):
+            raise no_challenge()
+        known(scope)
+        taking, why = (None, "no such run here") if run_dir is None else await self._taking(run_dir)
+        if taking is None:
+            raise Refused(404, "join", why)
+        return taking
 
     async def close(self) -> None:
         """Shut everything and put it with the rest."""
@@ -122,6 +170,7 @@ class Accepting:
             nnodes=nnodes,
             fingerprint=self._fingerprint,
             own_spool=str(meta.get("spool", "")),
+            challenges=self._challenges,
         )
 
     async def _watch(self) -> None:
@@ -136,6 +185,8 @@ class Accepting:
         one = self._open.pop(run_dir)
         self._before = _sum([self._before, one.gathering.ingest.figures])
         one.gathering.close()
+        if not one.gathering.ingest.figures.frames:
+            return  # nothing came: the run and its summary stay as they are
         task = asyncio.create_task(asyncio.to_thread(self._done, run_dir))
         self._finishing[run_dir] = task
         task.add_done_callback(lambda _: self._finishing.pop(run_dir, None))

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.hub.gate.admission import SILENT_S, Admission
+from stepscope.hub.gate.admission import SILENT_S, Admission, Challenges
 from stepscope.hub.gate.ingest import IngestApp
 from stepscope.hub.gate.journal import HubJournal
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.watch import NodeWatch
 from stepscope.hub.inbox_tail import InboxTail
 from stepscope.hub.model.live_run import LiveRun
+from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journals
 from stepscope.wire.keys import load_key
@@ -50,6 +50,7 @@ class Gathering:
         nnodes: int,
         fingerprint: bytes,
         own_spool: str,
+        challenges: Challenges | None = None,
     ) -> None:
         """UsageError when there is no key, OSError when the inbox cannot be read or written."""
         self._run_dir = run_dir
@@ -58,7 +59,12 @@ class Gathering:
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
         self._admission = Admission(
-            key=load_key(os.environ), certificate=fingerprint, names=names, nnodes=nnodes, local_spool=own_spool
+            key=load_key(os.environ),
+            certificate=fingerprint,
+            names=names,
+            nnodes=nnodes,
+            local_spool=own_spool,
+            challenges=challenges,
         )
         self._admission.recall([node.spool for node in self._inbox.nodes()])
         InboxTail(run_dir, live, self._admission.claims).catch_up()
@@ -109,5 +115,7 @@ class Gathering:
             self._sealing = None
         full = [number for number in journals(self._run_dir, after=0) if number < self._inbox.journal]
         if full and time.monotonic() >= self._seal_at_s:
-            words = [sys.executable, "-m", "stepscope.store.parts", str(self._run_dir), str(min(full))]
-            self._sealing = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            words = helper_command("stepscope.store.parts", str(self._run_dir), str(min(full)))
+            self._sealing = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=helper_environment(os.environ)
+            )

@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 
 from stepscope.agent.control import Control
 from stepscope.errors import HubError, RunError
+from stepscope.hub.api.reader_tokens import ReaderTokens, tokens_path
 from stepscope.hub.api.readers import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.gate.entrance import ServerLimits
@@ -36,6 +36,7 @@ from stepscope.hub.model.looks import Looks, keep_up
 from stepscope.hub.open_run import Final
 from stepscope.hub.runs import Runs, final_of
 from stepscope.hub.tail import Tail
+from stepscope.records.places import helper_command
 from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
 from stepscope.store.meta import end_run, read_meta
 from stepscope.store.positions import read_positions
@@ -68,6 +69,8 @@ UNSAID = "unfinished"
 class HubSettings:
     run_dir: Path
     fd: int
+    caller_fd: int | None = None
+    """A connection that was accepted already: of whoever had us started."""
     nnodes: int = 1
     name: str = ""
     """That the run was to have; it may have another."""
@@ -145,11 +148,19 @@ class _Hub:
     def _server(self) -> Server:
         settings, about = self._settings, self._about
         tls = _tls(settings, about)
-        readers = Readers(about.token, secure=tls is not None)
+        readers = Readers(
+            about.token,
+            secure=tls is not None,
+            port=self._listening.getsockname()[1],
+            named=ReaderTokens(tokens_path(os.environ)),
+        )
         ingest = self._gathering.ingest if self._gathering is not None else None
         app = make_app(self._runs, readers, ingest, refusals=self._refusals)
         limits = ServerLimits.for_nodes(settings.nnodes)
-        return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals)
+        caller = None if settings.caller_fd is None else socket.socket(fileno=settings.caller_fd)
+        if caller is not None:
+            caller.set_inheritable(False)
+        return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals, caller=caller)
 
     # ── until the end ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,8 +271,8 @@ def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
     if tls is not None:
         tls.remove()
     if settings.nnodes > 1:
-        words = [sys.executable, "-m", "stepscope", "report", "--quiet", str(settings.run_dir)]
-        os.execv(sys.executable, words)
+        command = helper_command("stepscope", "report", "--quiet", str(settings.run_dir))
+        os.execv(command[0], command)
 
 
 def _say(word: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def _serve(run_dir: Path, listening: socket.socket, owner: int, ticks: int) -> N
 
 
 async def _until_gone(runs: Runs, token: str, listening: socket.socket, owner: int, ticks: int) -> None:
-    server = Server(make_app(runs, Readers(token), framed=True), listening)
+    server = Server(make_app(runs, Readers(token, port=listening.getsockname()[1]), framed=True), listening)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
     serving = asyncio.create_task(server.run())
     while not serving.done() and process_start_ticks(owner) == ticks:

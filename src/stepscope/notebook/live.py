@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from stepscope.recorder import api, bootstrap
 from stepscope.recorder.guard import warn
 from stepscope.recorder.identity import rank_from
 from stepscope.records.naming import TIME_IN_NAME, default_name
-from stepscope.records.places import ENV_RUN_DIR, helper_environment
+from stepscope.records.places import ENV_RUN_DIR, helper_command, helper_environment
 from stepscope.ring.writer import process_start_ticks
 
 __all__ = ["live"]
@@ -119,10 +118,9 @@ def _serve(run_dir: str, port: int) -> _Served | None:
 
 def _started(run_dir: str, port: int) -> dict[str, str]:
     owner = os.getpid()
-    server = [
-        *(sys.executable, "-m", "stepscope.notebook", "--run-dir", run_dir, "--port", str(port)),
-        *("--owner", str(owner), "--owner-ticks", str(process_start_ticks(owner))),
-    ]
+    ticks = str(process_start_ticks(owner))
+    words = ("--run-dir", run_dir, "--port", str(port), "--owner", str(owner), "--owner-ticks", ticks)
+    server = helper_command("stepscope.notebook", *words)
     reading, writing = os.pipe()
     try:
         shell = ["/bin/sh", "-c", '"$@" </dev/null >&3 2>/dev/null 3>&- &', "stepscope", *server]

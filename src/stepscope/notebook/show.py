@@ -11,7 +11,8 @@ from pathlib import Path
 from stepscope.cli.located import located
 from stepscope.errors import UsageError
 from stepscope.notebook.cells import frame_of_page, in_notebook, put, told_above
-from stepscope.records.places import helper_environment
+from stepscope.records.messages import printable
+from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.paths import META, REPORT_FILE, SUMMARY
 
 __all__ = ["show"]
@@ -30,10 +31,10 @@ def show(run: str | os.PathLike[str] | None = None, *, height: int = HEIGHT) -> 
     try:
         run_dir = located(None if run is None else Path(run))
     except UsageError as error:
-        print(f"stepscope: {error}")
+        print(printable(f"stepscope: {error}"))
         return
     if not (run_dir / META).is_file():
-        print(f"stepscope: {run_dir} is not a run")
+        print(printable(f"stepscope: {run_dir} is not a run"))
         return
     page = _page(run_dir) if in_notebook() else None
     if page is None:
@@ -67,7 +68,7 @@ def _text(run_dir: Path) -> str:
 
 
 def _stepscope(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepscope", *words]
+    command = helper_command("stepscope", *words)
     try:
         return subprocess.run(
             command,

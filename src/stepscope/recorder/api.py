@@ -15,7 +15,7 @@ from stepscope.recorder import attach, bootstrap
 from stepscope.recorder.guard import failsafe, warn
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.records.phases import OTHER
-from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, helper_environment
+from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, helper_command, helper_environment
 from stepscope.records.slot import FLAG_EXPLICIT, NOTE_BYTES
 
 __all__ = ["init", "note", "phase", "step", "summary"]
@@ -108,7 +108,7 @@ def summary() -> dict[str, Any]:
     try:
         # The interpreter that began the run: the job's own may lack what a summary needs.
         python = json.loads(Path(run_dir, "run.json").read_bytes())["executable"]
-        command = [python, "-m", "stepscope", "report", "--json", run_dir]
+        command = helper_command("stepscope", "report", "--json", run_dir, python=python)
         done = subprocess.run(
             command, env=helper_environment(os.environ), capture_output=True, timeout=SUMMARY_TIMEOUT_S, check=True
         )

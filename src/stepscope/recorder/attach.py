@@ -25,6 +25,7 @@ from stepscope.records.places import (
     ENV_RUN_DIR,
     ENV_SESSION,
     SESSION_LOCK,
+    helper_command,
     helper_environment,
     session_root,
     timed_collectives,
@@ -130,10 +131,8 @@ def _over(run_dir: Path) -> bool:
 def _start_agent(lock: int, session: Path, run_dir: Path) -> None:
     # torchrun starts its ranks again when one fails: the agent stays as long as torchrun does.
     owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    agent = [
-        *(sys.executable, "-m", "stepscope", "attach", "--owner", str(owner)),
-        *("--session", str(session), "--run-dir", str(run_dir), "--", *sys.orig_argv),
-    ]
+    words = ("--owner", str(owner), "--session", str(session), "--run-dir", str(run_dir), "--", *sys.orig_argv)
+    agent = helper_command("stepscope", "attach", *words)
     # By way of a shell that ends at once: a script that waits for its children must not meet one that is not its own.
     # The agent's input is the lock: there is nothing to read in it, and it is held for as long as the agent lives.
     # Who reads our output through a pipe must not have to wait for the agent's end; a terminal does not wait.

@@ -13,7 +13,10 @@ that adds threads to a training process; they sleep until they are asked.  What 
   a forked child, which has no such thread.  So it is made immortal (``recorder/inherited.py``) and at the end only its
   door is closed: threads that sleep do not keep a process from ending.
 - A forked child closes the socket it inherited; ``exec`` closes it by itself.
-- Only the user may connect: the session is closed to others, and so is the socket.
+- Only the user may connect.  The folder of the ring may be open to others (it is in the run directory when somebody
+  else has taken the session's name), and torch makes the socket with whatever mode the umask gives.  So it is made in a
+  fresh folder that nobody else can enter, closed, and then moved beside the ring.  The umask itself is left alone: it
+  belongs to the whole process, whose other threads may be making files at this moment.
 - A worker server that the script itself set up is a sign that somebody else asks; then there is none of ours.
 """
 
@@ -24,6 +27,7 @@ import ctypes
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +43,8 @@ from stepscope.ring.layout import SERVER_WORD
 __all__ = ["ServerOffer"]
 
 MAX_PATH_BYTES = 100
-"""A socket's path has room for 107."""
+"""A socket's path has room for 107; the folder in which it is made has a name about as long as its own."""
+_OWN = 0o600
 POOL_THREADS = 8
 """The least that httplib, on which the server stands, starts; it takes one a core (less one) where there are more."""
 OWN_SERVER = "TORCH_WORKER_SERVER_SOCKET"
@@ -56,6 +61,8 @@ class ServerOffer:
         self._started = False
         self._fd = -1
         self._path = Path()
+        self._bound = Path()
+        """Where the socket was made, which is what it goes on to call itself."""
         self._ring: RingWriter | None = None
 
     @failsafe
@@ -70,11 +77,18 @@ class ServerOffer:
         level = _log_level()
         if server is None or level is None or not _room_for(ranks_here * (_pool() + 1)):
             return
-        path.unlink(missing_ok=True)  # of a process that had our number before
         self._started = True
-        with _raised(level):
-            immortal(server(str(path)))
-        self._fd, self._path, self._ring = _listening(path), path, ring
+        closed = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))  # mode 0700
+        try:
+            self._bound = closed / "s"
+            with _raised(level):
+                immortal(server(str(self._bound)))
+            self._bound.chmod(_OWN)
+            self._bound.replace(path)  # also over one of a process that had our number before
+        finally:
+            self._bound.unlink(missing_ok=True)
+            closed.rmdir()
+        self._fd, self._path, self._ring = _listening(self._bound), path, ring
         ring.header[SERVER_WORD] = 1
         atexit.register(self.withdraw)
 
@@ -90,7 +104,7 @@ class ServerOffer:
     def forget(self) -> None:
         """In a forked child, which has the socket and the object, but not the threads."""
         self._ring = None
-        if self._fd >= 0 and _is_bound(self._fd, self._path):
+        if self._fd >= 0 and _is_bound(self._fd, self._bound):
             os.close(self._fd)
         self._fd = -1
         self._started = False

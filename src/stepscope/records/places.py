@@ -20,6 +20,7 @@ as the run.  The *run directory* is where the run stays.
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ __all__ = [
     "error_path",
     "flight_path",
     "hangs_folder",
+    "helper_command",
     "helper_environment",
     "log_of_rank",
     "log_path",
@@ -170,15 +172,34 @@ def output_note(run_dir: Path, pid: int) -> Path:
     return outputs_folder(run_dir) / f"{pid}.json"
 
 
-def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Python process of ours that is no part of the job: it finds this very Stepscope.
+_HELPER = (
+    "import sys, os; lib = os.path.dirname(os.__file__); "
+    "sys.path[:] = sorted(filter(None, sys.path), key=lambda p: p not in (lib, os.path.join(lib, 'lib-dynload'))); "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
-    A module of the user's in the working directory must not stand in for one of the standard library's.
+
+def helper_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    """How a Python process of ours that is no part of the job is started: ``python -m MODULE WORDS``, but safely.
+
+    A file in the working directory, or on PYTHONPATH, that is named like a module of the standard library must not run
+    in it.  ``-P`` is not in Python 3.10; ``-I`` would lose PYTHONPATH and the user's site-packages, by which Stepscope
+    and what it needs may be found.  So the working directory is taken out of the path, and the standard library put
+    first, before anything is imported (``sys`` and ``os`` always are).
     """
-    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_NATIVE)
+    return [python, "-c", _HELPER, module, *words]
+
+
+def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of such a process: it finds this very Stepscope, and nothing in the working directory."""
+    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_NATIVE, "PYTHONPATH")
     environment = {name: value for name, value in environ.items() if name not in ours}
-    environment["PYTHONSAFEPATH"] = "1"
+    # An empty entry, as in PYTHONPATH=$PYTHONPATH:/somewhere, is the working directory.
+    entries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [entry for entry in entries if entry and os.path.normpath(entry) != os.curdir]
     package = str(Path(__file__).parents[2])
     if package not in sysconfig.get_paths().values():
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environ.get("PYTHONPATH"), package]))
+        folders.append(package)
+    if folders:
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
     return environment

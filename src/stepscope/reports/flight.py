@@ -13,6 +13,7 @@ from typing import Any
 from stepscope.flight.stacks import is_users
 from stepscope.flight.wording import spans_text
 from stepscope.records.collectives import NO_DESCRIPTION, group_name
+from stepscope.records.messages import printable
 
 __all__ = ["MARKS", "call_text", "counter_text", "group_text", "place_text", "ranks_of", "render_flight", "troubled"]
 
@@ -36,7 +37,7 @@ def render_flight(document: Document, *, width: int = 80) -> str:
     """The verdict, the culprits, where they parted, the grid, who waits for whom, the groups, the stacks."""
     width = max(width, NARROWEST)
     mark = "✔" if document["healthy"] else "▲" if document["undecidable"] else "✖"
-    lines = textwrap.wrap(clean(document["title"]), width, initial_indent=f"{mark} ", subsequent_indent="  ")
+    lines = textwrap.wrap(printable(document["title"]), width, initial_indent=f"{mark} ", subsequent_indent="  ")
     parts = (_verdict, _parted, _grid, _waits, _groups, _stacks, _notes)
     for part in parts:
         drawn = list(part(document, width))
@@ -45,30 +46,26 @@ def render_flight(document: Document, *, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def clean(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def ranks_of(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {spans_text(sorted(ranks))}"
 
 
 def group_text(row: Mapping[str, Any]) -> str:
     """A group by its description, and its name where that tells more."""
-    name, description = clean(row.get("name", row.get("group")) or ""), clean(row.get("description") or "")
+    name, description = printable(row.get("name", row.get("group")) or ""), printable(row.get("description") or "")
     if description in NO_DESCRIPTION:
         return group_name(name, description) or "the group"
     return description if description == "default_pg" else f"{description} ({name})"
 
 
 def place_text(at: Mapping[str, Any] | None) -> str:
-    return clean(f"{at['file']}:{at['line']} in {at['function']}") if at else ""
+    return printable(f"{at['file']}:{at['line']} in {at['function']}") if at else ""
 
 
 def call_text(side: Mapping[str, Any]) -> str:
     if side["op"] is None:
         return "called nothing"
-    return clean(" ".join(part for part in (side["op"], side["sizes"], side["dtypes"]) if part))
+    return printable(" ".join(part for part in (side["op"], side["sizes"], side["dtypes"]) if part))
 
 
 def counter_text(row: Mapping[str, Any], word: str) -> str:
@@ -90,7 +87,7 @@ def _verdict(document: Document, width: int) -> Iterator[str]:
         sure = "; it cannot be told who is to blame" if document["undecidable"] else ""
         yield from _wrapped("kind", document["kind"] + sure, width)
     for one in document["reasons"][:CULPRITS_SHOWN]:
-        yield from _wrapped("culprit", f"rank {one['rank']} {clean(one['reason'])}", width)
+        yield from _wrapped("culprit", f"rank {one['rank']} {printable(one['reason'])}", width)
         if one["at"]:
             yield from _wrapped("", f"at {place_text(one['at'])}", width)
     if len(document["reasons"]) > CULPRITS_SHOWN:
@@ -102,9 +99,9 @@ def _verdict(document: Document, width: int) -> Iterator[str]:
     waiting = document["waiting_in"]
     if waiting:
         what = " ".join(part for part in (waiting["op"], str(waiting["sequence"]), waiting["sizes"]) if part)
-        yield from _wrapped("wait in", f"{clean(what)} of {group_text(waiting)}", width)
+        yield from _wrapped("wait in", f"{printable(what)} of {group_text(waiting)}", width)
     for sentence in document["evidence"]:
-        yield from _wrapped("note", clean(sentence), width)
+        yield from _wrapped("note", printable(sentence), width)
 
 
 def _parted(document: Document, width: int) -> Iterator[str]:
@@ -127,12 +124,12 @@ def _doing(row: Mapping[str, Any]) -> str:
     """What a rank that did not come was doing."""
     parts = []
     if row["innermost"]:
-        parts.append(f"is in {clean(row['call'] or row['innermost'])}")
+        parts.append(f"is in {printable(row['call'] or row['innermost'])}")
     if row["step"] is not None:
-        inside = f", inside {clean(row['inside'][-1])}" if row["inside"] else ""
-        parts.append(f"wrote its last log line in step {row['step']}{inside} ({clean(row['caller'])})")
+        inside = f", inside {printable(row['inside'][-1])}" if row["inside"] else ""
+        parts.append(f"wrote its last log line in step {row['step']}{inside} ({printable(row['caller'])})")
     if row["error"]:
-        parts.append(f"said: {clean(row['error'])}")
+        parts.append(f"said: {printable(row['error'])}")
     return "; ".join(parts)
 
 
@@ -155,12 +152,14 @@ def _grid(document: Document, width: int) -> Iterator[str]:
 def _waits(document: Document, width: int) -> Iterator[str]:
     rows = sorted(document["wait_for"], key=lambda row: -len(row["waiters"]))
     for place, row in enumerate(rows[:WAITS_SHOWN]):
-        text = f"{ranks_of(row['waiters'])} → {ranks_of(row['waited'])}  in {clean(row['op'])} {row['sequence']} of "
+        text = (
+            f"{ranks_of(row['waiters'])} → {ranks_of(row['waited'])}  in {printable(row['op'])} {row['sequence']} of "
+        )
         yield from _wrapped("waits" if place == 0 else "", text + group_text(row), width)
     if len(rows) > WAITS_SHOWN:
         yield from _wrapped("", f"… and {len(rows) - WAITS_SHOWN} more", width)
     for place, sentence in enumerate(document["cycle"]):
-        yield from _wrapped("circle" if place == 0 else "", clean(sentence), width)
+        yield from _wrapped("circle" if place == 0 else "", printable(sentence), width)
 
 
 def _groups(document: Document, width: int) -> Iterator[str]:
@@ -200,7 +199,7 @@ def _frames(frames: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _notes(document: Document, width: int) -> Iterator[str]:
     for sentence in document["problems"][:PROBLEMS_SHOWN]:
-        yield from _wrapped("note", clean(sentence), width)
+        yield from _wrapped("note", printable(sentence), width)
     if len(document["problems"]) > PROBLEMS_SHOWN:
         yield from _wrapped("", f"… and {len(document['problems']) - PROBLEMS_SHOWN} more", width)
     have, world = len(document["ranks"]), document["world"]

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.messages import printable_document
 from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 from stepscope.reports.attempts import attempt_items
 from stepscope.reports.hangs import hang_section
@@ -55,6 +56,7 @@ def render_text(
     """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over.  ``copied``: whether
     ``report.html`` does.  ``now_wall_ns``: the time, of a run that goes on."""
     page = Page(max(width, NARROWEST), color)
+    summary = printable_document(summary)
     _verdict(page, summary)
     _traceback(page, summary)
     _hangs(page, summary, now_wall_ns)

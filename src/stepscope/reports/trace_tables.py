@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.messages import printable
 from stepscope.records.short_names import fitted, short_names
 from stepscope.reports.cells import cell_text, headings, is_number
 
@@ -32,7 +33,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Row], width: int, *, of: 
     first, *others = shown
     cells = {column: _cells(column, rows) for column in others}
     widths = {column: max(map(len, [heads[column], *cells[column]])) for column in others}
-    names = [clean(str(row[first])) if row[first] is not None else "" for row in rows]
+    names = [printable(str(row[first])) if row[first] is not None else "" for row in rows]
     wanted = min(max(map(len, [heads[first], *names])), WIDEST_NAME)
     while others and min(wanted, NARROWEST_NAME) + sum(widths[column] + GAP for column in others) > width:
         others.pop()
@@ -52,13 +53,8 @@ def table_lines(columns: Sequence[str], rows: Sequence[Row], width: int, *, of: 
     return lines
 
 
-def clean(text: str) -> str:
-    """A name from a trace that anybody may have written: what cannot be printed is shown as its escape."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def _cells(column: str, rows: Sequence[Row]) -> list[str]:
-    texts = [clean(cell_text(column, row[column])) for row in rows]
+    texts = [printable(cell_text(column, row[column])) for row in rows]
     if _numeric(column, rows):
         return texts
     short = short_names(texts, WIDEST_OTHER)

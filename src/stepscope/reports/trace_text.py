@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.records.messages import printable
 from stepscope.records.units import count_text, ns_text, share_text
 from stepscope.reports.page import NARROWEST, Page, bar, cut
 from stepscope.reports.price import price_text
@@ -23,7 +24,7 @@ from stepscope.reports.trace_shown import (
     rank_shown,
     ranks_per_step,
 )
-from stepscope.reports.trace_tables import clean, table_lines
+from stepscope.reports.trace_tables import table_lines
 
 __all__ = ["render_trace"]
 
@@ -112,7 +113,7 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
     _verdict(page, document)
     _what_if(page, document)
     _others(page, document)
-    page.items("trace", [cut(clean(fact), FACT) for fact in facts_of(document)])
+    page.items("trace", [cut(printable(fact), FACT) for fact in facts_of(document)])
     page.blank()
     if len(document["ranks"]) > 1:
         _ranks(page, document)
@@ -131,7 +132,7 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
 def _mixed(page: Page, document: Document) -> None:
     """Before anything else: what follows is of some of the files."""
     if document["mixed"]:
-        page.marked("warning", clean(document["mixed"]), bold=False)
+        page.marked("warning", printable(document["mixed"]), bold=False)
         page.blank()
 
 
@@ -140,9 +141,9 @@ def _diff(page: Page, document: Document, top: int) -> None:
     diff = document["diff"]
     if diff is None:
         return
-    page.marked(look_of_diff(diff), clean(diff["verdict"]), bold=True)
+    page.marked(look_of_diff(diff), printable(diff["verdict"]), bold=True)
     for notice in diff["notices"]:
-        page.labelled("note", [clean(notice)])
+        page.labelled("note", [printable(notice)])
     page.blank()
     for name, columns in DIFFERENCES.items():
         table = diff["tables"].get(name)
@@ -157,10 +158,10 @@ def _is_there(row: Mapping[str, Any]) -> bool:
 
 def _verdict(page: Page, document: Document) -> None:
     verdict = document["verdict"]
-    page.marked(look_of(verdict), clean(verdict["title"]), bold=True)
+    page.marked(look_of(verdict), printable(verdict["title"]), bold=True)
     if verdict["price"]:
         page.labelled("price", [verdict["price"]])
-    page.labelled("to do", map(clean, verdict["advice"]))
+    page.labelled("to do", map(printable, verdict["advice"]))
     certainty = certainty_of(verdict)
     if certainty:
         page.labelled("certainty", [certainty])
@@ -180,12 +181,12 @@ def _others(page: Page, document: Document) -> None:
     page.lines.append(page.paint("Also found", "bold"))
     for finding in others[:OTHERS_SHOWN]:
         page.marked(
-            "healthy" if finding["kind"] == "healthy" else finding["severity"], clean(finding["title"]), bold=False
+            "healthy" if finding["kind"] == "healthy" else finding["severity"], printable(finding["title"]), bold=False
         )
         price = price_text(finding["cost"])
         if price:
             page.labelled("price", [price])
-        page.labelled("to do", map(clean, finding["advice"][:1]))
+        page.labelled("to do", map(printable, finding["advice"][:1]))
     if len(others) > OTHERS_SHOWN:
         page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more (--json has them)")
     page.blank()
@@ -292,7 +293,7 @@ def _table(page: Page, table: Mapping[str, Any] | None, top: int, columns: Seque
 def _section(page: Page, title: str, lines: Sequence[str]) -> None:
     if not lines:
         return
-    page.lines.append(page.paint(clean(title), "bold"))
+    page.lines.append(page.paint(printable(title), "bold"))
     page.lines.append(page.paint(f"  {lines[0]}".rstrip(), "dim"))
     page.lines += [f"  {line}" for line in lines[1:]]
     page.blank()
@@ -305,7 +306,7 @@ def _notices(page: Page, document: Document) -> None:
     page.lines.append(page.paint("Worth knowing", "bold"))
     for notice in told[:PROBLEMS_SHOWN]:
         page.lines += textwrap.wrap(
-            clean(notice), page.width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False
+            printable(notice), page.width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False
         )
     if len(told) > PROBLEMS_SHOWN:
         page.lines.append(f"  … and {len(told) - PROBLEMS_SHOWN} more")

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepscope.records.messages import printable
 from stepscope.records.units import count_text, ms_text
 from stepscope.whatif.attribution import Effect, WhatIf
 
@@ -53,7 +54,7 @@ def render_whatif(found: WhatIf, *, width: int = 80) -> str:
         lines += [*_map(found, width), ""]
     lines += _wrapped("trace", f"{_extent(found)}, {count_text(found.steps, 'step')}", width)
     for note in found.notes:
-        lines += _wrapped("note", note, width)
+        lines += _wrapped("note", printable(note), width)
     return "\n".join(lines) + "\n"
 
 

@@ -7,24 +7,28 @@
 The positions of every sender are worked out from the journals (and from what is kept beside each part that a journal
 was sealed into), so they are exactly what is on disk, whatever killed the hub.  A frame is compared with them, the
 files in it are written to their places (which changes nothing if done twice), then it is appended to the journal, and
-only then it counts.  One per run, in the hub process, used by one thread.
+only then it counts.  A sender removes its copy when its last frame (the one with a bye) is answered, so by then
+everything it ever sent is synced: the journals, its logs and whole files, and the folders they are in.  One per run, in
+the hub process, used by one thread.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import HubError
+from stepscope.store.atomic import fsync_file, fsync_folder
 from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path
 from stepscope.store.locks import LockBusy, take_lock
 from stepscope.store.nodes import NodeInfo, read_nodes, write_nodes
 from stepscope.store.paths import INBOX
-from stepscope.store.received import Places, append_at, cut_at, replace_whole, signed_file
+from stepscope.store.received import PLACES, Places, append_at, cut_at, replace_whole, signed_file
 from stepscope.store.recovery import recover
 from stepscope.store.sidecar import RingSidecar
 from stepscope.store.spools import Compared, Gap, Spool, compare, take
@@ -113,6 +117,10 @@ class Inbox:
             self._write(head, found, kept, now, account)
             take(spool, found)
             self._spools[head.spool] = spool
+        elif head.bye is not None:
+            # Its bye is here already, but perhaps a hub was killed before it had synced what came before.
+            self._sync(head, account, [*spool.positions().files])
+            self._journal.sync()
         accepted = Accepted(
             new_rings=tuple(found.rings),
             blocks=tuple(found.blocks),
@@ -167,7 +175,11 @@ class Inbox:
                 append_at(self._run_dir, place, data, offset)
             if self._journal.end >= self._journal_bytes:
                 self._rotate()
-            # A node removes its spool once its last frame was answered.
+            if head.bye is not None:
+                before = self._spools.get(head.spool)
+                known = before.positions().files if before is not None else {}
+                new = [*(name for name, _ in found.whole), *(name for name, _, _ in found.logs)]
+                self._sync(head, account, [*known, *new])
             self._journal.append(kept, wall_ns=now, durable=head.bye is not None)
         except OSError:
             for place, offset in logs:
@@ -178,10 +190,28 @@ class Inbox:
         return self._places.of(head.spool, name, node=head.node, host=account.about.host)
 
     def _rotate(self) -> None:
+        """The full journal is synced before it is let go: later only the open one can be."""
+        self._journal.sync()
         number = int(self._journal.path.stem) + 1
         journal = JournalWriter(journal_path(self._run_dir, number), 0)
         self._journal.close()
         self._journal = journal
+
+    def _sync(self, head: FrameHead, account: _Account, names: Sequence[str]) -> None:
+        """Everything of a sender outside the journals, and the folders of all; OSError when the disk refuses.
+
+        ``names`` as the sender calls its files; lines (``events.jsonl``) are in the journals.
+        """
+        places = {self._place(head, name, account) for name in names if "/" in name}
+        for place in sorted(places):
+            with suppress(FileNotFoundError):  # removed by the user meanwhile
+                fsync_file(self._run_dir / place)
+        for folder in sorted({place.partition("/")[0] for place in places}):
+            fsync_folder(self._run_dir / folder)
+        with suppress(FileNotFoundError):
+            fsync_file(self._run_dir / INBOX / PLACES)
+        fsync_folder(self._run_dir / INBOX)
+        fsync_folder(self._run_dir)
 
     def _hear(self, head: FrameHead, wall_ns: int) -> None:
         self._account(head.spool, head.node).heard(head, wall_ns)

@@ -75,11 +75,15 @@ class JournalWriter:
                 os.ftruncate(self._fd, self.end)
             write_all(self._fd, data, self.end)
             if durable:
-                os.fsync(self._fd)
+                self.sync()
         except OSError:
             os.ftruncate(self._fd, self.end)
             raise
         self.end += len(data)
+
+    def sync(self) -> None:
+        """All that was appended survives the loss of power; OSError when the disk refuses."""
+        os.fsync(self._fd)
 
     def close(self) -> None:
         os.close(self._fd)

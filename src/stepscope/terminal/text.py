@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from stepscope.records.messages import printable
+
 __all__ = ["STYLES", "columns", "fit", "plain", "printed_lines", "spark", "wrapped"]
 
 STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "cyan", "healthy": "green"}
@@ -25,10 +27,7 @@ _TAB = 4
 
 def plain(text: str) -> str:
     """One line without anything that a terminal would obey."""
-    text = _VARIANTS.sub("", text)
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(_VARIANTS.sub("", text), mark="?")
 
 
 def fit(text: str, width: int) -> str:

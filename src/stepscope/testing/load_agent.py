@@ -13,7 +13,16 @@ from typing import Any
 
 from stepscope.testing.load_rows import LoadRanks
 from stepscope.wire.frames import FrameHead, Part, pack_frame, part_of
-from stepscope.wire.joining import PROOF_HEADER, Join, positions_of, read_welcome, write_join
+from stepscope.wire.joining import (
+    HELLO_PATH,
+    PROOF_HEADER,
+    Join,
+    positions_of,
+    read_challenge,
+    read_welcome,
+    write_hello,
+    write_join,
+)
 
 __all__ = ["LoadAgent", "Reply"]
 
@@ -64,13 +73,22 @@ class LoadAgent(asyncio.Protocol):
     async def join(self) -> str:
         """Empty when it was welcome; else why not."""
         nonce = secrets.token_hex(16)
+        body, proof = write_hello(nonce, self._key, self._certificate)
+        reply = await self._asked(HELLO_PATH, f"{PROOF_HEADER}: {proof}\r\n", body)
+        if reply.status != 200:
+            return f"{reply.status} {reply.body.decode(errors='replace')}"
         join = Join(
-            run=self._run, node=self.node, nnodes=self._nnodes, host=self._ranks.host, spool=self._spool, nonce=nonce
+            run=self._run,
+            node=self.node,
+            nnodes=self._nnodes,
+            host=self._ranks.host,
+            spool=self._spool,
+            nonce=nonce,
+            challenge=read_challenge(reply.body, reply.proof, nonce, self._key, self._certificate),
         )
         body, proof = write_join(join, self._key, self._certificate)
-        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._post("join", f"{PROOF_HEADER}: {proof}\r\n", body, lambda reply: _settle(done, reply))
-        reply = await done
+        headers = f"{PROOF_HEADER}: {proof}\r\nauthorization: Bearer {join.challenge}\r\n"
+        reply = await self._asked(f"/api/v1/runs/{self._run}/join", headers, body)
         if reply.status != 200:
             return f"{reply.status} {reply.body.decode(errors='replace')}"
         welcome = read_welcome(reply.body, reply.proof, nonce, self._key, self._certificate)
@@ -125,11 +143,13 @@ class LoadAgent(asyncio.Protocol):
         self._introduced = all(seq is not None for seq in own)
         self.step = min((seq or 0 for seq in own), default=0)
 
-    def _post(self, what: str, headers: str, body: bytes, answered: Callable[[Reply], None]) -> None:
-        self._answered = answered
-        head = f"POST /api/v1/runs/{self._run}/{what} HTTP/1.1\r\nhost: hub\r\n{headers}content-length: {len(body)}\r\n"
+    async def _asked(self, path: str, headers: str, body: bytes) -> Reply:
+        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._answered = lambda reply: _settle(done, reply)
+        head = f"POST {path} HTTP/1.1\r\nhost: hub\r\n{headers}content-length: {len(body)}\r\n"
         if self._transport is not None:
             self._transport.write(head.encode() + b"\r\n" + body)
+        return await done
 
     # -- the connection -------------------------------------------------------------------------------------------
 

@@ -1,11 +1,20 @@
 """How an agent joins a run's hub: who it is, where it left off, and the token it may send frames with.
 
+    agent → hub   POST /api/v1/hello            a nonce,             signed over the body and the hub's certificate
+    hub → agent                                 a challenge,         signed over the nonce, the body, the certificate
     agent → hub   POST /api/v1/runs/RUN/join    JSON of ``Join``,    signed over the body and the hub's certificate
     hub → agent                                 JSON of ``Welcome``, signed over the nonce, the body, the certificate
 
-Both signatures stand in the header ``X-Stepscope-Proof``.  The certificate (its SHA-256, or nothing without TLS) is the
-one that each side sees: one who sits in between has another, and no key.  The hub's welcome says what it already has,
-so an agent keeps no account of its own: after a restart of either it joins again and goes on from there.
+All signatures stand in the header ``X-Stepscope-Proof``.  The certificate (its SHA-256, or nothing without TLS) is the
+one that each side sees: one who sits in between has another, and no key.  The first exchange has nothing of the run in
+it, not even its name: before the agent says what it runs, the hub has proved that it has the key.  And the hub signs
+nothing for strangers, and reads no more than the few bytes of a hello from them: the join brings the challenge along as
+its bearer token.  A challenge holds for a minute, and only at the process that gave it, so that a join that somebody
+recorded on the way is worth nothing later.
+
+The hub's welcome says what it already has, so an agent keeps no account of its own: after a restart of either it joins
+again and goes on from there.  Version 1 had no hello.  Hubs and agents of the two versions refuse one another: what an
+agent of version 1 sends first is what the hello protects.
 """
 
 from __future__ import annotations
@@ -18,9 +27,10 @@ from typing import Any
 
 from stepscope.errors import FrameError
 from stepscope.wire.keys import sign, signed
-from stepscope.wire.limits import JOIN_BYTES
+from stepscope.wire.limits import HELLO_BYTES, JOIN_BYTES
 
 __all__ = [
+    "HELLO_PATH",
     "PROOF_HEADER",
     "Join",
     "Peer",
@@ -28,15 +38,21 @@ __all__ = [
     "Welcome",
     "peers_of",
     "positions_of",
+    "read_challenge",
+    "read_hello",
     "read_join",
     "read_welcome",
+    "write_challenge",
+    "write_hello",
     "write_join",
     "write_welcome",
 ]
 
 PROOF_HEADER = "x-stepscope-proof"
-VERSION = 1
+HELLO_PATH = "/api/v1/hello"
+VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{16,128}")
+_CHALLENGE = re.compile(r"[0-9a-f.]{16,255}")
 _LARGEST = (1 << 63) - 1
 _LONGEST_HOST = 255
 _WELCOME_BYTES = 64 << 20
@@ -53,6 +69,8 @@ class Join:
     """Random hexadecimal name of the sender's run directory."""
     nonce: str
     """Random hexadecimal; the welcome must be signed over it."""
+    challenge: str = ""
+    """That the hub gave for our hello."""
     probe_port: int = 0
     """UDP port on which the agent answers probes; 0: none."""
     stepscope: str = ""
@@ -94,6 +112,40 @@ class Welcome:
     """The hub reads this spool itself (it is the run directory): send no parts, only that you are there."""
 
 
+def write_hello(nonce: str, key: bytes, certificate: bytes) -> tuple[bytes, str]:
+    """The body, and its proof."""
+    body = json.dumps({"version": VERSION, "nonce": nonce}, separators=(",", ":")).encode()
+    return body, sign(key, "hello", body, certificate)
+
+
+def read_hello(body: bytes, proof: str, key: bytes, certificate: bytes) -> str | None:
+    """The nonce.  None: whoever wrote it does not have the key.  FrameError: it does, but makes no sense."""
+    if len(body) > HELLO_BYTES or not signed(key, proof, "hello", body, certificate):
+        return None
+    said = _object(body)
+    nonce = said.get("nonce")
+    if said.get("version") != VERSION:
+        raise FrameError("an agent of another version wants to join: install the same Stepscope on all nodes")
+    if not isinstance(nonce, str) or not _HEX.fullmatch(nonce):
+        raise FrameError("an agent said nothing of ours")
+    return nonce
+
+
+def write_challenge(challenge: str, nonce: str, key: bytes, certificate: bytes) -> tuple[bytes, str]:
+    body = json.dumps({"version": VERSION, "challenge": challenge}, separators=(",", ":")).encode()
+    return body, sign(key, "challenge", nonce.encode(), body, certificate)
+
+
+def read_challenge(body: bytes, proof: str, nonce: str, key: bytes, certificate: bytes) -> str:
+    """FrameError when it is not from a hub that has the key, or makes no sense."""
+    if len(body) > HELLO_BYTES or not signed(key, proof, "challenge", nonce.encode(), body, certificate):
+        raise FrameError("whoever answers there does not have our key")
+    challenge = _object(body).get("challenge")
+    if not isinstance(challenge, str) or not _CHALLENGE.fullmatch(challenge):
+        raise FrameError("the hub said something that makes no sense")
+    return challenge
+
+
 def write_join(join: Join, key: bytes, certificate: bytes) -> tuple[bytes, str]:
     """The body, and its proof."""
     body = json.dumps({"version": VERSION, **asdict(join)}, separators=(",", ":")).encode()
@@ -107,7 +159,9 @@ def read_join(body: bytes, proof: str, key: bytes, certificate: bytes) -> Join |
     said = _object(body)
     if said.get("version") != VERSION:
         raise FrameError(f"an agent of another version ({said.get('stepscope', 'unknown')}) wants to join")
-    texts: dict[str, Any] = {name: said.get(name) for name in ("run", "host", "spool", "nonce", "stepscope")}
+    texts: dict[str, Any] = {
+        name: said.get(name) for name in ("run", "host", "spool", "nonce", "challenge", "stepscope")
+    }
     if not all(isinstance(text, str) and len(text) <= _LONGEST_HOST for text in texts.values()):
         raise FrameError("an agent said nothing of ours")
     if not (_HEX.fullmatch(said["spool"]) and _HEX.fullmatch(said["nonce"])) or not isinstance(said.get("meta"), dict):

@@ -8,6 +8,7 @@ __all__ = [
     "FILE_BYTES",
     "FRAME_BYTES",
     "HEAD_BYTES",
+    "HELLO_BYTES",
     "INFLATED_BYTES",
     "JOIN_BYTES",
     "LINES_BYTES",
@@ -28,5 +29,7 @@ LINES_BYTES = 4 << 20
 """Of the lines in one part, unpacked; a line that is longer is not sent."""
 FILE_BYTES = 8 << 20
 """Of a file that is sent as a whole, unpacked."""
+HELLO_BYTES = 1 << 10
+"""Of a hello, and of its answer."""
 JOIN_BYTES = 64 << 10
 """Of what an agent says when it joins."""

@@ -28,7 +28,18 @@ from stepscope.store.segments import SegmentWriter, read_segment
 from stepscope.store.sidecar import RingSidecar, guess_sidecar, write_sidecar
 from stepscope.wire.blocks import read_block, ring_id, rows_of
 from stepscope.wire.frames import Frame, inflate_part, read_frame
-from stepscope.wire.joining import PROOF_HEADER, Join, Peer, Positions, Welcome, read_join, write_welcome
+from stepscope.wire.joining import (
+    HELLO_PATH,
+    PROOF_HEADER,
+    Join,
+    Peer,
+    Positions,
+    Welcome,
+    read_hello,
+    read_join,
+    write_challenge,
+    write_welcome,
+)
 
 KEY = b"k" * 32
 PATIENCE_S = 30.0
@@ -207,6 +218,9 @@ class Hub:
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         received_ns = time.time_ns() + self.ahead_ns
         body = request.rfile.read(int(request.headers["Content-Length"]))
+        if request.path.endswith(HELLO_PATH):
+            self._hello(request, body)
+            return
         self.paths.append(request.path)
         joining = request.path.endswith("/join")
         faults = self.join_faults if joining else self.faults
@@ -243,6 +257,13 @@ class Hub:
         request.send_header(PROOF_HEADER, proof)
         request.end_headers()
         request.wfile.write(text)
+
+    def _hello(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        nonce = read_hello(body, request.headers.get(PROOF_HEADER, ""), self.key, self.certificate)
+        if nonce is None:
+            self._answer(request, 403, b'{"why": "another key"}', "")
+        else:
+            self._answer(request, 200, *write_challenge("0" * 32, nonce, self.key, self.certificate))
 
     def _join(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any, str]:
         join = read_join(body, request.headers.get(PROOF_HEADER, ""), self.key, self.certificate)

@@ -169,6 +169,28 @@ def test_cookies_cannot_be_made_up_and_run_out() -> None:
     assert admitted(pair) is False
 
 
+def test_a_cookie_is_worth_nothing_elsewhere_and_renews_nothing(hub: Any) -> None:
+    """Browsers send it to every port of the host, so another server there may have it."""
+    now = [1000.0]
+    readers = Readers(READER, now=lambda: now[0], port=7070)
+    response = Response()
+    readers.open_session(response, "127.0.0.1 1000")
+    pair = response.headers["set-cookie"].split(";")[0]
+    headers = Headers({"cookie": pair})
+    assert pair.startswith("stepscope-7070-")
+    assert readers.admits(headers, "127.0.0.1 1000") is True
+    assert readers.admits(headers, "127.0.0.1 1001") is False, "another user of this machine"
+    assert readers.admits(headers, "10.0.0.9 ") is False, "from another machine"
+    assert Readers(READER, now=lambda: now[0], port=7071).admits(headers, "127.0.0.1 1000") is None
+    now[0] += 1000
+    assert readers.session_left_s(headers, "127.0.0.1 1000") == readers_module.SESSION_S - 1000
+    with httpx.Client(base_url=hub.url) as browser:
+        assert "set-cookie" in browser.post("/api/v1/session", json={"token": READER}).headers
+        again = browser.post("/api/v1/session")
+        assert (again.status_code, "set-cookie" in again.headers) == (200, False)
+        assert 0 < again.json()["seconds"] <= readers_module.SESSION_S
+
+
 def test_a_hub_without_a_token_is_no_hub() -> None:
     with pytest.raises(ValueError, match="token"):
         Readers("")
@@ -378,7 +400,7 @@ def test_every_parameter_is_held_to_its_bounds(hub: Any, resource: Any) -> None:
 
 
 def test_comparisons_take_as_long_whatever_is_compared() -> None:
-    source = inspect.getsource(Readers.right) + inspect.getsource(Readers._holds)
+    source = inspect.getsource(Readers.right) + inspect.getsource(Readers._left_s)
     assert source.count("compare_digest") == 2
     assert " == " not in source
 

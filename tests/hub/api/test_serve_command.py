@@ -44,13 +44,17 @@ def ask(url: str, token: str, path: str, context: ssl.SSLContext | None = None) 
         return json.loads(answer.read())
 
 
+def token_file(tmp_path: Path, url: str) -> Path:
+    return tmp_path / "config" / "stepscope" / f"serve-{url.rpartition(':')[2]}.token"
+
+
 def test_a_folder_is_served_to_whoever_can_read_the_token_file(
     commands: Any, folder: Path, home: dict[str, str], tmp_path: Path
 ) -> None:
     process = commands.start("serve", folder, "--port", "0", env=home)
     url = url_of(process)
     assert url.startswith("http://127.0.0.1:")
-    place = tmp_path / "config" / "stepscope" / "reader-token"
+    place = token_file(tmp_path, url)
     assert place.stat().st_mode & 0o777 == 0o600
     token = place.read_text().strip()
     assert ask(url, token, "/api/v1/runs")["total"] == 3
@@ -62,8 +66,13 @@ def test_a_folder_is_served_to_whoever_can_read_the_token_file(
     assert done.code == 0
     assert token not in done.stdout + done.stderr
     assert f"the token is in {place}" in done.stderr
-    again = commands.start("serve", folder / "plain", "--port", "0", env=home)
-    assert ask(url_of(again), token, "/api/v1/runs")["total"] == 1
+    assert not place.exists(), "it goes with the server, and the next one has another"
+    again = commands.start("serve", folder / "plain", "--port", url.rpartition(":")[2], env=home)
+    assert url_of(again) == url
+    assert ask(url, other := place.read_text().strip(), "/api/v1/runs")["total"] == 1
+    assert other != token
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(url, token, "/api/v1/runs")
     again.send_signal(signal.SIGTERM)
     assert commands.finish(again).code == 0
 
@@ -75,7 +84,7 @@ def test_for_others_it_speaks_tls(commands: Any, folder: Path, home: dict[str, s
     certificate = ssl.get_server_certificate(("127.0.0.1", parts.port or 0))
     seen = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
     context = ssl.create_default_context(cadata=certificate)
-    token = (tmp_path / "config" / "stepscope" / "reader-token").read_text().strip()
+    token = token_file(tmp_path, f":{parts.port}").read_text().strip()
     assert ask(f"https://127.0.0.1:{parts.port}", token, "/api/v1/runs", context)["total"] == 3
     process.send_signal(signal.SIGINT)
     done = commands.finish(process)
@@ -107,7 +116,7 @@ def test_open_shows_the_page_and_hides_the_token_from_the_machine(
     more = {"BROWSER": str(browser), "XDG_RUNTIME_DIR": home["TMPDIR"]}
     process = commands.start("serve", folder / "plain", "--port", "0", "--open", env=home | more)
     url = url_of(process)
-    token = (tmp_path / "config" / "stepscope" / "reader-token").read_text().strip()
+    token = token_file(tmp_path, url).read_text().strip()
     assert ask(url, token, "/api/v1/runs")["total"] == 1  # it serves, so the browser was started before
     words = (tmp_path / "words").read_text().strip()
     assert (words.startswith(f"file://{home['TMPDIR']}/stepscope-open-"), token in words) == (True, False)
@@ -153,7 +162,7 @@ def test_nodes_hand_in_what_they_still_hold(
     write_meta(spool, {**read_meta(spool), "hub": hub})
     process = commands.start("serve", "runs", "--port", "0", "--accept", env=home)
     url = url_of(process)
-    token = (tmp_path / "config" / "stepscope" / "reader-token").read_text().strip()
+    token = token_file(tmp_path, url).read_text().strip()
     assert ask(url, token, "/api/v1/runs/job")["ranks"] == 2
     sent = commands.finish(commands.start("send", spool, "--to", url, env=home))
     assert (sent.code, spool.exists()) == (0, False), sent.stderr
@@ -170,3 +179,20 @@ def test_nodes_hand_in_what_they_still_hold(
 
 def _of_host(run: Any, host: str) -> Any:
     return replace(run, ranks=tuple(series for series in run.ranks if series.identity.host == host))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--trust-header", "X-User", "--host", "0.0.0.0"], "loopback only"),
+        (["--trust-header", "Authorization"], "not a name"),
+        (["--trust-header", "X-User", "--proxy-user", "nobody-of-that-name"], "no such user"),
+        (["--proxy-user", "root"], "belongs to"),
+    ],
+)
+def test_a_proxy_is_trusted_on_this_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=why):
+        run_command(["serve", ".", *words])

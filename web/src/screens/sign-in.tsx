@@ -62,7 +62,7 @@ export function WhereTheTokenIs() {
   return (
     <ul class="hints">
       <li>
-        of <code>stepscope serve</code>: in the file that it names when it starts, usually <code>~/.config/stepscope/reader-token</code>
+        of <code>stepscope serve</code>: in the file that it names when it starts, usually <code>~/.config/stepscope/serve-PORT.token</code>
       </li>
       <li>
         of a run that goes on: in <code>hub.json</code> in the run’s folder, behind <code>token</code>

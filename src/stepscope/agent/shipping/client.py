@@ -17,12 +17,23 @@ import json
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from stepscope.errors import FrameError, HubError, HubRefused, UsageError
-from stepscope.wire.joining import PROOF_HEADER, Join, Welcome, read_welcome, write_join
+from stepscope.records.messages import printable
+from stepscope.wire.joining import (
+    HELLO_PATH,
+    PROOF_HEADER,
+    Join,
+    Welcome,
+    read_challenge,
+    read_welcome,
+    write_hello,
+    write_join,
+)
+from stepscope.wire.limits import HELLO_BYTES
 
 __all__ = ["Answer", "HubClient", "connected", "encrypted", "plain", "split_url"]
 
@@ -30,6 +41,7 @@ WELCOME_BYTES = 64 << 20
 ANSWER_BYTES = 8 << 20
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 _WHY_CHARS = 200
+UNPROVED = "it does not prove that it has our key, so nothing was sent; is it a hub, with the Stepscope of this node?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +73,25 @@ class HubClient:
         self._token = ""
 
     def join(self, join: Join, *, patience_s: float) -> Welcome:
-        """Say who we are and have the hub prove itself; HubError when it cannot be reached, refuses or is another."""
+        """Have the hub prove itself, then say who we are; HubError when it cannot be reached, refuses or is another."""
         deadline_s = time.monotonic() + patience_s
         try:
             self.close()
             self._open(deadline_s)
+            challenge = self._hello(join.nonce, deadline_s)
+            if not self._is_open():
+                self._pinned = self._certificate
+                self._open(deadline_s)
+                self._check_certificate()
+            join = replace(join, challenge=challenge)
             body, proof = write_join(join, self._key, self._certificate)
-            headers = {PROOF_HEADER: proof, "Content-Type": "application/json"}
-            status, proof, text, _ = self._ask(join.run, "join", body, headers, deadline_s, WELCOME_BYTES)
+            headers = {
+                PROOF_HEADER: proof,
+                "Authorization": f"Bearer {challenge}",
+                "Content-Type": "application/json",
+            }
+            path = _run_path(join.run, "join")
+            status, proof, text, _ = self._ask(path, body, headers, deadline_s, WELCOME_BYTES)
             if status != 200:
                 why = plain(_object(text).get("why")) or f"it answers {status}"
                 raise HubRefused(f"{self._where} does not take us: {why}")
@@ -87,6 +110,16 @@ class HubClient:
         self._pinned, self._token = self._certificate, welcome.token
         return welcome
 
+    def _hello(self, nonce: str, deadline_s: float) -> str:
+        """The hub's challenge, once it has proved that it has the key; nothing of the run is said before that."""
+        body, proof = write_hello(nonce, self._key, self._certificate)
+        headers = {PROOF_HEADER: proof, "Content-Type": "application/json"}
+        status, proof, text, _ = self._ask(HELLO_PATH, body, headers, deadline_s, HELLO_BYTES)
+        if status != 200:
+            said = plain(_object(text).get("why"))
+            raise HubRefused(f"{self._where} does not take us: {said or f'{UNPROVED} (it answers {status})'}")
+        return read_challenge(text, proof, nonce, self._key, self._certificate)
+
     def send(self, run: str, frame: bytes, *, patience_s: float) -> Answer:
         """One frame, after a ``join``; HubError when the hub cannot be reached, and its fate is not known then.
 
@@ -101,7 +134,8 @@ class HubClient:
                     if not self._is_open():
                         self._open(deadline_s)
                         self._check_certificate()
-                    status, _, text, sent_ns = self._ask(run, "frames", frame, headers, deadline_s, ANSWER_BYTES)
+                    path = _run_path(run, "frames")
+                    status, _, text, sent_ns = self._ask(path, frame, headers, deadline_s, ANSWER_BYTES)
                     break
                 except TimeoutError:
                     raise
@@ -149,8 +183,7 @@ class HubClient:
 
     def _ask(
         self,
-        run: str,
-        what: str,
+        path: str,
         body: bytes,
         headers: dict[str, str],
         deadline_s: float,
@@ -162,8 +195,7 @@ class HubClient:
             raise ConnectionError("not connected")
         stream.deadline_s = deadline_s
         sent_ns = time.monotonic_ns()
-        path = f"{self._prefix}/api/v1/runs/{quote(run, safe='')}/{what}"
-        connection.request("POST", path, body, headers)
+        connection.request("POST", f"{self._prefix}{path}", body, headers)
         with connection.getresponse() as response:
             text = response.read(most + 1)
             if len(text) > most:
@@ -214,6 +246,10 @@ class _Reading(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         return self._from.receive_into(buffer)
+
+
+def _run_path(run: str, what: str) -> str:
+    return f"/api/v1/runs/{quote(run, safe='')}/{what}"
 
 
 def split_url(url: str) -> tuple[bool, str, int, str]:
@@ -288,4 +324,4 @@ def _object(text: bytes) -> dict[str, Any]:
 
 def plain(text: object) -> str:
     """Words of a stranger: cut, and without anything that a terminal would obey."""
-    return "".join(c for c in text[:_WHY_CHARS] if c.isprintable()) if isinstance(text, str) else ""
+    return printable(text[:_WHY_CHARS]) if isinstance(text, str) else ""

@@ -53,6 +53,7 @@ LONGEST_HUB_S = 600.0
 LOST_AFTER_S = 5.0
 """A hub that is away for longer is told of in the journal; a shorter time explains nothing."""
 MOST_NEWS = 100
+CHALLENGE_CHARS = 255
 EXPLAINS = ("command", "cwd", "python", "executable", "platform", "user", "stepscope", "created_wall_ns", "environment")
 
 News = tuple[str, dict[str, Any]]
@@ -186,6 +187,7 @@ class Sender:
             host=platform.node(),
             spool=self._spool,
             nonce=secrets.token_hex(16),
+            challenge="0" * CHALLENGE_CHARS,  # as long as the one that the hub will give
             probe_port=self._probe_port,
             stepscope=str(self._meta.get("stepscope", "")),
             meta=self._meta,

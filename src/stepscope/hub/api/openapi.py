@@ -12,6 +12,7 @@ from stepscope.hub.api.resource import LONGEST_TEXT, Parameter, Resource
 __all__ = ["openapi"]
 
 _INGEST = {
+    "/api/v1/hello": "An agent and the hub prove to each other that they have the user's key (wire/joining.py).",
     "/api/v1/runs/{run}/join": "An agent joins (wire/joining.py); signed with the user's key.",
     "/api/v1/runs/{run}/frames": "An agent sends a frame (wire/frames.py), with the token it got when it joined.",
 }

@@ -1,10 +1,16 @@
 """Who may read: everybody who has the reader's token, as a header or as a cookie that was given for it.
 
     Authorization: Bearer TOKEN                     tools, Prometheus, the terminal view
-    Cookie: stepscope-XXXX=EXPIRES.SIGNATURE        a browser, after POST /api/v1/session: EventSource sends no headers
+    Cookie: stepscope-PORT-XXXX=EXPIRES.SIGNATURE   a browser, after POST /api/v1/session: EventSource sends no headers
+
+Besides the hub's own token there are those with a name, a scope and an end (``reader_tokens.py``).  They are for
+headers only: a cookie would outlive the day on which one is revoked.
 
 The cookie is signed with the token and says until when it holds; the hub keeps nothing, so that one that was restarted
-with its old token knows its readers again.  The token itself is in no cookie, no URL and no log.  All comparisons take
+with its old token knows its readers again.  Browsers do not keep cookies apart by port: they send ours to every server
+of this host, also to one of another user.  So it is worth something only here (the port is signed), only to whoever it
+was given to (the address and, on this machine, the user are signed), and only until its end: asking with a cookie gives
+no new one.  The token itself is in no cookie, no URL and no log.  All comparisons take
 the same time whatever is wrong.  A wrong one is counted by address, and each next answer to that address comes later;
 those who have the token never wait.
 """
@@ -17,6 +23,7 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
@@ -24,8 +31,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepscope.hub.api.answers import failure
+from stepscope.hub.api.reader_tokens import NamedToken, ReaderTokens
 
-__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly"]
+__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly", "TrustedProxy"]
 
 SESSION_PATH = "/api/v1/session"
 OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
@@ -43,6 +51,23 @@ WAITING = 64
 """Answers that may be held back at once; beyond, the answer is 429 right away."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrustedProxy:
+    """A reverse proxy on this machine that has authenticated whoever asks, and says so in a header.
+
+    Anybody on this machine can connect and write a header.  So only connections of these users count, by the kernel's
+    word (``records/peers.py``); where it does not tell, none do.
+    """
+
+    header: str
+    uids: frozenset[int]
+
+    def vouches(self, scope: Scope) -> bool:
+        said = Headers(scope=scope).getlist(self.header)
+        peer = scope.get("state", {}).get("stepscope.peer")
+        return len(said) == 1 and bool(said[0].strip()) and peer is not None and peer() in self.uids
+
+
 class Readers:
     """The token, and who got it wrong.  Used from one event loop."""
 
@@ -51,6 +76,9 @@ class Readers:
         token: str,
         *,
         secure: bool = False,
+        port: int = 0,
+        named: ReaderTokens | None = None,
+        trusted: TrustedProxy | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -58,8 +86,10 @@ class Readers:
         if not token:
             raise ValueError("a hub without a token would be open to everybody")
         self._token = hashlib.sha256(token.encode()).digest()
-        self._signing = hmac.new(token.encode(), b"session", hashlib.sha256).digest()
+        self._signing = hmac.new(token.encode(), b"session %d" % port, hashlib.sha256).digest()
         self._secure = secure
+        self._named = named
+        self._trusted = trusted
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -67,26 +97,41 @@ class Readers:
         self._waiting = 0
         self.refused = 0
         """Since the start: wrong tokens and wrong cookies."""
-        self.cookie = f"{'__Host-' if secure else ''}stepscope-{hashlib.sha256(self._signing).hexdigest()[:8]}"
-        """One name per token: two hubs on one host do not take each other's cookie away."""
+        self.cookie = f"{'__Host-' if secure else ''}stepscope-{port}-{hashlib.sha256(self._signing).hexdigest()[:8]}"
+        """One name per port and token: two hubs on one host do not take each other's cookie away."""
 
     def right(self, token: str) -> bool:
         """Whether that is the token."""
         given = hashlib.sha256(token.encode(errors="replace")).digest()
         return hmac.compare_digest(given, self._token)
 
-    def admits(self, headers: Headers) -> bool | None:
-        """None: nobody tried, there is neither a token nor a cookie of ours."""
+    def admits(self, headers: Headers, whose: str = "") -> bool | None:
+        """None: nobody tried, there is neither a token nor a cookie of ours.  ``whose``: as ``browser_of`` says."""
         given = headers.get("authorization")
         if given is not None:
             kind, _, token = given.partition(" ")
             return kind.lower() == "bearer" and self.right(token.strip())
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
-        return None if cookie is None else self._holds(cookie)
+        return None if cookie is None else self._left_s(cookie, whose) > 0
 
-    def open_session(self, response: Response) -> None:
+    def vouched(self, scope: Scope) -> bool:
+        """Whether a proxy that may do so says who asks."""
+        return self._trusted is not None and self._trusted.vouches(scope)
+
+    def named(self, headers: Headers) -> NamedToken | None:
+        """The token with a name that came as a header; one that ran out or was revoked is none."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if self._named is None or kind.lower() != "bearer":
+            return None
+        return self._named.find(token.strip(), self._now())
+
+    def open_session(self, response: Response, whose: str = "") -> None:
         expires = int(self._now()) + SESSION_S
-        self._set(response, f"{expires}.{self._signature(expires)}", SESSION_S)
+        self._set(response, f"{expires}.{self._signature(expires, whose)}", SESSION_S)
+
+    def session_left_s(self, headers: Headers, whose: str) -> int:
+        """Of the cookie that came along; 0: there is none that holds."""
+        return self._left_s(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
 
     def end_session(self, response: Response) -> None:
         self._set(response, "", 0)
@@ -115,14 +160,14 @@ class Readers:
             self._wrong.popitem(last=False)
         return float(min(FIRST_DELAY_S * 2 ** min(count - 1, 16), LONGEST_DELAY_S))
 
-    def _signature(self, expires: int) -> str:
-        return hmac.new(self._signing, str(expires).encode(), hashlib.sha256).hexdigest()
+    def _signature(self, expires: int, whose: str) -> str:
+        return hmac.new(self._signing, f"{expires} {whose}".encode(), hashlib.sha256).hexdigest()
 
-    def _holds(self, cookie: str) -> bool:
+    def _left_s(self, cookie: str, whose: str) -> int:
         until, _, signature = cookie.partition(".")
         expires = int(until) if until.isascii() and until.isdecimal() and len(until) <= 12 else 0
-        right = hmac.compare_digest(self._signature(expires).encode(), signature.encode(errors="replace"))
-        return right and expires > self._now()
+        right = hmac.compare_digest(self._signature(expires, whose).encode(), signature.encode(errors="replace"))
+        return max(0, expires - int(self._now())) if right else 0
 
     def _set(self, response: Response, value: str, seconds: int) -> None:
         response.set_cookie(
@@ -141,12 +186,27 @@ class ReadersOnly:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             await self._app(scope, receive, send)
             return
-        admitted = self._readers.admits(Headers(scope=scope))
+        admitted = self._readers.admits(Headers(scope=scope), browser_of(scope))
+        admitted = self._readers.vouched(scope) or admitted
+        if not admitted and (token := self._readers.named(Headers(scope=scope))) is not None:
+            if not token.allows(scope["path"]):
+                await failure(403, f"this token is for {token.scope} only")(scope, receive, send)
+                return
+            admitted = True
         if admitted:
+            if (told := scope.get("state", {}).get("stepscope.known")) is not None:
+                told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
             await self._app(scope, receive, send)
             return
         refusal = await self._readers.refuse(address_of(scope), tried=admitted is False)
         await refusal(scope, receive, send)
+
+
+def browser_of(scope: Scope) -> str:
+    """Who a cookie belongs to: an address and, on this machine, a user."""
+    peer = scope.get("state", {}).get("stepscope.peer")  # of ``hub/gate/guard.py``
+    uid = peer() if peer is not None else None
+    return f"{address_of(scope)} {'' if uid is None else uid}"
 
 
 def address_of(scope: Scope) -> str:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope.hub.api.answers import JSON, failure, json_body
-from stepscope.hub.api.readers import SESSION_PATH, SESSION_S, Readers, address_of
+from stepscope.hub.api.readers import SESSION_PATH, SESSION_S, Readers, address_of, browser_of
 
 __all__ = ["session_routes"]
 
@@ -22,14 +22,17 @@ class _Given(msgspec.Struct):
 def session_routes(readers: Readers) -> list[Route]:
     async def begin(request: Request) -> Response:
         """The token comes in the body, ``{"token": …}``, or as the header that also serves without a session."""
-        admitted = readers.admits(request.headers)
+        whose = browser_of(request.scope)
+        admitted = readers.admits(request.headers, whose)
         if admitted is None:
             token = await _token(request)
             admitted = None if token is None else readers.right(token)
         if not admitted:
             return await readers.refuse(address_of(request.scope), tried=admitted is False)
+        if "authorization" not in request.headers and (left_s := readers.session_left_s(request.headers, whose)):
+            return Response(json_body({"seconds": left_s}), media_type=JSON)  # it does not renew itself
         response = Response(json_body({"seconds": SESSION_S}), media_type=JSON)
-        readers.open_session(response)
+        readers.open_session(response, whose)
         return response
 
     async def over(_request: Request) -> Response:

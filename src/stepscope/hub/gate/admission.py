@@ -1,10 +1,10 @@
 """Who may send: joins, the tokens handed out for them, and which sender speaks for which node.
 
-A join is signed with the user's key (``wire/joining.py``); the token that answers it is random, is kept as its SHA-256
-only, and lives as long as this process: after a restart of the hub everybody joins again (a mark in the token tells
-these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the first has said bye
-or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand in what it has, but
-does not get its number back as long as the other is there.  Used by the hub's event loop only.
+A hello and a join are signed with the user's key (``wire/joining.py``); the token that answers them is random, is kept
+as its SHA-256 only, and lives as long as this process: after a restart of the hub everybody joins again (a mark in the
+token tells these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the first
+has said bye or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand in what
+it has, but does not get its number back as long as the other is there.  Used by the hub's event loop only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,23 @@ from typing import Final, Literal
 from stepscope.errors import FrameError
 from stepscope.hub.gate.buckets import Buckets
 from stepscope.hub.gate.claims import RankClaims
-from stepscope.hub.gate.entrance import is_local
+from stepscope.hub.gate.entrance import is_local, source_of
 from stepscope.hub.gate.refusals import Refused
 from stepscope.hub.gate.senders import Sender, SenderLimits, neighbours, sender_of_join
 from stepscope.store.sidecar import RingSidecar
-from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, write_welcome
+from stepscope.wire.joining import (
+    Join,
+    Peer,
+    Positions,
+    Welcome,
+    read_hello,
+    read_join,
+    write_challenge,
+    write_welcome,
+)
 from stepscope.wire.keys import sign, signed
 
-__all__ = ["Admission", "Admitted"]
+__all__ = ["Admission", "Admitted", "Challenges"]
 
 SILENT_S: Final = 15.0
 ROUNDS: Final = 3
@@ -41,6 +50,9 @@ NONCES: Final = 1 << 16
 ADDRESSES: Final = 4096
 LATE_SPOOLS: Final = 4096
 """Spools that were replaced and are still known."""
+CHALLENGE_S: Final = 60.0
+"""Between a hello and its join."""
+OTHER_KEY: Final = "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes"
 _BEARER: Final = b"bearer "
 _PURPOSE: Final = "token"
 
@@ -59,6 +71,38 @@ class Admitted:
     proof: str
 
 
+class Challenges:
+    """What hellos are answered with.  Nothing is kept of them: a challenge carries its own proof, for this process."""
+
+    def __init__(self, key: bytes, certificate: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._key, self._certificate, self._clock = key, certificate, clock
+        self._secret = secrets.token_bytes(32)
+
+    def answer(self, body: bytes, proof: str) -> tuple[bytes, str]:
+        """The body and the proof of the answer to a hello; Refused to those who do not have the key."""
+        try:
+            nonce = read_hello(body, proof, self._key, self._certificate)
+        except FrameError as error:
+            raise Refused(400, "join", str(error)) from error
+        if nonce is None:
+            raise Refused(403, "key", OTHER_KEY)
+        said = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
+        return write_challenge(f"{said}.{self._sum(said)}", nonce, self._key, self._certificate)
+
+    def holds(self, challenge: str) -> bool:
+        said, _, given = challenge.rpartition(".")
+        right = hmac.compare_digest(self._sum(said).encode(), given.encode(errors="replace"))
+        return right and int(said.partition(".")[0]) > self._clock()
+
+    def bears(self, authorization: bytes) -> bool:
+        """Whether a header (``Bearer …``) has one: then whoever asks has the key, before more of it is read."""
+        bearer = authorization[: len(_BEARER)].lower() == _BEARER
+        return bearer and self.holds(authorization[len(_BEARER) :].decode("latin-1"))
+
+    def _sum(self, said: str) -> str:
+        return sign(self._secret, "challenge", said.encode(errors="replace"))
+
+
 class Admission:
     def __init__(
         self,
@@ -70,8 +114,13 @@ class Admission:
         local_spool: str = "",
         limits: SenderLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        challenges: Challenges | None = None,
     ) -> None:
-        """``names``: what the run may be called, its real name first.  ``certificate``: its fingerprint, or nothing."""
+        """``names``: what the run may be called, its real name first.  ``certificate``: its fingerprint, or nothing.
+
+        ``challenges``: of a server that admits to several runs.
+        """
+        self.challenges = challenges if challenges is not None else Challenges(key, certificate, clock=clock)
         self.nnodes = nnodes
         self.names = tuple(names)
         self.senders: dict[str, Sender] = {}
@@ -100,7 +149,7 @@ class Admission:
         """Before anything of a join is read: Refused when too many come from there."""
         if self._limits.spare_local and is_local(address):
             return
-        wait_s = self._arrivals.take(address, self._clock())
+        wait_s = self._arrivals.take(source_of(address), self._clock())
         if wait_s > 0:
             raise Refused(429, "join_rate", "too many joins from this address", retry_s=wait_s)
 
@@ -119,11 +168,7 @@ class Admission:
         except FrameError as error:
             raise Refused(400, "join", str(error)) from error
         if join is None:
-            raise Refused(
-                403,
-                "key",
-                "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes",
-            )
+            raise Refused(403, "key", OTHER_KEY)
         self._check(join)
         now_s = self._clock()
         sender = self.senders.get(join.spool)
@@ -153,7 +198,7 @@ class Admission:
         if join.nnodes != self.nnodes or join.node >= self.nnodes:
             said = f"node {join.node} of {join.nnodes}"
             raise Refused(403, "join", f"{said} wants to join a run of {self.nnodes} nodes")
-        if join.nonce in self._nonces:
+        if join.nonce in self._nonces or not self.challenges.holds(join.challenge):
             raise Refused(403, "join", "this join was used before")
         self._nonces[join.nonce] = None
         if len(self._nonces) > NONCES:

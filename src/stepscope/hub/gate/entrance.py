@@ -1,27 +1,30 @@
 """Who may come in: how many connections are open, from where, and which of them have to go for another.
 
-Used by one event loop.  A connection that waits (its handshake or its request is not complete, or it is between two
-requests) costs its owner nothing and us a file and some memory.  So when there are too many, the one that has waited
-longest goes, and not the newcomer: whoever really asks for something is served within milliseconds, however many
-sockets somebody else holds open.  Agents, who have shown a token, and requests that are being answered are never sent
-away.
+Used by one event loop.  A connection costs its owner nothing and us a file and some memory.  So strangers, who have
+shown neither key nor token, have a budget of their own: in all, and from one address (of IPv6, one /64).  When it is
+used up, the stranger that has been there longest goes, whatever it is doing (its handshake, a slow body, an answer that
+it does not take), and not the newcomer: whoever really asks for something is served within milliseconds, however many
+sockets somebody else holds open.  The rest of the connections is kept for agents and readers, who have shown that they
+are known.  They count no more, and are sent away only while they ask for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Final, Protocol
 
 from stepscope.hub.gate.buckets import Buckets
 from stepscope.hub.gate.refusals import Reason, Refusals
-from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
+from stepscope.wire.limits import FRAME_BYTES, HELLO_BYTES, JOIN_BYTES
 
-__all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address"]
+__all__ = ["Entrance", "ServerLimits", "Visitor", "is_local", "plain_address", "source_of"]
 
-_BODIES: Final = {b"/frames": FRAME_BYTES, b"/join": JOIN_BYTES}
+_BODIES: Final = {b"/frames": FRAME_BYTES, b"/join": JOIN_BYTES, b"/hello": HELLO_BYTES}
 _RATED: Final = 4096
+_IN_64: Final = 4
+"""How many addresses a /64 counts for: it may be one machine, or a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,9 @@ class ServerLimits:
     """Of one server.  Tests make the times short."""
 
     connections: int = 2048
-    """Open at one time.  An agent keeps one."""
+    """Open at one time, of which strangers get three in four.  An agent keeps one."""
     per_address: int = 128
-    """Of those, from one address …"""
+    """Strangers from one address; from one /64 of IPv6, where a whole cluster may be, four times as many …"""
     spare_local: bool = True
     """… but from this machine three in four of all, and as fast as they come."""
     arrivals_per_s: float = 50.0
@@ -83,11 +86,10 @@ class Visitor(Protocol):
 
 
 class _Address:
-    __slots__ = ("open", "waiting")
+    __slots__ = ("strangers",)
 
     def __init__(self) -> None:
-        self.open = 0
-        self.waiting: dict[Visitor, None] = {}
+        self.strangers: dict[Visitor, None] = {}
 
 
 class Entrance:
@@ -96,9 +98,13 @@ class Entrance:
         self.refusals = refusals
         self._inside: dict[Visitor, None] = {}
         self._addresses: dict[str, _Address] = {}
+        self._strangers: dict[Visitor, None] = {}
         self._waiting: dict[Visitor, None] = {}
-        """Longest first; likewise in each address."""
+        """Known ones that ask for nothing.  Both: longest first; likewise in each address."""
         self._arrivals: Buckets[str] = Buckets(rate=limits.arrivals_per_s, burst=limits.arrivals, most=_RATED)
+        self._arrivals_64: Buckets[str] = Buckets(
+            rate=_IN_64 * limits.arrivals_per_s, burst=_IN_64 * limits.arrivals, most=_RATED
+        )
 
     @property
     def open(self) -> int:
@@ -115,44 +121,55 @@ class Entrance:
     def turned_away(self, address: str, now_s: float) -> Reason | None:
         """Whether a newcomer has to go, and why; makes room for it if that can be."""
         local = self.limits.spare_local and is_local(address)
-        if not local and self._arrivals.take(address, now_s) > 0:
+        source, many = source_of(address), _IN_64 if ":" in address else 1
+        arrivals = self._arrivals_64 if many > 1 else self._arrivals
+        if not local and arrivals.take(source, now_s) > 0:
             return "connection_rate"
-        own = self._addresses.get(address)
-        cap = self.limits.connections * 3 // 4 if local else self.limits.per_address
-        if own is not None and own.open >= cap and not self._make_room(own.waiting):
-            return "connections"
-        if self.open >= self.limits.connections and not self._make_room(self._waiting):
+        most = self.limits.connections * 3 // 4
+        own = self._addresses.get(source)
+        if own is not None and len(own.strangers) >= (most if local else min(most, many * self.limits.per_address)):
+            self._make_room(own.strangers)
+        if len(self._strangers) >= most:
+            self._make_room(self._strangers)
+        full = self.open >= self.limits.connections
+        if full and not self._make_room(self._waiting) and not self._make_room(self._strangers):
             return "connections"
         return None
 
     def enter(self, visitor: Visitor) -> None:
+        """A stranger, until it is ``known``."""
         self._inside[visitor] = None
-        self._addresses.setdefault(visitor.address, _Address()).open += 1
-        self.waits(visitor)
+        self._strangers[visitor] = None
+        self._addresses.setdefault(source_of(visitor.address), _Address()).strangers[visitor] = None
 
     def leave(self, visitor: Visitor) -> None:
         """It is gone, or as good as gone; more than once does no harm."""
         if visitor not in self._inside:
             return
         del self._inside[visitor]
-        own = self._addresses[visitor.address]
-        own.open -= 1
-        own.waiting.pop(visitor, None)
         self._waiting.pop(visitor, None)
-        if not own.open:
-            del self._addresses[visitor.address]
+        self._forget_stranger(visitor)
+
+    def known(self, visitor: Visitor) -> None:
+        """It has shown a key or a token; while it asks for something it may not be sent away for another."""
+        if visitor in self._inside:
+            self._forget_stranger(visitor)
+            self._waiting.pop(visitor, None)
 
     def waits(self, visitor: Visitor) -> None:
-        """It may be sent away for another, after those that wait already."""
-        if visitor in self._inside:
+        """One that is known may be sent away for another, after those that wait already; a stranger always may."""
+        if visitor in self._inside and visitor not in self._strangers:
             self._waiting[visitor] = None
-            self._addresses[visitor.address].waiting[visitor] = None
 
-    def busy(self, visitor: Visitor) -> None:
-        """It may not."""
-        if visitor in self._inside:
-            self._waiting.pop(visitor, None)
-            self._addresses[visitor.address].waiting.pop(visitor, None)
+    def _forget_stranger(self, visitor: Visitor) -> None:
+        if visitor not in self._strangers:
+            return
+        del self._strangers[visitor]
+        source = source_of(visitor.address)
+        own = self._addresses[source]
+        del own.strangers[visitor]
+        if not own.strangers:
+            del self._addresses[source]
 
     def _make_room(self, waiting: dict[Visitor, None]) -> bool:
         oldest = next(iter(waiting), None)
@@ -167,6 +184,15 @@ class Entrance:
 def plain_address(host: str) -> str:
     """An IPv4 address that came through an IPv6 socket, as IPv4."""
     return host.removeprefix("::ffff:") if "." in host else host
+
+
+def source_of(address: str) -> str:
+    """Who an address stands for: itself, or of IPv6 its /64, since whoever has one address there has them all."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return address if found.version == 4 else str(ip_network((int(found), 64), strict=False))
 
 
 def is_local(address: str) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import MutableMapping
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import httptools
@@ -18,19 +20,30 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from stepscope.hub.gate.entrance import Entrance
+from stepscope.hub.gate.entrance import Entrance, is_local
 from stepscope.hub.gate.refusals import Reason
+from stepscope.records.peers import peer_uid
 
-__all__ = ["AGENT", "GuardedProtocol", "Stage"]
+__all__ = ["AGENT", "PEER", "GuardedProtocol", "Stage", "known"]
 
 Stage = Literal["handshake", "head", "body", "busy", "drain", "idle", "closing"]
 """``drain``: it was answered before its body was there, the rest of which is passed over."""
 
 AGENT: Final = "stepscope.agent"
 """An app sets this in ``scope["state"]`` when whoever asks is an agent of the run: it may stay."""
+_KNOWN: Final = "stepscope.known"
+PEER: Final = "stepscope.peer"
+"""In ``scope["state"]``: a function that tells which user of this machine asks; None: of another, or not known."""
 _SLACK: Final = 64 << 10
 """What the frames of chunks may add to a body."""
 _FOREVER: Final = float("inf")
+
+
+def known(scope: MutableMapping[str, Any]) -> None:
+    """An app calls this as soon as whoever asks has shown a key or a token, before it reads a body."""
+    told = scope.get("state", {}).get(_KNOWN)
+    if told is not None:
+        told()
 
 
 class _WrongError(Exception):
@@ -194,9 +207,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._door
         self._most = self._limits.head_bytes + self._body_most + _SLACK
+        self.scope["state"][PEER] = self._peer
+        self.scope["state"][_KNOWN] = lambda: self._entrance.known(self)
         self._stage("body", self._limits.body_s + length / self._limits.body_bytes_per_s)
-        if not self._agent:
-            self._entrance.busy(self)
+
+    @cached_property
+    def _uid(self) -> int | None:
+        if not is_local(self.address) or not self.client or not self.server:
+            return None
+        return peer_uid(self.address, self.client[1], self.server[1] or 0)
+
+    def _peer(self) -> int | None:
+        """Looked up once a connection, and only where somebody wants to know: the table of a busy machine is long."""
+        return self._uid
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

@@ -1,4 +1,4 @@
-"""Where agents come in: ``POST …/join`` and ``POST …/frames``, as bare ASGI, since a large job asks 600 times a second.
+"""Where agents come in: ``POST …/hello``, ``…/join``, ``…/frames``; bare ASGI, as a large job asks 600 times a second.
 
     token ── body, within limits ── read_frame ── its own spool and ranks? ── Inbox.accept ── LiveRun ── answer
 
@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
 from stepscope.errors import FrameError
-from stepscope.hub.gate.admission import Admission, Admitted
+from stepscope.hub.gate.admission import Admission, Admitted, Challenges
 from stepscope.hub.gate.entrance import plain_address
-from stepscope.hub.gate.guard import AGENT
+from stepscope.hub.gate.guard import AGENT, known
 from stepscope.hub.gate.journal import HubJournal, LineSink
 from stepscope.hub.gate.refusals import Refusals, Refused
 from stepscope.hub.gate.senders import Sender
@@ -26,8 +26,8 @@ from stepscope.store.sidecar import RingSidecar
 from stepscope.store.spools import sidecars_of
 from stepscope.store.taken import TakenRows
 from stepscope.wire.frames import Frame, read_frame
-from stepscope.wire.joining import PROOF_HEADER
-from stepscope.wire.limits import FRAME_BYTES, JOIN_BYTES
+from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER
+from stepscope.wire.limits import FRAME_BYTES, HELLO_BYTES, JOIN_BYTES
 
 __all__ = ["Agents", "App", "IngestApp", "IngestFigures", "Live", "in_front"]
 
@@ -94,21 +94,26 @@ class IngestApp:
 
     def wants(self, path: str) -> bool:
         """Whether a path is of an agent: also of another run, to be told so."""
-        return path in self._paths or (path.startswith(_RUNS) and path.endswith(("/join", "/frames")))
+        return path in self._paths or for_agents(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address = plain_address(scope["client"][0]) if scope.get("client") else "local"
         sender = None
         try:
-            what = self._paths.get(scope["path"])
-            if what is None:
-                raise Refused(404, "join", "no such run here")
+            path = scope["path"]
             if scope["method"] != "POST":
                 raise Refused(405, "http", "agents POST")
-            if what == "join":
-                await self._join(scope, receive, send, address)
+            if path == HELLO_PATH:
+                await self._hello(scope, receive, send, address)
                 return
             token = _header(scope, b"authorization")
+            if path.endswith("/join"):
+                if not self.admission.challenges.bears(token):
+                    raise no_challenge()
+                known(scope)
+                self._check_run(path)
+                await self._join(scope, receive, send, address)
+                return
             sender = self.admission.sender_of(token)
             if sender is None:
                 refused = Refused(401, "token", "no token of this hub; join again")
@@ -116,6 +121,8 @@ class IngestApp:
                     raise refused
                 await _answer(send, refused.status, _refusal(refused))
                 return
+            known(scope)
+            self._check_run(path)
             scope.setdefault("state", {})[AGENT] = True
             await self._frames(sender, scope, receive, send)
         except Refused as refused:
@@ -129,8 +136,18 @@ class IngestApp:
 
     # ── joins ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _join(self, scope: Scope, receive: Receive, send: Send, address: str) -> None:
+    def _check_run(self, path: str) -> None:
+        """Only those who may know are told which runs there are."""
+        if path not in self._paths:
+            raise Refused(404, "join", "no such run here")
+
+    async def _hello(self, scope: Scope, receive: Receive, send: Send, address: str) -> None:
         self.admission.may_join(address)
+        body = await self._body(scope, receive, HELLO_BYTES)
+        if body is not None:
+            await answer_hello(self.admission.challenges, scope, body, send)
+
+    async def _join(self, scope: Scope, receive: Receive, send: Send, address: str) -> None:
         body = await self._body(scope, receive, JOIN_BYTES)
         if body is None:
             return
@@ -273,6 +290,22 @@ class IngestApp:
             self._reading -= length
 
 
+def for_agents(path: str) -> bool:
+    return path == HELLO_PATH or (path.startswith(_RUNS) and path.endswith(("/join", "/frames")))
+
+
+def no_challenge() -> Refused:
+    why = "a join needs a hello before it (protocol 2): install the same Stepscope on all nodes"
+    return Refused(401, "token", why)
+
+
+async def answer_hello(challenges: Challenges, scope: Scope, body: bytes, send: Send) -> None:
+    """Refused to those who do not have the key."""
+    answer, proof = challenges.answer(body, _header(scope, PROOF_HEADER.encode()).decode("latin-1"))
+    known(scope)
+    await _answer(send, 200, answer, (PROOF_HEADER.encode(), proof.encode()))
+
+
 class Agents(Protocol):
     """Whoever takes what agents send: ``IngestApp`` for one run, ``Accepting`` for a folder of them."""
 
@@ -303,8 +336,8 @@ def _check_ring(about: RingSidecar) -> None:
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
-    for known, value in scope["headers"]:
-        if known == name:
+    for given, value in scope["headers"]:
+        if given == name:
             found: bytes = value
             return found
     return b""

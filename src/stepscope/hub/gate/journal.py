@@ -7,13 +7,13 @@ within bounds, and is tried again; the live model hears of it at once.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from stepscope.records.messages import say
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.paths import EVENTS, HUB_EVENTS
 
@@ -40,7 +40,7 @@ class HubJournal:
 
     def event(self, event: str, **fields: Any) -> None:
         if line := _line(event, fields):
-            print(f"stepscope: {line}", file=sys.stderr, flush=True)
+            say(line)
         record = {"schema": 1, "wall_ns": self._wall(), "event": event, **fields}
         self._waiting.append(record)
         self._live.lines(EVENTS, [json.dumps(record).encode()], node=_NODE, offset_ns=0)
@@ -63,7 +63,7 @@ class HubJournal:
         self._full = True
         message = f"the hub cannot write to {self._path.parent}: {error.strerror}"
         self.event("warning", message=message)
-        print(f"stepscope: {message}; the other nodes keep what they have", file=sys.stderr, flush=True)
+        say(f"{message}; the other nodes keep what they have")
 
     def accepted(self) -> None:
         """A frame was written."""

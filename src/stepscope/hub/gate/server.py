@@ -15,8 +15,8 @@ import errno
 import logging
 import resource
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,7 @@ from stepscope.hub.gate.entrance import Entrance, ServerLimits, plain_address
 from stepscope.hub.gate.guard import GuardedProtocol
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.tls import TlsFiles, server_context
+from stepscope.records.messages import say
 
 __all__ = ["App", "Server", "run_loop"]
 
@@ -55,8 +56,10 @@ class Server:
         tls: TlsFiles | None = None,
         limits: ServerLimits | None = None,
         refusals: Refusals | None = None,
+        caller: socket.socket | None = None,
     ) -> None:
-        """HubError when the certificate cannot be used."""
+        """HubError when the certificate cannot be used.  ``caller``: a connection that was accepted already."""
+        self._caller = caller
         self.refusals = refusals if refusals is not None else Refusals()
         self.limits = _affordable(limits if limits is not None else ServerLimits())
         self._sock = sock
@@ -106,6 +109,10 @@ class Server:
             self._app_state = lifespan.state
             self._sock.setblocking(False)
             loop.add_reader(self._sock, self._accept)
+            if self._caller is not None:
+                with suppress(OSError):  # it left meanwhile
+                    self._let_in(self._caller, self._caller.getpeername())
+                self._caller = None
             self.started.set()
             try:
                 await self._sweep()
@@ -138,26 +145,30 @@ class Server:
                 loop.remove_reader(self._sock)
                 loop.call_later(_PAUSE_S, self._accept_again)
                 return
-            address = plain_address(peer[0]) if isinstance(peer, tuple) else "local"
-            reason = self._entrance.turned_away(address, loop.time())
-            if reason is not None:
-                self.refusals.count(reason, address)
-                sock.close()
-                continue
-            sock.setblocking(False)
-            protocol = GuardedProtocol(
-                self._config,
-                self._state,
-                self._app_state,
-                loop=loop,
-                entrance=self._entrance,
-                sock=sock,
-                address=address,
-            )
-            self._entrance.enter(protocol)
-            task = loop.create_task(self._admit(protocol, sock))
-            self._arriving.add(task)
-            task.add_done_callback(self._arriving.discard)
+            self._let_in(sock, peer)
+
+    def _let_in(self, sock: socket.socket, peer: Any) -> None:
+        loop = asyncio.get_running_loop()
+        address = plain_address(peer[0]) if isinstance(peer, tuple) else "local"
+        reason = self._entrance.turned_away(address, loop.time())
+        if reason is not None:
+            self.refusals.count(reason, address)
+            sock.close()
+            return
+        sock.setblocking(False)
+        protocol = GuardedProtocol(
+            self._config,
+            self._state,
+            self._app_state,
+            loop=loop,
+            entrance=self._entrance,
+            sock=sock,
+            address=address,
+        )
+        self._entrance.enter(protocol)
+        task = loop.create_task(self._admit(protocol, sock))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
 
     def _accept_again(self) -> None:
         if not self._stop.is_set():
@@ -236,7 +247,7 @@ class _Faults(logging.Handler):
                 place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
                 trace = trace.tb_next
             what = message.strip() if error is None else f"{type(error).__name__}: {error}"
-            print(f"stepscope: the hub made a mistake: {what}{place}", file=sys.stderr, flush=True)
+            say(f"the hub made a mistake: {what}{place}")
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:

@@ -1,0 +1,95 @@
+"""``serve --accept``: strangers neither write anything nor learn which runs there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.hub.accepting import Accepting
+from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.runs import Runs
+from stepscope.store.create import create_run
+from stepscope.store.meta import end_run, read_meta, write_meta
+from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER, Join, read_challenge, write_hello, write_join
+from stepscope.wire.keys import load_key
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STEPSCOPE_KEY", "a key of the tests")
+    made = create_run(tmp_path / "runs", "night", ["train.py"], environ={}, sessions=tmp_path / "sessions")
+    end_run(made.run_dir, exit_code=0, status="finished")
+    write_meta(made.run_dir, {**read_meta(made.run_dir), "nnodes": 2, "launcher": None})
+    (made.run_dir / "summary.txt").write_text("as it was")
+    return made.run_dir
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+class Asker:
+    def __init__(self, run_dir: Path) -> None:
+        self.done: list[Path] = []
+        runs = Runs.of_folder(run_dir.parent)
+        self.accepting = Accepting(runs, Refusals(), fingerprint=b"", done=self.done.append)
+
+    async def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes, dict[bytes, bytes]]:
+        said: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        sent.append((b"content-length", str(len(body)).encode()))
+        scope = {"type": "http", "method": "POST", "path": path, "headers": sent, "client": ("10.0.0.9", 5)}
+        await self.accepting({**scope, "server": ("10.0.0.1", 7070)}, receive, send)
+        return said[0]["status"], said[1]["body"], dict(said[0]["headers"])
+
+
+def test_strangers_write_nothing_and_learn_nothing(finished: Path) -> None:
+    before = everything(finished.parent)
+
+    async def run() -> None:
+        asker = Asker(finished)
+        for what in ("join", "frames"):
+            for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Bearer 1.2.3"}):
+                there = await asker.ask(f"/api/v1/runs/night/{what}", b"{}", **headers)
+                assert there == await asker.ask(f"/api/v1/runs/another/{what}", b"{}", **headers)
+                assert (there[0], b"night" in there[1]) == (401, False)
+        body, proof = write_hello("ab" * 16, b"x" * 32, b"")
+        assert (await asker.ask(HELLO_PATH, body, **{PROOF_HEADER: proof}))[0] == 403
+        assert (await asker.ask(HELLO_PATH, b"x" * 2000, **{PROOF_HEADER: proof}))[0] == 413
+        await asker.accepting.close()
+        assert asker.done == []
+
+    asyncio.run(run())
+    assert everything(finished.parent) == before
+
+
+def test_one_who_joins_and_sends_nothing_changes_no_summary(finished: Path) -> None:
+    async def run() -> None:
+        asker, key = Asker(finished), load_key(os.environ)
+        body, proof = write_hello("ab" * 16, key, b"")
+        status, text, headers = await asker.ask(HELLO_PATH, body, **{PROOF_HEADER: proof})
+        assert status == 200
+        challenge = read_challenge(text, headers[PROOF_HEADER.encode()].decode(), "ab" * 16, key, b"")
+        bearer = f"Bearer {challenge}"
+        join = Join(run="night", node=1, nnodes=2, host="h", spool="cd" * 16, nonce="ef" * 16, challenge=challenge)
+        body, proof = write_join(join, key, b"")
+        assert (await asker.ask("/api/v1/runs/none/join", body, authorization=bearer))[0] == 404
+        said = await asker.ask("/api/v1/runs/night/join", body, authorization=bearer, **{PROOF_HEADER: proof})
+        assert (said[0], json.loads(said[1])["run"]) == (200, "night")
+        await asker.accepting.close()
+        assert asker.done == []
+
+    asyncio.run(run())
+    assert (finished / "summary.txt").read_text() == "as it was"
