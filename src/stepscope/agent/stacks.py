@@ -162,15 +162,18 @@ class StackAsker:
             signal.pidfd_send_signal(pidfd, offer[0])
         except (OSError, ValueError):
             return False  # it just ended, or what it offers is no signal
-        self._left -= 1
-        self._asked[live.phase] += 1
-        self._turns[live.phase] += 1
-        if live.phase in self._rounds:
-            self._rounds[live.phase].asked += 1
+        self._note_question(live.phase)
         self._seen, self._over_s = b"", None
         sent_ns = time.perf_counter_ns()
         self._question = _Question(live=live, between=between, wall_ns=time.time_ns(), sent_ns=sent_ns, signal=offer[0])
         return True
+
+    def _note_question(self, phase: int) -> None:
+        self._left -= 1
+        self._asked[phase] += 1
+        self._turns[phase] += 1
+        if phase in self._rounds:
+            self._rounds[phase].asked += 1
 
     def _is_worth_it(self, live: LivePhase) -> bool:
         """Whether the rank is in a phase whose turn it is."""
