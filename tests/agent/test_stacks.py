@@ -1,4 +1,4 @@
-"""Asking a process for its stack: only one that listens, only outside all phases, only within one stretch."""
+"""Asking a process for its stack: only one that listens, only in phases that matter, only within one stretch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,23 @@ from hypothesis import strategies as st
 
 from stepscope.agent import stacks
 from stepscope.agent.signals import sleeps_in_native_code
-from stepscope.agent.stacks import MAX_QUESTIONS, StackAsker, parse_stack
-from stepscope.records.phases import OTHER
+from stepscope.agent.stacks import MAX_QUESTIONS, ROUND, StackAsker, parse_stack
+from stepscope.records.phases import (
+    BACKWARD,
+    BUILTIN_PHASES,
+    CHECKPOINT,
+    COMM,
+    EVAL,
+    FIRST_USER_SLOT,
+    FORWARD,
+    H2D,
+    INPUT,
+    OPTIMIZER,
+    OTHER,
+    PHASE_SLOTS,
+)
 from stepscope.ring import RingReader
+from stepscope.ring.latest import LivePhase
 
 NUMBER = signal.SIGRTMIN + 12
 ASKED = NUMBER - 1
@@ -72,6 +87,13 @@ CHILD = textwrap.dedent(
         elif word.startswith("enter"):
             stream.clock.advance(1)
             stream.ledger.enter(int(word.split()[1]))
+        elif word.startswith("steps"):
+            for step in range(8):
+                stream.clock.advance(1_000_000)
+                stream.ledger.enter(int(word.split()[1]))
+                stream.clock.advance(1_000_000)
+                stream.ledger.leave(0)
+                stream.ledger.end_step(0, step, 0)
         elif word == "open":
             wait_in_native_code()
             stream.clock.advance(time.perf_counter_ns())
@@ -232,12 +254,41 @@ def test_nor_without_an_offer_or_a_pidfd(child: Child, sent: list[int]) -> None:
     assert sent == []
 
 
-@pytest.mark.parametrize("phase", [1, 3, 4, 5, 6, 7, 8, 9])
-def test_nor_inside_a_phase(child: Child, sent: list[int], phase: int) -> None:
+@pytest.mark.parametrize("phase", [INPUT, FORWARD, BACKWARD, OPTIMIZER, H2D, COMM, FIRST_USER_SLOT])
+def test_nor_in_a_phase_that_is_not_known_to_take_long(child: Child, sent: list[int], phase: int) -> None:
     child.say("offer")
     child.say(f"enter {phase}")
     assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
+
+
+@pytest.mark.parametrize("phase", [H2D, COMM, FIRST_USER_SLOT])
+def test_nor_while_it_waits_for_peers_or_copies(child: Child, sent: list[int], phase: int) -> None:
+    child.say("offer")
+    child.say(f"steps {phase}")
+    child.say(f"enter {phase}")
+    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert sent == []
+
+
+@pytest.mark.parametrize("phase", [INPUT, FORWARD, BACKWARD, OPTIMIZER])
+def test_in_a_phase_that_takes_a_good_part_of_the_steps(child: Child, sent: list[int], phase: int) -> None:
+    child.say("offer")
+    child.say(f"steps {phase}")
+    child.say(f"enter {phase}")
+    stack = look_until(StackAsker(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    assert (stack["phase"], stack["step"]) == (BUILTIN_PHASES[phase], 8)
+    assert stack["frames"][0]["function"] == "wait_for_word"
+    assert sent == [ASKED]
+
+
+@pytest.mark.parametrize("phase", [EVAL, CHECKPOINT])
+def test_in_a_long_evaluation_or_checkpoint(child: Child, sent: list[int], phase: int) -> None:
+    child.say("offer")
+    child.say(f"enter {phase}")
+    stack = look_until(StackAsker(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    assert stack["phase"] == BUILTIN_PHASES[phase]
+    assert sent == [ASKED]
 
 
 def test_nor_in_a_short_stretch(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,6 +443,71 @@ def test_a_process_that_is_gone_is_none(tmp_path: Path, sent: list[int]) -> None
     assert asker.look(child.pidfd) is None
     assert sent == []
     child.close()
+
+
+# -- which phase is asked about --------------------------------------------------------------------------------------
+
+
+class Ring:
+    """A rank that is in one phase after the other; whoever asks is answered at once."""
+
+    path = Path("none.ring")
+
+    def __init__(self, shares: dict[int, float]) -> None:
+        self.shares = shares
+        self.phase = OTHER
+
+    def live(self) -> LivePhase:
+        return LivePhase(phase=self.phase, since_ns=10**18, step=5)  # not long ago
+
+    def recent_shares(self) -> tuple[float, ...]:
+        return tuple(self.shares.get(phase, 0.0) for phase in range(PHASE_SLOTS))
+
+
+def asked_about(asker: StackAsker, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
+    """By phase, while the rank goes through them again and again."""
+    found: Counter[int] = Counter()
+    for phase in order * rounds:
+        ring.phase = phase
+        if asker._left > 0 and asker._is_worth_it(ring.live()):
+            asker._note_question(phase)
+            asker._pause(in_steps=True)
+            found[phase] += 1
+    return found
+
+
+def asker_of(ring: Ring) -> StackAsker:
+    return StackAsker(cast(RingReader, ring), 1)
+
+
+def test_every_phase_with_a_good_part_of_the_steps_gets_its_questions() -> None:
+    ring = Ring({INPUT: 0.05, FORWARD: 0.5, BACKWARD: 0.4, OPTIMIZER: 0.03, COMM: 0.4, EVAL: 0.02})
+    found = asked_about(asker_of(ring), ring, [INPUT, FORWARD, COMM, BACKWARD, OPTIMIZER, EVAL], 100)
+    assert found == {INPUT: ROUND, FORWARD: ROUND, BACKWARD: ROUND, OPTIMIZER: ROUND}
+
+
+def test_what_every_step_has_leaves_questions_for_what_comes_later() -> None:
+    ring = Ring({INPUT: 0.2, FORWARD: 0.4, BACKWARD: 0.4})
+    asker = asker_of(ring)
+    asked_about(asker, ring, [INPUT, FORWARD, BACKWARD], 100)
+    ring.shares = {INPUT: 0.1, FORWARD: 0.2, BACKWARD: 0.2, OTHER: 0.5}
+    found = asked_about(asker, ring, [OTHER, INPUT, FORWARD, BACKWARD], 100)
+    assert found == {OTHER: MAX_QUESTIONS - 3 * ROUND}
+
+
+def test_a_phase_that_takes_notably_more_than_before_is_asked_about_again() -> None:
+    ring = Ring({FORWARD: 0.2})
+    asker = asker_of(ring)
+    assert asked_about(asker, ring, [FORWARD], 100) == {FORWARD: ROUND}
+    ring.shares = {FORWARD: 0.25}
+    assert asked_about(asker, ring, [FORWARD], 100) == {}
+    ring.shares = {FORWARD: 0.5}
+    assert asked_about(asker, ring, [FORWARD], 100) == {FORWARD: ROUND}
+
+
+def test_a_phase_that_is_never_met_does_not_hold_the_others_up() -> None:
+    ring = Ring({OTHER: 0.03, FORWARD: 0.5})
+    assert asked_about(asker_of(ring), ring, [FORWARD], 1000) == {FORWARD: ROUND}
 
 
 # -- what faulthandler writes -----------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ CLIP = (f"{PACKAGES}/deepspeed/runtime/zero/stage_1_and_2.py", 2684, "ZeroOptimi
 Frame = tuple[str, int, str]
 
 
-def stack(*frames: Frame, rank: int = 0, step: int = 30, between: bool = True) -> dict[str, Any]:
+def stack(*frames: Frame, rank: int = 0, step: int = 30, between: bool = True, phase: str = "other") -> dict[str, Any]:
     """Innermost first."""
     named = [{"file": file, "line": line, "function": function} for file, line, function in frames]
-    about = {"rank": rank, "pid": 100 + rank, "step": step, "wall_ns": ANCHOR_WALL_NS + 10**9, "phase": "other"}
+    about = {"rank": rank, "pid": 100 + rank, "step": step, "wall_ns": ANCHOR_WALL_NS + 10**9, "phase": phase}
     return {**about, "between": between, "frames": named}
 
 
@@ -98,3 +98,98 @@ def test_slow_steps_besides_a_checkpoint_are_not_said_to_be_in_it() -> None:
     assert (first.kind, first.phase) == ("between_steps", "checkpoint")
     assert (second.kind, second.phase, second.evidence["period"]) == ("jitter", "other", 10)
     assert second.title.startswith("Every 10th step takes 118 ms longer besides checkpointing, outside model")
+
+
+HOOK = ("/stepscope/recorder/ledger.py", 149, "Ledger.timed.<locals>.timed")
+FETCH = (f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 54, "_MapDatasetFetcher.fetch")
+ITEM = ("/scripts/train.py", 12, "Data.__getitem__")
+MODEL = ("/scripts/train.py", 22, "Net.forward")
+SLOW = ("/scripts/train.py", 20, "Net.forward")
+EVALUATED = ("/scripts/train.py", 50, "evaluate")
+LOOP = (HOOK, SCRIPT)
+"""What every stack within a phase ends with: our hook, and the line of the loop."""
+
+
+def in_phase(phase: str, *frames: Frame, rank: int = 0, step: int = 30) -> dict[str, Any]:
+    return stack(*frames, rank=rank, step=step, between=False, phase=phase)
+
+
+def test_a_rank_that_is_late_in_input_gets_the_line_of_its_dataset() -> None:
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "input", 40.0),))
+    stacks = [in_phase("input", ITEM, FETCH, *LOOP, rank=1)] * 4
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.kind, first.ranks) == ("input_straggler", (1,))
+    assert first.evidence["place"] == "Data.__getitem__, train.py:12"
+    assert " slower than the peers in input (Data.__getitem__, train.py:12) every step; " in first.title
+    assert first.advice[0].startswith("Look at Data.__getitem__, train.py:12: rank 1")
+
+
+def test_a_wait_for_input_of_all_ranks_gets_its_line() -> None:
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(0, "input", 40.0), slow_at(1, "input", 40.0)))
+    stacks = [in_phase("input", ITEM, FETCH, *LOOP, rank=rank) for rank in (0, 0, 1, 1)]
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.kind, first.evidence["place"]) == ("input_bound", "Data.__getitem__, train.py:12")
+    assert first.title.endswith(" of the time, mostly in Data.__getitem__, train.py:12.")
+
+
+def test_waiting_for_workers_has_no_line_of_the_users() -> None:
+    waiting = (f"{PACKAGES}/torch/utils/data/dataloader.py", 1484, "_MultiProcessingDataLoaderIter._get_data")
+    seen = view(*[in_phase("input", waiting, *LOOP)] * 4, in_phase("input", ITEM, FETCH, *LOOP))
+    assert seen_at(seen, phase="input") == ""
+
+
+def test_stacks_of_another_phase_say_nothing_of_this_one() -> None:
+    seen = view(*[in_phase("input", ITEM, FETCH, *LOOP)] * 4)
+    assert seen_at(seen, phase="input") == "Data.__getitem__, train.py:12"
+    assert seen_at(seen) == seen_at(seen, phase="eval") == ""
+
+
+def test_a_rank_that_is_late_in_forward_gets_the_line_that_its_peers_are_not_at() -> None:
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "forward", 40.0),))
+    usual = [in_phase("forward", TORCH, MODEL, TORCH, *LOOP, rank=rank) for rank in (0, 0, 0, 1)]
+    slow = [in_phase("forward", SLOW, TORCH, *LOOP, rank=1)] * 4
+    first = diagnose(run_of(*usual, *slow, cluster=cluster))[0]
+    assert (first.kind, first.ranks, first.evidence["place"]) == (
+        "compute_straggler",
+        (1,),
+        "Net.forward, train.py:20",
+    )
+    assert " in forward (Net.forward, train.py:20) every step; " in first.title
+
+
+def test_a_rank_whose_whole_forward_is_slow_gets_no_line() -> None:
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "forward", 40.0),))
+    stacks = [in_phase("forward", TORCH, MODEL, TORCH, *LOOP, rank=rank) for rank in (0, 0, 1, 1, 1)]
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.kind, first.ranks, first.evidence["place"]) == ("compute_straggler", (1,), None)
+
+
+def test_nor_where_nothing_is_known_of_the_others_forward() -> None:
+    """It takes a good part of their steps, and they were not asked."""
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "forward", 40.0),))
+    stacks = [in_phase("forward", TORCH, MODEL, TORCH, *LOOP, rank=1)] * 4
+    assert diagnose(run_of(*stacks, cluster=cluster))[0].evidence["place"] is None
+
+
+def test_a_hook_in_backward_is_named_and_not_the_line_that_calls_backward() -> None:
+    hook = ("/scripts/train.py", 27, "clip")
+    engine = (f"{PACKAGES}/torch/autograd/graph.py", 979, "_engine_run_backward")
+    others = [in_phase("backward", engine, *LOOP)] * 3
+    seen = view(*others, *[in_phase("backward", hook, engine, *LOOP, rank=1)] * 3)
+    assert seen_at(seen, (1,), phase="backward") == "clip, train.py:27"
+    assert seen_at(seen, (0,), phase="backward") == ""
+
+
+def test_an_evaluation_gets_its_line() -> None:
+    steps = range(10, 100, 20)
+    cluster = Cluster(ranks=2, steps=100, faults=tuple(slow_at(rank, "eval", 900.0, steps) for rank in (0, 1)))
+    stacks = [in_phase("eval", TORCH, HOOK, EVALUATED, SCRIPT, step=step) for step in steps]
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.kind, first.phase) == ("between_steps", "eval")
+    assert first.title.endswith(" in 5 of 99 steps, mostly in evaluate, train.py:50.")
+
+
+def test_code_that_a_compiler_made_is_not_the_users() -> None:
+    made = [("/tmp/torchinductor_me/ab/cab.py", 90, "call"), ("<eval_with_key>.7", 6, "forward")]
+    seen = view(*[in_phase("input", *made, ITEM, FETCH, *LOOP)] * 3)
+    assert seen_at(seen, phase="input") == "Data.__getitem__, train.py:12"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,66 @@ def test_a_forked_child_is_left_alone(run_stepscope: Run, loop: Path) -> None:
     done = run_stepscope("run", "--quiet", loop, "fork")
     assert (done.code, done.stderr.split()) == (0, ["0", "0"])
     assert {stack["pid"] for stack in open_run(done.run_dir).stacks} == {open_run(done.run_dir).ranks[0].identity.pid}
+
+
+WITHIN = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+late = dist.get_rank() == 1
+fault = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        if fault == "data" and late:
+            time.sleep(0.03)  # data
+        return torch.ones(16)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 1)
+
+    def forward(self, x):
+        if fault == "forward" and late:
+            time.sleep(0.03)  # forward
+        return self.layer(x)
+
+
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(Data()):
+    loss = model(batch).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+if late:
+    print(loss.item().hex())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "function"),
+    [("data", "input_straggler", "Data.__getitem__"), ("forward", "compute_straggler", "Net.forward")],
+)
+def test_a_late_rank_gets_its_line_within_the_step(
+    run_stepscope: Run, script: Callable[..., Path], fault: str, kind: str, function: str
+) -> None:
+    path = script(WITHIN, "train.py")
+    line = next(number for number, text in enumerate(WITHIN.splitlines(), 1) if text.endswith(f"# {fault}"))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run_stepscope("run", "--quiet", *torchrun, path, fault, env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.stderr
+    findings = json.loads((done.run_dir / "summary.json").read_text())["findings"]
+    (found,) = (finding for finding in findings if finding["kind"] == kind)
+    assert (found["ranks"], found["evidence"]["place"]) == ([1], f"{function}, train.py:{line}")

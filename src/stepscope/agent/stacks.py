@@ -1,13 +1,17 @@
-"""Where a rank is while no phase claims its time: its stack, asked for by a signal that it offered.
+"""Where a rank spends its time, by line: its stack, asked for by a signal that it offered.
 
-What passes outside all phases has no name; the stack gives it one.  A rank is asked while it is in ``other``: when it
-has been there for a while, or when a good part of its last steps passed there.  A callback of 20 ms at every step is
-seldom met by five looks a second, so such a rank is looked at more often for a moment, when a question is due.  It is
-asked rarely and not often in all, and never otherwise.  It answers through a handler in Python, into a file beside its
-ring: always that one, which the interpreter runs where it lets it, never faulthandler's, because a thread that waits
-now may run by the time the signal is there, and be between two frames (``recorder/stacks.py``).  Who waits in native
-code answers when it comes back from there, at the line of that very call and before it can enter a phase: so an answer
-counts, however late it is read, if the stretch was not over when the signal had been sent.
+A rank is asked while it is in a phase that took a good part of its last steps, or in a long stretch outside of all
+phases, of an evaluation or of a checkpoint.  It is never asked while it waits for peers or copies to the device.  The
+phases take turns: the one that was asked about least comes next.  A callback of 20 ms at every step is seldom met by
+five looks a second, so the rank is looked at more often for a moment, when a question is due.  What every step has
+(input, forward, backward, optimizer) is asked about a few times, and a few times more when it takes notably more than
+before; the other questions are kept for what comes up later.
+
+The rank answers through a handler in Python, into a file beside its ring: always that one, which the interpreter runs
+where it lets it, never faulthandler's, because a thread that waits now may run by the time the signal is there, and be
+between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there, at the
+line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the stretch was
+not over when the signal had been sent.
 
 Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread, that
 its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end; the
@@ -19,32 +23,44 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.agent.signals import awaits_delivery, listens, sleeps_in_native_code
 from stepscope.flight.stacks import parse_frame
-from stepscope.records.phases import BUILTIN_PHASES, OTHER
+from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, CHECKPOINT, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
 from stepscope.ring.latest import LivePhase
 
 __all__ = ["StackAsker", "parse_stack"]
 
+STOPS = (OTHER, EVAL, CHECKPOINT)
+"""Phases that may come seldom and take long: a single long stretch is worth a question …"""
 STRETCH_NS = 15_000_000
-"""So long in ``other`` before a rank is asked, whatever its last steps were like …"""
+"""… when it has lasted so long."""
+ORDINARY = (INPUT, FORWARD, BACKWARD, OPTIMIZER)
+"""Phases that every step has …"""
+ROUND = 6
+"""… so they are asked about so often …"""
+RISE, MORE = 1.5, 0.05
+"""… and again when their share has grown to that many times what it was, and by so much …"""
+KEPT = 16
+"""… but not with the last questions, which are for the others."""
 WORTH_SHARE = 0.03
-"""… and of its last steps' time, what must have passed in ``other`` for a shorter stretch to be worth a question."""
+"""Of its last steps' time, what must have passed in a phase for it to be worth a question."""
 SEEK_S = 0.005
-"""From one look at such a rank to the next, until it is met in ``other`` …"""
+"""From one look at such a rank to the next, until it is met in that phase …"""
 SEEK_LOOKS = 60
-"""… so often; then it is left alone until the next question is due."""
+"""… so often; then another phase has its turn when the next question is due."""
 PAUSE_S = 2.0
 """Between two questions to the same rank …"""
-FIRST_PAUSE_S = 0.5
-FIRST_QUESTIONS = 5
-"""… after the first few, which may be all that a short run has."""
+FIRST_PAUSE_S = 0.25
+FIRST_QUESTIONS = 20
+"""… after the first ones in its steps, which may be all that a short run has."""
 MAX_QUESTIONS = 40
 """To one rank in one run: enough to tell one habit from three, and over soon in a script that is all ``other``."""
 BRIEF_S = 0.001
@@ -71,6 +87,15 @@ class _Question:
     signal: int
 
 
+@dataclass(kw_only=True)
+class _Round:
+    """A few questions about a phase that every step has."""
+
+    share: float
+    """What the phase took when it began."""
+    asked: int = 0
+
+
 class StackAsker:
     """Asks one rank.  Call ``look`` at every look at its ring."""
 
@@ -83,6 +108,13 @@ class StackAsker:
         self._next_s = 0.0
         self._looks_left: int | None = None
         """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
+        self._wanted: tuple[int, ...] = ()
+        """Then: the phases whose turn it is."""
+        self._asked: Counter[int] = Counter()
+        """Questions by phase …"""
+        self._turns: Counter[int] = Counter()
+        """… and with them the times that it was sought and not met."""
+        self._rounds: dict[int, _Round] = {}
         self._question: _Question | None = None
         self._over_s: float | None = None
         """When the stretch of the question was first seen to be over."""
@@ -90,7 +122,7 @@ class StackAsker:
 
     @property
     def seeks(self) -> bool:
-        """Whether it wants to look again in ``SEEK_S``: the rank is often in ``other``, and just was not."""
+        """Whether it wants to look again in ``SEEK_S``: a phase has its turn, and the rank just was not in it."""
         return self._question is None and bool(self._looks_left)
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
@@ -121,7 +153,7 @@ class StackAsker:
         if not self._is_worth_it(live):
             return False
         between = self._reader.is_between_steps(live.since_ns)
-        self._pause()
+        self._pause(in_steps=live.step > 0)
         try:
             offer = self._reader.running_offer()
             if offer is None or not self._listens(*offer) or sleeps_in_native_code(self._proc):
@@ -130,31 +162,58 @@ class StackAsker:
             signal.pidfd_send_signal(pidfd, offer[0])
         except (OSError, ValueError):
             return False  # it just ended, or what it offers is no signal
-        self._left -= 1
+        self._note_question(live.phase)
         self._seen, self._over_s = b"", None
         sent_ns = time.perf_counter_ns()
         self._question = _Question(live=live, between=between, wall_ns=time.time_ns(), sent_ns=sent_ns, signal=offer[0])
         return True
 
+    def _note_question(self, phase: int) -> None:
+        self._left -= 1
+        self._asked[phase] += 1
+        self._turns[phase] += 1
+        if phase in self._rounds:
+            self._rounds[phase].asked += 1
+
     def _is_worth_it(self, live: LivePhase) -> bool:
-        """Whether the rank is in a stretch of ``other`` that is long, or one of many."""
-        in_other = live.phase == OTHER and live.since_ns > 0
-        if in_other and live.since_ns <= time.perf_counter_ns() - STRETCH_NS:
-            return True
+        """Whether the rank is in a phase whose turn it is."""
         if self._looks_left is None:
-            often = self._reader.recent_share(OTHER) >= WORTH_SHARE
-            self._looks_left = SEEK_LOOKS if often else 0
+            self._wanted = self._whose_turn(self._reader.recent_shares())
+            self._looks_left = SEEK_LOOKS if self._wanted else 0
+        if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
+            return True
         if not self._looks_left:
             self._looks_left = None  # at the next look its last steps may be others
             return False
         self._looks_left -= 1
-        if not in_other and not self._looks_left:
-            self._pause()
-        return in_other
+        if not self._looks_left:
+            self._turns.update(self._wanted)
+            self._pause(in_steps=True)
+        return False
 
-    def _pause(self) -> None:
+    def _is_long_stop(self, live: LivePhase) -> bool:
+        """Whether it is in a long stretch of a phase that does not come in every step, and others had their turns."""
+        if live.phase not in STOPS or live.since_ns > time.perf_counter_ns() - STRETCH_NS:
+            return False
+        return all(self._asked[live.phase] <= self._turns[phase] for phase in self._wanted)
+
+    def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
+        """Of the phases that take a good part of the last steps, those that were asked about least."""
+        worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
+        worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
+        least = min((self._turns[phase] for phase in worth), default=0)
+        return tuple(phase for phase in worth if self._turns[phase] == least)
+
+    def _has_questions(self, phase: int, share: float) -> bool:
+        """Whether there are questions left for a phase that every step has."""
+        last = self._rounds.get(phase)
+        if last is None or (share >= RISE * last.share and share >= last.share + MORE):
+            last = self._rounds[phase] = _Round(share=share)
+        return last.asked < ROUND and self._left > KEPT
+
+    def _pause(self, *, in_steps: bool) -> None:
         """No question until the next is due."""
-        early = self._left > MAX_QUESTIONS - FIRST_QUESTIONS
+        early = in_steps and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
         self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
         self._looks_left = None
 
@@ -181,7 +240,7 @@ class StackAsker:
         if not frames or (over and not self._lasted(question)):
             return None
         about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
-        about |= {"phase": BUILTIN_PHASES[OTHER], "between": question.between}
+        about |= {"phase": BUILTIN_PHASES[question.live.phase], "between": question.between}
         return {**about, "frames": frames[:MAX_FRAMES]}
 
     def _lasted(self, question: _Question) -> bool:
@@ -197,7 +256,13 @@ class StackAsker:
             return b""
 
     def _give_up(self, question: _Question) -> None:
-        """Another phase and still no answer: who has not got the signal yet is waited for, others are asked no more."""
+        """Another phase and still no answer: who has not got the signal yet is waited for, others are asked no more.
+
+        Within phases other threads write the ring too (backward on a device), while the main thread waits: it answers
+        when it is back, and until then it is asked nothing else.
+        """
+        if question.live.phase not in STOPS:
+            return
         now_s = time.monotonic()
         self._over_s = now_s if self._over_s is None else self._over_s
         if now_s - self._over_s >= PATIENCE_S and not awaits_delivery(self._proc, question.signal):

@@ -71,6 +71,8 @@ def for_straggler(
     else:
         first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
         second = "Give every rank the same share of it, or take it out of the step."
+    if place and phase not in ("other", None):
+        first = f"Look at {place}: {who}{where} was seen there in {phase}."
     if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
         second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
     return first, second

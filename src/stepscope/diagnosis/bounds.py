@@ -19,6 +19,7 @@ from stepscope.diagnosis.bound_advice import for_comm, for_compute, for_h2d, for
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.communication_rules import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.least_step import least_step_ns
+from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import longest, shortest
 from stepscope.diagnosis.shares import Part, common, is_even, ordinary_steps, part_of, stretches_with
 from stepscope.diagnosis.view import View, cost_of
@@ -115,6 +116,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     cost = {**cost_of(view, saved_ns), "up_to": True}
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
+    place = seen_at(view, phase="input") if rule.phase == "input" else ""
     if rule.phase == "comm" and between_stages(view):
         return [_bubble(view, part, saved_ns, shared_ns[used], exchanges)]
     finding = Finding(
@@ -123,7 +125,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         title=(
             f"{_words(view, rule)} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
             f"{share_text(taken_share)} of the time"
-            f"{_mostly(exchanges, part.mean_ns)}."
+            f"{f', mostly in {place}' if place else _mostly(exchanges, part.mean_ns)}."
         ),
         phase=rule.phase,
         steps=view.span,
@@ -137,9 +139,13 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
             "step_ms": round(view.median_step_ns / 1e6, 3),
             "steps_used": int(used.sum()),
             "epoch_starts_included": epoch_starts_count,
+            **({"place": place or None} if rule.phase == "input" else {}),
             **({"exchanges": exchanges} if exchanges else {}),
         },
-        advice=rule.advice(view, np.where(used, shared_ns, np.nan)),
+        advice=(
+            *([f"Look at {place}: that is where the ranks were seen."] if place else []),
+            *rule.advice(view, np.where(used, shared_ns, np.nan)),
+        ),
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]

@@ -107,7 +107,7 @@ def _of_fold(series: SpikeSeries, small: Fold) -> _Recurring:
 def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any]) -> Finding:
     place, varying, hit, excess = _who(view, series, found)
     slow = {int(step) for step in view.steps[found.columns]}
-    seen = seen_at(view, place.ranks(view), steps=slow) if place.phase == "other" else ""
+    seen = seen_at(view, place.ranks(view), phase=place.phase, steps=slow)
     epoch_starts = ((view.flags[:, found.columns] & FLAG_EPOCH_START) > 0).any(axis=0).mean()
     steps = view.steps[[group[0] for group in found.groups]]
     return Finding(

@@ -24,7 +24,7 @@ from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import median_rank, medians, shortest
 from stepscope.diagnosis.view import View, cost_of, replay_without
 from stepscope.records.finding import Finding
-from stepscope.records.phases import GRAPH_PHASE
+from stepscope.records.phases import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.units import ms_text, named_ranks
 
 __all__ = ["BETWEEN", "Suspect", "claims_of"]
@@ -127,7 +127,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
-    place = seen_at(view, ranks, between=kind == "between_steps") if phase == "other" else ""
+    place = _place(view, ranks, kind, phase, at, side)
     finding = Finding(
         kind=kind,
         severity=severity_of(cost["share"], worst.excess_ns),
@@ -143,6 +143,16 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _place(view: View, ranks: tuple[int, ...], kind: str, phase: str | None, at: slice, side: str | None) -> str:
+    """The line in which they were seen meanwhile; a host's line does not explain why a device takes longer."""
+    if view.clock == "device" and phase in COMPUTE_PHASES and side != "host":
+        return ""
+    first, last = int(view.steps[at.start]), int(view.steps[at.stop - 1])
+    steps = None if (first, last) == view.span else range(first, last + 1)
+    between = kind == "between_steps" if phase == "other" else None
+    return seen_at(view, ranks, phase=phase, steps=steps, between=between)
 
 
 def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
@@ -204,7 +214,7 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
     who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
     seen = f" ({place})" if place else ""
     where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
-        phase, f" in {phase}"
+        phase, f" in {phase}{seen}"
     )
     return f"{who} {excess} slower than the peers{where} {when}; {waiting}."
 

@@ -4,22 +4,38 @@ Of the frames of a stack only the user's own and those of a training framework (
 torch or a plotting library does below them explains less than the line that called it.  A frame explains the time if
 most of the stacks have it.  Of these the one deepest inside is named: the user's own line where there is one, be it
 called by a framework (a callback); else what the framework does there, and the user's line that called the framework.
+
+Within a phase that every step has, the line that calls the loader, the model or ``backward`` says nothing new: only
+what is below the hook that times the phase counts.  And every model has a line that takes most of its forward: of
+forward, backward and optimizer a line is named only if the stacks of other ranks, or of other steps, hardly have it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from stepscope.diagnosis.framework_frames import framework_of, word_of
 from stepscope.diagnosis.view import View
 
 __all__ = ["seen_at"]
 
-LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "stepscope/recorder")
+RECORDER = "stepscope/recorder"
+GENERATED = ("<frozen", "<string>", "<eval_with_key>", "/torchinductor_")
+LIBRARIES = ("site-packages", "dist-packages", "/lib/python", *GENERATED, RECORDER)
 """In the path of a frame that is not the user's own."""
+WITHIN = ("input", "forward", "backward", "optimizer")
+"""Phases of which only the frames below our hook count …"""
+COMPUTE = ("forward", "backward", "optimizer")
+"""… and those of which a line must stand out …"""
+USUAL_SHARE = 0.1
+"""… because at most this share of the other stacks has it …"""
+LITTLE_SHARE = 0.05
+"""… or because the phase takes less than that of the others' steps, and so there are none."""
 AGREE_SHARE = 0.6
 """Of the stacks must have a frame for it to be named: the sentence says "mostly"."""
 STACKS_AT_LEAST = 2
@@ -47,6 +63,7 @@ def seen_at(
     view: View,
     ranks: Collection[int] = (),
     *,
+    phase: str | None = "other",
     besides: Collection[int] = (),
     steps: Collection[int] | None = None,
     between: bool | None = None,
@@ -57,31 +74,73 @@ def seen_at(
     Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only what was
     seen in these; ``between``: only what was seen between two steps, or only within one.
     """
-    stacks = [
-        frames
-        for stack in view.window.stacks
-        if (not ranks or stack.get("rank") in ranks)
-        and stack.get("rank") not in besides
-        and (steps is None or stack.get("step") in steps)
-        and (between is None or stack.get("between") in (None, between))
-        and (frames := _named_frames(stack.get("frames")))
-    ]
-    if len(stacks) < STACKS_AT_LEAST:
+    mine: list[list[_Frame]] = []
+    others: list[list[_Frame]] = []
+    for stack in view.window.stacks:
+        if stack.get("phase") != phase or stack.get("rank") in besides:
+            continue
+        if between is not None and stack.get("between") not in (None, between):
+            continue
+        frames = _named_frames(_within(stack.get("frames")) if phase in WITHIN else stack.get("frames"))
+        asked = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
+        if frames or phase in WITHIN:
+            (mine if asked else others).append(frames)
+    found = _agreed(mine)
+    if found is None or (phase in COMPUTE and not _stands_out(view, found, mine, others, phase=phase, ranks=ranks)):
         return ""
+    return _text(*found)
+
+
+def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
+    """A stack, and where in it the frame stands on which most of them agree."""
+    if len(stacks) < STACKS_AT_LEAST:
+        return None
     counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
     agreed = {key for key, count in counts.items() if count >= AGREE_SHARE * len(stacks)}
     chosen = [(frames, at) for frames in stacks if (at := _deepest(frames, agreed)) is not None]
     if not chosen:
-        return ""
+        return None
     key, count = Counter(frames[at].key for frames, at in chosen).most_common(1)[0]
     if count < AGREE_SHARE * len(stacks):
-        return ""
+        return None
     having = [(frames, at) for frames, at in chosen if frames[at].key == key]
     line, times = Counter(frames[at].line for frames, at in having).most_common(1)[0]
     calls_on = sum(at > 0 for _, at in having)
     if 2 * calls_on > len(having) and times < AGREE_SHARE * len(stacks):
-        return ""  # it calls now this, now that, and no line of it explains anything
-    return _text(*next((frames, at) for frames, at in having if frames[at].line == line))
+        return None  # it calls now this, now that, and no line of it explains anything
+    return next((frames, at) for frames, at in having if frames[at].line == line)
+
+
+def _stands_out(
+    view: View,
+    found: tuple[list[_Frame], int],
+    mine: Sequence[list[_Frame]],
+    others: Sequence[list[_Frame]],
+    *,
+    phase: str,
+    ranks: Collection[int],
+) -> bool:
+    """Whether most of these stacks are at the very line, and hardly any of the others."""
+    frame = found[0][found[1]]
+    if sum(frame in frames for frames in mine) < AGREE_SHARE * len(mine):
+        return False
+    if len(others) >= STACKS_AT_LEAST:
+        return sum(frame in frames for frames in others) <= USUAL_SHARE * len(others)
+    rows = [row for row, rank in enumerate(view.ranks) if rank not in ranks] or list(range(len(view.ranks)))
+    share = float(np.nanmedian(view.phase(phase)[rows])) / (view.median_step_ns or 1.0)
+    return share < LITTLE_SHARE
+
+
+def _within(frames: Any) -> Any:
+    """What is below the innermost hook of ours; nothing where there is none."""
+    found: list[Any] = []
+    for frame in frames if isinstance(frames, list) else ():
+        if isinstance(frame, dict) and RECORDER in str(frame.get("file")):
+            if found:
+                return found
+            continue  # it was just in a hook itself
+        found.append(frame)
+    return []
 
 
 def _deepest(frames: list[_Frame], agreed: Collection[tuple[str, str]]) -> int | None:

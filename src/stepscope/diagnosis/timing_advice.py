@@ -24,6 +24,8 @@ def for_jitter(
     place: str = "",
 ) -> tuple[str, ...]:
     """``nccl``: whether that is what the ranks exchange with; ``place``: a line of code in which they were seen."""
+    if place:
+        return (f"Look at {place}: that is where the ranks were seen in these steps.",)
     if phase == "input":
         if at_epoch_starts:
             return (
@@ -57,8 +59,6 @@ def for_jitter(
         )
     if phase not in (None, "forward", "backward", GRAPH_PHASE, "other"):
         return (f"Look at what the phase {phase!r} does in these steps only.", LOOK_FOR)
-    if place:
-        return (f"Look at {place}: that is where the ranks were seen in these steps.",)
     if period is not None:
         return (f"Look for what the loop does every {period} steps.", *COLLECT)
     return COLLECT

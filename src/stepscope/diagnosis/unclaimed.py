@@ -88,7 +88,10 @@ def find_between_steps(
         return []
     ordered = sorted(counted, key=lambda name: (name != AROUND, float(counted[name].sum())), reverse=True)
     largest = ordered[0]
-    place = seen_at(view, besides=late, between=True) if largest == "other" else ""
+    if largest == "other":
+        place = seen_at(view, besides=late, between=True)
+    else:
+        place = seen_at(view, _alone(view, largest), phase=largest)
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="between_steps",
@@ -188,8 +191,8 @@ def _share(view: View, took: Floats) -> float:
 def _title(view: View, name: str, took: Floats, place: str) -> str:
     """Of one part, without its full stop."""
     share = share_text(_share(view, took))
+    where = f", mostly in {place}" if place else ""
     if name == "other":
-        where = f", mostly in {place}" if place else ""
         return f"{share} of the time passes between steps: {_each(took, 'each time')}{where}"
     what = _words(view, name)
     raw_ns = longest(view.phase(name))
@@ -197,9 +200,10 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
     each = ms_text(float(raw_ns[hit].mean()) / 1e6)
     alone = _alone(view, name)
     who = f" on rank {alone[0]}" if alone else ""
-    if hit.mean() > thresholds.BOTTLENECK_SHARE:
-        return f"{share} of the time is {what}{who}: {each} of every step"
-    return f"{share} of the time is {what}{who}: {each} in {int(hit.sum()):,} of {count_text(len(hit), 'step')}"
+    often = "of every step"
+    if hit.mean() <= thresholds.BOTTLENECK_SHARE:
+        often = f"in {int(hit.sum()):,} of {count_text(len(hit), 'step')}"
+    return f"{share} of the time is {what}{who}: {each} {often}{where}"
 
 
 def _each(took: Floats, every: str) -> str:

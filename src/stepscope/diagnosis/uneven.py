@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.advice import for_uneven_groups
 from stepscope.diagnosis.claims import Claim, severity_of
+from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import longest, median_rank, medians, peer_deviation, persistence_z, spread, z_needed
 from stepscope.diagnosis.view import View, cost_of
 from stepscope.records.finding import Finding
@@ -201,6 +202,7 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
     by_phase = _ahead_by_phase(view, rows, slowest, known)
     phase, most = max(by_phase.items(), key=lambda item: item[1], default=("", 0.0))
     mostly = phase if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
+    place = seen_at(view, ranks, phase=mostly) if view.clock == "host" or mostly == "input" else ""
     # As if the surplus were gone, and the next group the slowest; shared with the others, it stays in part.
     without = cost_of(view, np.full(len(view.steps), float(levels.max() - np.delete(levels, slowest).max())))
     finding = Finding(
@@ -208,7 +210,7 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
         severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
         title=(
             f"{named_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {ms_text(typical_ns / 1e6)} more work in "
-            f"each step than {_others(view, len(rows))}{f', mostly in {mostly}' if mostly else ''}; evenly shared, "
+            f"each step than {_others(view, len(rows))}{_mostly(mostly, place)}; evenly shared, "
             f"steps would be {share_text(cost['share'])} shorter."
         ),
         ranks=ranks,
@@ -224,6 +226,7 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
             "excess_ms": round(typical_ns / 1e6, 3),
             "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
             "share_without_excess": without["share"],
+            "place": place or None,
             "steps_used": int(by_group.shape[1]),
         },
         advice=for_uneven_groups(ranks, mostly, stages=view.window.stages, share_without=without["share"]),
@@ -252,6 +255,10 @@ def _ahead_by_phase(
             times = np.stack([median_rank(view.phase(name)[own])[known] for own in rows])
             found[name] = float(np.median(times[slowest] - np.delete(times, slowest, axis=0).mean(axis=0)))
     return found
+
+
+def _mostly(phase: str | None, place: str) -> str:
+    return f", mostly in {phase}{f' ({place})' if place else ''}" if phase else ""
 
 
 def _others(view: View, groups: int) -> str:

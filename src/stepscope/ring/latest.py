@@ -21,14 +21,14 @@ __all__ = [
     "is_between_steps",
     "last_collective",
     "live_phase",
-    "recent_share",
+    "recent_shares",
     "stretch_end_ns",
 ]
 
 LOOK_BACK = 4096
 """How far back we look for the number of the step under way, or for a collective."""
 RECENT_WORDS = 512
-"""How far back the share of a phase is measured: some tens of steps."""
+"""How far back the shares of phases are measured: some tens of steps."""
 
 Words = memoryview
 
@@ -90,9 +90,9 @@ def stretch_end_ns(body: Words, head: int, since_ns: int) -> int | None:
     return next(times, None) if since_ns in times else None
 
 
-def recent_share(body: Words, head: int, phase: int) -> float:
-    """Of the time between the last words, the share in that phase; 0 where there are too few to tell."""
-    total = inside = 0
+def recent_shares(body: Words, head: int) -> tuple[float, ...]:
+    """Of the time between the last words, the share in each phase; 0 where there are too few to tell."""
+    total, inside = 0, [0] * PHASE_SLOTS
     now: int | None = None
     since = 0
     for word in _last_words(body, head, RECENT_WORDS):
@@ -103,9 +103,9 @@ def recent_share(body: Words, head: int, phase: int) -> float:
         at = word >> w.TIME_SHIFT
         if now is not None:
             total += at - since
-            inside += at - since if now == phase else 0
+            inside[now] += at - since
         since, now = at, word % PHASE_SLOTS
-    return inside / total if total > 0 else 0.0
+    return tuple(took / total if total > 0 else 0.0 for took in inside)
 
 
 def last_collective(body: Words, head: int) -> LastCollective | None:

@@ -24,7 +24,7 @@ from stepscope.ring.latest import (
     is_between_steps,
     last_collective,
     live_phase,
-    recent_share,
+    recent_shares,
     stretch_end_ns,
 )
 from stepscope.ring.layout import (
@@ -298,9 +298,9 @@ class RingReader:
         """Whether the stretch that ``live`` said began then lies between two steps.  Likewise."""
         return is_between_steps(self._body, self.head(), since_ns)
 
-    def recent_share(self, phase: int) -> float:
-        """Of the last steps' time, the share in that phase.  Likewise."""
-        return recent_share(self._body, self.head(), phase)
+    def recent_shares(self) -> tuple[float, ...]:
+        """Of the last steps' time, the share in each phase.  Likewise."""
+        return recent_shares(self._body, self.head())
 
     def stretch_end_ns(self, since_ns: int) -> int | None:
         """When the stretch that ``live`` said began then was over; None: it lasts, or is long past.  Likewise."""

@@ -1,4 +1,4 @@
-"""``stacks.jsonl``: where ranks were seen in long stretches that no phase claims, as the agent wrote it down."""
+"""``stacks.jsonl``: where ranks were seen, by line, as the agent wrote it down."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ RESOURCES = (
     ),
     Resource(
         path="/api/v1/runs/{run}/stacks",
-        about="Where ranks were seen in long stretches that no phase claims.",
+        about="Where ranks were seen, by line.",
         answer=_stacks,
         parameters=(
             Parameter(name="rank", about="only this one"),
