@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder import backward, checkpoint, collectives, dataloader, graphs, joining, stalls, transfer, waiting
+from stepscope.recorder import backward, checkpoint, collectives, dataloader, global_steps, graphs, joining, stalls, transfer, waiting
 from stepscope.recorder.dynamo import leave_shared_code_alone
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
@@ -41,6 +41,7 @@ class Instrumentation:
         dataloader.install(recorder, torch, patches, watch, forward.expect_evaluation)
         transfer.install(recorder, torch, patches)
         checkpoint.install(recorder, torch, patches, watch)
+        global_steps.install(lambda *counts: recorder.objects.global_steps.meet(*counts), patches, watch)
         collectives.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)
         stalls.install(recorder, torch, patches)
