@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -50,6 +51,13 @@ def test_what_a_framework_counts(module_name: str, monkeypatch: pytest.MonkeyPat
     assert steps.facts([framework], None) == {}
 
 
+def test_the_outermost_framework_is_asked_and_of_it_the_newest() -> None:
+    steps, made = GlobalSteps(), [Trainer(3), Trainer(4), Trainer(5)]
+    for trainer, framework in zip(made, ("transformers", "transformers", "deepspeed"), strict=True):
+        steps.meet(trainer, framework, ("global_step",))
+    assert steps.facts(["transformers", "deepspeed"], None) == {"global_step": {"by": "transformers", "first": 4}}
+
+
 @pytest.mark.parametrize("strange", [None, -1, 2.5, "500"])
 def test_what_is_no_count_is_left_out(strange: Any) -> None:
     steps, trainer = GlobalSteps(), Trainer(strange)
@@ -82,9 +90,14 @@ def test_two_may_wait_for_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Checkpoints and steps are both found in ``transformers.trainer``."""
     (tmp_path / "waited_for_by_two.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    watch, told = ImportWatch(), []
+    watch = ImportWatch()
+    told: list[tuple[str, str]] = []
+
+    def tell(name: str, module: ModuleType) -> None:
+        told.append((name, module.__name__))
+
     for name in ("first", "second"):
-        watch.when_imported("waited_for_by_two", lambda module, name=name: told.append((name, module.__name__)))
+        watch.when_imported("waited_for_by_two", partial(tell, name))
     try:
         __import__("waited_for_by_two")
     finally:

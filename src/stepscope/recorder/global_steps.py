@@ -40,13 +40,17 @@ class GlobalSteps:
         self._owners.append((weakref.ref(owner), framework, names))
 
     def facts(self, frameworks: list[str], optimizer: Any) -> dict[str, Any]:
-        """After the first step, which ``optimizer`` ended below these frameworks; {}: nobody counts."""
-        for reference, framework, names in reversed(self._owners):
-            counted = reference()
-            if counted is not None and framework in frameworks:
-                for name in names:
-                    counted = getattr(counted, name, None)
-                return _told(framework, counted)
+        """After the first step, which ``optimizer`` ended below these frameworks, the outermost first.
+
+        {}: nobody counts.
+        """
+        for framework in frameworks:
+            for reference, made_by, names in reversed(self._owners):
+                counted = reference()
+                if counted is not None and made_by == framework:
+                    for name in names:
+                        counted = getattr(counted, name, None)
+                    return _told(framework, counted)
         counted = _counted_by(optimizer)
         return {} if counted is None else _told(OPTIMIZER, counted - 1)
 
@@ -62,7 +66,7 @@ def _counted_by(optimizer: Any) -> int | None:
     if torch is None or not isinstance(states, dict):
         return None
     state = next(iter(states.values()), None)
-    counted = state.get("step") if isinstance(state, dict) else None
+    counted: Any = state.get("step") if isinstance(state, dict) else None
     if type(counted) is torch.Tensor and counted.device.type == "cpu" and counted.numel() == 1:
         counted = counted.item()
     return int(counted) if type(counted) in (int, float) and counted >= 1 else None

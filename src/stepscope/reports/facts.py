@@ -54,7 +54,7 @@ def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | N
     if not isinstance(counted, dict) or not counted.get("first") or first is None or last is None:
         return ""
     behind = counted["first"]
-    by = COUNTED_BY.get(counted.get("by"), "")
+    by = COUNTED_BY.get(str(counted.get("by")), "")
     which = f"steps {first:,}–{last:,} here are" if last > first else f"step {first:,} here is"
     theirs = f"steps {first + behind:,}–{last + behind:,}" if last > first else f"step {first + behind:,}"
     return f"{which} global {theirs}{by}"
