@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from stepscope.testing.clock import FakeClock
 from tests.recorder.conftest import Recording
 
-MODEL, INPUT, LOSS = 200, 7_000, 30
+MODEL, WRAPPER, INPUT, LOSS = 200, 50, 7_000, 30
 
 
 class Clocked(nn.Module):
@@ -46,6 +46,14 @@ class Wrapper(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.module(x)
+
+
+class SlowWrapper(Wrapper):
+    """Takes ``WRAPPER`` nanoseconds itself."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.module.clock.advance(WRAPPER)  # type: ignore[operator, union-attr]
+        return super().forward(x)
 
 
 class OfAnotherClass(Clocked):
@@ -105,6 +113,24 @@ def test_an_evaluation_long_after_the_first_steps(clocked: Recording, clock: Fak
                 for y in loader(3, clock):
                     other(y)
     assert clocked.spent() == [TRAINED] * 10 + [{**TRAINED, "eval": 3 * (INPUT + MODEL)}, TRAINED]
+
+
+def test_the_mode_of_a_wrapper_is_that_of_its_model(clocked: Recording, clock: FakeClock) -> None:
+    """Lightning takes DDP into eval mode for a validation, and afterwards only the model in it back."""
+    model = SlowWrapper(Clocked(clock))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, x in enumerate(loader(8, clock)):
+        model(x).sum().backward()
+        optimizer.step()
+        if number in (3, 5):
+            model.train(number == 5)
+            model.module.eval()
+            for y in loader(2, clock):
+                model(y)
+            model.module.train()
+    trained = {"input": INPUT, "forward": WRAPPER + MODEL}
+    evaluated = {**trained, "eval": 2 * (INPUT + WRAPPER + MODEL)}
+    assert clocked.spent() == [trained] * 4 + [evaluated, trained, evaluated, trained]
 
 
 @pytest.mark.parametrize("frozen", [True, False])

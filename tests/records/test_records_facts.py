@@ -15,6 +15,7 @@ RIGHT: dict[str, Any] = {
     "peers": [[0, 4, 2]],
     "pipeline": True,
     "frameworks": ["transformers", "accelerate"],
+    "global_step": {"by": "transformers", "first": 500},
     "loader": {"num_workers": 2, "pin_memory": True, "prefetch_factor": None, "sampler": "RandomSampler", "length": 9},
     "ddp": {"bucket_mb": 25.0, "gradient_mb": 3, "static_graph": False},
     "fsdp": {"version": 2, "units": 5, "largest_share": 0.25, "strategy": "full_shard", "backward_prefetch": None},

@@ -136,6 +136,26 @@ def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
     assert (summarise(with_facts({}))["facts"], summarise(with_facts({}))["facts_differ"]) == ({}, [])
 
 
+@pytest.mark.parametrize(
+    ("by", "whose"),
+    [
+        ("transformers", " of Hugging Face Trainer"),
+        ("lightning", " of Lightning's Trainer"),
+        ("deepspeed", " of the DeepSpeed engine"),
+        ("optimizer", " by the optimizer's own count"),
+    ],
+)
+def test_which_steps_of_the_training_they_are_after_a_resume(by: str, whose: str) -> None:
+    summary = summarise(with_facts({"global_step": {"by": by, "first": 500}}))
+    first, last = summary["steps"]["first"], summary["ranks"][0]["last_step"]
+    told = f"resumed steps {first}–{last} here are global steps {500 + first}–{500 + last}{whose} "
+    assert told in " ".join(render_text(summary).split())
+
+
+def test_from_the_beginning_the_steps_are_the_same() -> None:
+    assert "resumed" not in render_text(summarise(with_facts({"global_step": {"by": "lightning", "first": 0}})))
+
+
 FSDP = {
     "version": 2,
     "units": 25,

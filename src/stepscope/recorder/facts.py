@@ -17,6 +17,7 @@ from typing import Any
 
 from stepscope.recorder.autocast import seen_in
 from stepscope.recorder.callers import Callers
+from stepscope.recorder.global_steps import GlobalSteps
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.loaders import Loaders
 from stepscope.recorder.model import ModelWalk
@@ -36,6 +37,7 @@ class LiveObjects:
         self._now = now
         self._loaders = Loaders()
         self._callers = Callers()
+        self.global_steps = GlobalSteps()
         self._roots: list[_Root] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._failed: list[Callable[..., dict[str, Any] | None]] = []
@@ -64,8 +66,11 @@ class LiveObjects:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look(self, step: int) -> bool:
-        """Bring ``facts`` up to date; whether to be asked again after the very next step."""
+    def look(self, step: int, ended_by: Any = None) -> bool:
+        """Bring ``facts`` up to date; whether to be asked again after the very next step.
+
+        ``ended_by`` is the optimizer that ended the last one.
+        """
         until_ns = self._now() + LOOK_NS
         self.facts = {
             **self.facts,
@@ -75,6 +80,8 @@ class LiveObjects:
             **self._once_failed_never_again(self._of_optimizer),
             **self._once_failed_never_again(self._of_model, until_ns),
         }
+        if step == 1:
+            self.facts |= self._once_failed_never_again(self._of_global_steps, ended_by)
         if "ddp" in self.facts:
             reducer = self._once_failed_never_again(self._of_reducer)
             self.facts["ddp"] = {**self.facts["ddp"], **reducer}
@@ -107,6 +114,10 @@ class LiveObjects:
     def _of_callers(self) -> dict[str, Any]:
         self._callers.look()
         return self._callers.facts()
+
+    @failsafe
+    def _of_global_steps(self, optimizer: Any) -> dict[str, Any]:
+        return self.global_steps.facts(self.facts.get("frameworks", []), optimizer)
 
     @failsafe
     def _of_optimizer(self) -> dict[str, Any]:

@@ -15,6 +15,9 @@ While dynamo traces, a wrapper is nothing but the call of the original (``is_dyn
 the search is on again.  Rarely, because every assignment to a class makes the interpreter forget what it had learnt
 about that class, and CPython stops learning after a thousand of them.
 
+*The mode* of a wrapper is that of the model in it: Lightning takes DDP into eval mode with its model for a validation,
+and afterwards only the model back.
+
 *Without gradients* a model is evaluated or infers, whoever it is: its time is ``eval``.  That may be a root, what a
 root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), and a model of
 another class (a teacher, a reward model, a frozen encoder): the search finds its class.  Since evaluation may begin
@@ -78,8 +81,8 @@ class ForwardProbe:
         self._patches = patches
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-        self._roots: dict[int, int] = {}
-        """id of a root, or of what it wraps → how it was trained when found."""
+        self._roots: dict[int, tuple[int, weakref.ref[Any] | None]] = {}
+        """id of a root, or of what it wraps → how it was trained when found, and of a wrapper the model in it."""
         self._frozen: dict[int, bool] = {}
         """ids of models that had no parameter to train when found."""
         self._iterations: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -226,7 +229,8 @@ class ForwardProbe:
             # caller: _consider < failsafe < _look_at < __call__ < the script
             owner = _direct_forward(self._module, sys._getframe(4))
             root, method = (module, "__call__") if owner is None else (owner, "forward")
-            how = CHECKPOINTED if checkpointed else IN_TRAINING_MODE if root.training else IN_EVAL_MODE
+            trains = _innermost(root).training
+            how = CHECKPOINTED if checkpointed else IN_TRAINING_MODE if trains else IN_EVAL_MODE
             if self._add_root(root, method, how):
                 self._recorder.objects.meet_root(root, precision, str(trained.dtype).removeprefix("torch."))
 
@@ -253,9 +257,10 @@ class ForwardProbe:
         """Whether it was none before."""
         if id(module) in self._roots:
             return False
-        for one in (module, *_wrapped_by(module)):
+        models = (module, *_wrapped_by(module))
+        for one in models:
             if id(one) not in self._roots:
-                self._roots[id(one)] = how
+                self._roots[id(one)] = (how, None if one is models[-1] else weakref.ref(models[-1]))
                 weakref.finalize(one, self._roots.pop, id(one), None).atexit = False
                 self._time_class(type(one), method if one is module else "__call__")
         return True
@@ -288,15 +293,17 @@ class ForwardProbe:
         def timed(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(module, *args, **kwargs)
-            trained = roots.get(id(module))
+            root = roots.get(id(module))
             outer = ledger.phase
-            if trained is None:
+            if root is None:
                 if grad_enabled() and not (id(module) in frozen and self._infers(module, args, kwargs)):
                     if (self._looking or self._expecting) and not self._inside:
                         return self._look_at(original, module, args, kwargs)
                     return original(module, *args, **kwargs)
                 phase = EVAL
-            elif (grad_enabled() or trained == CHECKPOINTED) and (module.training or not trained):
+            elif (grad_enabled() or root[0] == CHECKPOINTED) and (
+                not root[0] or (module.training if root[1] is None else _trains(root[1], module))
+            ):
                 phase = FORWARD
                 recorder.forward_seen = True
             else:
@@ -370,6 +377,16 @@ def _wrapped_by(module: Any) -> Iterator[Any]:
         if module is None:
             return
         yield module
+
+
+def _innermost(module: Any) -> Any:
+    return [module, *_wrapped_by(module)][-1]
+
+
+def _trains(model: weakref.ref[Any], wrapper: Any) -> bool:
+    """Whether the model inside of a wrapper is in training mode."""
+    inside = model()
+    return bool((wrapper if inside is None else inside).training)
 
 
 def _is_checkpointed(frame: FrameType | None) -> bool:

@@ -22,7 +22,7 @@ Callback = Callable[[ModuleType], object]
 
 class ImportWatch(MetaPathFinder):
     def __init__(self) -> None:
-        self._callbacks: dict[str, Callback] = {}
+        self._callbacks: dict[str, list[Callback]] = {}
 
     def when_imported(self, name: str, callback: Callback) -> None:
         """Call back once, at once if the module is there already."""
@@ -31,7 +31,7 @@ class ImportWatch(MetaPathFinder):
         if module is not None:
             callback(module)
             return
-        self._callbacks[name] = callback
+        self._callbacks.setdefault(name, []).append(callback)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
@@ -43,21 +43,21 @@ class ImportWatch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        callback = self._callbacks.pop(fullname, None)
-        if callback is None:
+        callbacks = self._callbacks.pop(fullname, None)
+        if callbacks is None:
             return None
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _LoaderThenCall(spec.loader, callback)
+            spec.loader = _LoaderThenCall(spec.loader, callbacks)
         return spec
 
 
 class _LoaderThenCall(Loader):
-    """Another loader, and a callback when it is done; everything else is the other loader's."""
+    """Another loader, and callbacks when it is done; everything else is the other loader's."""
 
-    def __init__(self, loader: Loader, callback: Callback) -> None:
+    def __init__(self, loader: Loader, callbacks: Sequence[Callback]) -> None:
         self._loader = loader
-        self._callback = callback
+        self._callbacks = callbacks
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -68,9 +68,11 @@ class _LoaderThenCall(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._call_back(module)
+        for callback in self._callbacks:
+            _call_back(callback, module)
 
-    @failsafe
-    def _call_back(self, module: ModuleType) -> None:
-        """Not into the script's import statement, should it fail."""
-        self._callback(module)
+
+@failsafe
+def _call_back(callback: Callback, module: ModuleType) -> None:
+    """Not into the script's import statement, should it fail."""
+    callback(module)

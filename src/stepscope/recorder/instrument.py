@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder import backward, checkpoint, collectives, dataloader, graphs, joining, stalls, transfer, waiting
+from stepscope.recorder import (
+    backward,
+    checkpoint,
+    collectives,
+    dataloader,
+    global_steps,
+    graphs,
+    joining,
+    stalls,
+    transfer,
+    waiting,
+)
 from stepscope.recorder.dynamo import leave_shared_code_alone
 from stepscope.recorder.forward import ForwardProbe
 from stepscope.recorder.imports import ImportWatch
@@ -41,6 +52,7 @@ class Instrumentation:
         dataloader.install(recorder, torch, patches, watch, forward.expect_evaluation)
         transfer.install(recorder, torch, patches)
         checkpoint.install(recorder, torch, patches, watch)
+        global_steps.install(self._meet_owner, patches, watch)
         collectives.install(recorder, torch, patches, watch)
         waiting.install(recorder, torch, patches)
         stalls.install(recorder, torch, patches)
@@ -52,6 +64,10 @@ class Instrumentation:
         self._undo.append(recorder.server.withdraw)
         joining.install(recorder, torch, patches)
         recorder.ask_after_steps(forward)
+
+    def _meet_owner(self, owner: Any, framework: str, names: tuple[str, ...]) -> None:
+        # The recorder of a forked child has new ``objects``.
+        self._recorder.objects.global_steps.meet(owner, framework, names)
 
     def remove(self) -> None:
         self._recorder.ask_after_steps(None)

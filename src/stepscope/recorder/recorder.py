@@ -380,7 +380,7 @@ class Recorder:
     def _look_at_objects(self, optimizer: object) -> bool:
         if optimizer is not None:
             self.objects.meet_optimizer(optimizer)
-        unfinished = self.objects.look(self.step)
+        unfinished = self.objects.look(self.step, optimizer)
         if self.ring is not None:
             self._tell_facts(self.ring)
         return unfinished

@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.records.series import RankSeries
 from stepscope.records.units import count_text, share_text
 
-__all__ = ["differing_facts", "facts_of_run", "settings_of"]
+__all__ = ["differing_facts", "facts_of_run", "global_steps_text", "settings_of"]
 
 COMPARED = ("loader", "ddp", "fsdp", "optimizer", "threads")
 """What should be the same everywhere …"""
@@ -17,6 +17,13 @@ OWN = (
     *("tensors", "batchnorm", "iterations", "unused", "parameters", "units", "largest_share", "resharded_units"),
 )
 """… but for what follows from a rank's share of the data or of the model."""
+
+COUNTED_BY = {
+    "transformers": " of Hugging Face Trainer",
+    "lightning": " of Lightning's Trainer",
+    "deepspeed": " of the DeepSpeed engine",
+    "optimizer": " by the optimizer's own count",
+}
 
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 OWN_WAY = "explicit"
@@ -39,6 +46,18 @@ def differing_facts(current: Sequence[RankSeries]) -> list[str]:
                 if one not in seen.setdefault(name, []):
                     seen[name].append(one)
     return sorted(name for name, values in seen.items() if len(values) > 1 and name.rpartition(".")[2] not in OWN)
+
+
+def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | None) -> str:
+    """Which of the training's own steps those of this run are, after a resume: otherwise they are the same."""
+    counted = facts.get("global_step")
+    if not isinstance(counted, dict) or not counted.get("first") or first is None or last is None:
+        return ""
+    behind = counted["first"]
+    by = COUNTED_BY.get(str(counted.get("by")), "")
+    which = f"steps {first:,}–{last:,} here are" if last > first else f"step {first:,} here is"
+    theirs = f"steps {first + behind:,}–{last + behind:,}" if last > first else f"step {first + behind:,}"
+    return f"{which} global {theirs}{by}"
 
 
 def settings_of(facts: Mapping[str, Any]) -> list[str]:

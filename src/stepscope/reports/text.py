@@ -15,6 +15,7 @@ from typing import Any
 from stepscope.records.messages import printable_document
 from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, rate_text, share_text
 from stepscope.reports.attempts import attempt_items
+from stepscope.reports.facts import global_steps_text
 from stepscope.reports.hangs import hang_section
 from stepscope.reports.nodes import node_items
 from stepscope.reports.page import LABEL, NARROWEST, Page, bar, cut
@@ -190,6 +191,9 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     code = summary["exit_code"]
     status = summary["status"] + (f" (exit code {code})" if code else "")
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
+    resumed = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
+    if resumed:
+        page.labelled("resumed", [resumed])
     if run["command"]:
         page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
     for label, facts in node_items(summary["nodes"]):
@@ -232,10 +236,13 @@ def _training(said: Mapping[str, Any]) -> list[str]:
 
 def _steps(summary: Summary) -> str:
     """How many, and which: they are counted from 0."""
-    steps = summary["steps"]
-    last = max((row["last_step"] for row in summary["ranks"] if row["last_step"] is not None), default=None)
+    steps, last = summary["steps"], _last_step(summary)
     which = f" ({steps['first']}–{last})" if steps["first"] is not None and last != steps["first"] else ""
     return count_text(steps["total"], "step") + which
+
+
+def _last_step(summary: Summary) -> int | None:
+    return max((row["last_step"] for row in summary["ranks"] if row["last_step"] is not None), default=None)
 
 
 def _command(words: Sequence[str], columns: int) -> str:

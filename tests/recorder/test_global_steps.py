@@ -1,0 +1,106 @@
+"""How many steps the training had behind it when this process took its first one."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from stepscope.recorder.global_steps import OWNERS, GlobalSteps, install
+from stepscope.recorder.imports import ImportWatch
+from stepscope.recorder.patches import Patches
+from tests.recorder.conftest import Recording
+
+
+class Trainer:
+    """Counts like those of Hugging Face, Lightning and DeepSpeed."""
+
+    def __init__(self, steps: Any) -> None:
+        self.state = SimpleNamespace(global_step=steps)
+        self.global_step = self.global_steps = steps
+
+
+def train(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, steps: int) -> None:
+    for _ in range(steps):
+        (parameter * 2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("module_name", OWNERS)
+def test_what_a_framework_counts(module_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_name, framework, _ = OWNERS[module_name]
+    own = type(class_name, (Trainer,), {"__init__": Trainer.__init__})
+    module = ModuleType(module_name)
+    setattr(module, class_name, own)
+    monkeypatch.setitem(sys.modules, module_name, module)
+    steps, patches, watch = GlobalSteps(), Patches(), ImportWatch()
+    install(steps.meet, patches, watch)
+    watch.remove()
+    trainer = own(500)
+    assert steps.facts([framework], None) == {"global_step": {"by": framework, "first": 500}}
+    assert steps.facts(["ray"], None) == {}
+    patches.undo()
+    assert own.__init__ is Trainer.__init__
+    del trainer
+    assert steps.facts([framework], None) == {}
+
+
+def test_the_outermost_framework_is_asked_and_of_it_the_newest() -> None:
+    steps, made = GlobalSteps(), [Trainer(3), Trainer(4), Trainer(5)]
+    for trainer, framework in zip(made, ("transformers", "transformers", "deepspeed"), strict=True):
+        steps.meet(trainer, framework, ("global_step",))
+    assert steps.facts(["transformers", "deepspeed"], None) == {"global_step": {"by": "transformers", "first": 4}}
+
+
+@pytest.mark.parametrize("strange", [None, -1, 2.5, "500"])
+def test_what_is_no_count_is_left_out(strange: Any) -> None:
+    steps, trainer = GlobalSteps(), Trainer(strange)
+    steps.meet(trainer, "lightning", ("global_step",))
+    assert steps.facts(["lightning"], None) == {}
+
+
+def test_an_optimizer_that_was_loaded_goes_on_counting(recording: Recording) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    earlier = torch.optim.Adam([parameter])
+    earlier.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+    optimizer = torch.optim.Adam([parameter])
+    optimizer.load_state_dict(earlier.state_dict())
+    train(optimizer, parameter, 4)
+    assert recording.facts()["global_step"] == {"by": "optimizer", "first": 7}
+
+
+def test_an_optimizer_that_does_not_count_tells_nothing(recording: Recording) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    train(torch.optim.SGD([parameter], lr=0.1), parameter, 4)
+    assert "global_step" not in recording.facts()
+
+
+def test_a_count_on_a_device_is_not_asked_for() -> None:
+    on_device = SimpleNamespace(state={0: {"step": torch.tensor(7.0, device="meta")}})
+    assert GlobalSteps().facts([], on_device) == {}
+
+
+def test_two_may_wait_for_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints and steps are both found in ``transformers.trainer``."""
+    (tmp_path / "waited_for_by_two.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    watch = ImportWatch()
+    told: list[tuple[str, str]] = []
+
+    def tell(name: str, module: ModuleType) -> None:
+        told.append((name, module.__name__))
+
+    for name in ("first", "second"):
+        watch.when_imported("waited_for_by_two", partial(tell, name))
+    try:
+        __import__("waited_for_by_two")
+    finally:
+        watch.remove()
+        sys.modules.pop("waited_for_by_two", None)
+    assert told == [("first", "waited_for_by_two"), ("second", "waited_for_by_two")]
