@@ -181,6 +181,15 @@ def test_ranks_that_are_late_in_turns_are_not_blamed_on_a_machine_in_other_hands
     assert {(one.kind, one.severity) for one in found[1:]} == {("rotating_straggler", "info")}
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(range(4, 42), "info"), (range(42, 80), "warning")])
+def test_a_rank_that_was_slow_for_a_while_is_a_symptom_of_a_machine_in_other_hands(steps: range, severity: str) -> None:
+    """Not one that is slow to the end: that may be its own fault."""
+    run = Cluster(ranks=2, steps=80, faults=(slow_at(1, "optimizer", 40.0, steps),)).run()
+    assert only(run, "compute_straggler").severity in ("warning", "critical")
+    told = only(crowded(run), "compute_straggler").severity
+    assert ("info" if told == "info" else "warning") == severity
+
+
 # -- advice -----------------------------------------------------------------------------------------------------------
 
 DDP = {"bucket_mb": 25.0, "gradient_mb": 100.0}
@@ -237,6 +246,20 @@ def test_who_needs_a_distributed_sampler(facts: Mapping[str, Any], replicas: int
     said = remarks_on(build_window(Cluster(ranks=4, facts={"loader": PLAIN, **facts}).run()))
     expected = [f"Each of the {replicas} replicas of the model draws from the whole dataset"] if replicas else []
     assert [line.partition(" (SequentialSampler)")[0] for line in said] == expected
+
+
+@pytest.mark.parametrize(
+    ("mesh", "second"),
+    [
+        ({"names": ["dp"], "shape": [2]}, "Give every rank the same number of samples (DistributedSampler) and"),
+        ({"names": ["tp"], "shape": [2]}, "Ranks that hold parts of one model read the same samples: let one of them"),
+        ({"names": ["dp", "tp"], "shape": [2, 1]}, "Give every rank the same number of samples (DistributedSampler)"),
+    ],
+)
+def test_who_reads_the_same_samples_needs_no_sampler(mesh: Mapping[str, Any], second: str) -> None:
+    run = Cluster(ranks=2, steps=60, faults=(slow_at(1, "input", 40.0, range(60)),)).run()
+    run = told(run, *[{"facts": {"mesh": mesh, "peers": [[0, 2, 1]]}}] * 2)
+    assert only(run, "input_straggler").advice[1].startswith(second)
 
 
 def test_workers_by_the_name_of_the_framework() -> None:
