@@ -134,6 +134,30 @@ def test_a_slow_stage_of_one_replica_is_an_imbalance_with_its_phase_and_both_pri
     assert found.advice[0].startswith("Move layers from the slowest stage")
 
 
+@pytest.mark.parametrize(
+    ("phase", "kind", "doing"),
+    [("input", "input_straggler", "in input"), ("checkpoint", "between_steps", "in checkpoints")],
+)
+def test_a_stage_that_is_slow_where_it_has_no_layers_has_none_to_move(phase: str, kind: str, doing: str) -> None:
+    """And its surplus is lost whole: 20 of 59 ms, not the half that the other stage could take over."""
+    (found,) = diagnose(pipeline(faults=[slow_at(1, phase, 20.0)]))
+    assert (found.kind, found.ranks, found.phase) == (kind, (1,), phase)
+    others = "the other pipeline stage"
+    assert found.title == f"Rank 1 takes 20.0 ms more than {others} {doing} every step; {others} waits."
+    assert found.cost["share"] == pytest.approx(20 / 59, abs=0.02)
+    assert not any("layers" in line or "DistributedSampler" in line for line in found.advice)
+
+
+def test_the_schedule_of_a_pipeline_is_no_warning() -> None:
+    run = Cluster(ranks=2, steps=60, phases_ms={"forward": 6.0, "backward": 6.0, "inside": 8.0}, comm_ms=4.0).run()
+    about = [one.__dict__ for one in pipeline().ranks]
+    assert only(run, "wait_heavy").severity != "info"
+    staged = told(run, *[{name: one[name] for name in ("facts", "groups", "comm")} for one in about])
+    found = only(staged, "wait_heavy")
+    assert found.severity == "info"
+    assert found.advice[0].startswith("Mostly the schedule itself")
+
+
 def test_a_late_rank_of_a_stage_is_not_told_twice() -> None:
     """Rank 3 against rank 2; the stage of both has no more to do than the other."""
     run = Cluster(ranks=4, steps=60, faults=(slow_at(3, "forward", 20.0),)).run()
@@ -252,7 +276,7 @@ def test_who_needs_a_distributed_sampler(facts: Mapping[str, Any], replicas: int
     ("mesh", "second"),
     [
         ({"names": ["dp"], "shape": [2]}, "Give every rank the same number of samples (DistributedSampler) and"),
-        ({"names": ["tp"], "shape": [2]}, "Ranks that hold parts of one model read the same samples: let one of them"),
+        ({"names": ["tp"], "shape": [2]}, "Ranks that hold parts of one model need the same samples: let one of them"),
         ({"names": ["dp", "tp"], "shape": [2, 1]}, "Give every rank the same number of samples (DistributedSampler)"),
     ],
 )

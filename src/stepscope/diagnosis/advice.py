@@ -43,7 +43,7 @@ def for_straggler(
     if phase == "input":
         first = f"Look at what {who}{where} reads: larger or remote files, fewer DataLoader workers, a busy disk."
         second = (
-            "Ranks that hold parts of one model read the same samples: let one of them read and broadcast the batch."
+            "Ranks that hold parts of one model need the same samples: let one of them read and broadcast the batch."
             if share_samples
             else "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks."
         )
