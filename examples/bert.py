@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 VOCABULARY = 500
 LENGTH = 32
+KEPT: list[torch.Tensor] = []
 RANK = int(os.environ.get("RANK", "0"))
 
 
@@ -44,11 +45,9 @@ class Metrics(TrainerCallback):
 class Leaking(Trainer):
     """Keeps the hidden states of every step, to plot them one day."""
 
-    kept: list[torch.Tensor] = []
-
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         outputs = model(**inputs, output_hidden_states=True)
-        self.kept.append(torch.cat([states.detach().repeat(1, 32, 1) for states in outputs.hidden_states]))
+        KEPT.append(torch.cat([states.detach().repeat(1, 32, 1) for states in outputs.hidden_states]))
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
 

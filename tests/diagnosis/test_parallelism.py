@@ -149,7 +149,7 @@ def test_a_stage_that_is_slow_where_it_has_no_layers_has_none_to_move(phase: str
 
 
 def test_the_schedule_of_a_pipeline_is_no_warning() -> None:
-    run = Cluster(ranks=2, steps=60, phases_ms={"forward": 6.0, "backward": 6.0, "inside": 8.0}, comm_ms=4.0).run()
+    run = Cluster(ranks=2, steps=60, phases_ms={"forward": 6.0, "backward": 6.0, "inside": 5.0}, comm_ms=4.0).run()
     about = [one.__dict__ for one in pipeline().ranks]
     assert only(run, "wait_heavy").severity != "info"
     staged = told(run, *[{name: one[name] for name in ("facts", "groups", "comm")} for one in about])

@@ -280,8 +280,8 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
     cost = cost_of(view, shared_ns)
     place = seen_at(view, besides=late, between=False)
     where = f", mostly in {place}" if place else ""
-    # A pipeline's schedule splits the batch, sends, receives and waits in Python: that is no fault of the loop.
-    schedule = view.window.stages and not place
+    # A pipeline's schedule splits the batch, sends, receives and waits in Python, below the line that calls it.
+    schedule = view.window.stages and cost["share"] < thresholds.BETWEEN_CRITICAL_SHARE
     finding = Finding(
         kind="wait_heavy",
         severity="info" if schedule else _severity(cost["share"]),
