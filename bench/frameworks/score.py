@@ -87,9 +87,9 @@ def _of_fault(case: Case, findings: Sequence[Finding], first: Finding) -> list[s
     ranks = case.framework.ranks
     blamed = sorted(first.get("ranks") or ())
     problems = []
-    # A run with no finding but those about the machine is as good as one that is called healthy.
-    told = first.get("kind") if findings else "healthy"
-    if told not in expected.kinds:
+    # A run of which nothing is warned, but of the machine, is as good as one that is called healthy.
+    kinds = {first.get("kind")} | (set() if any(map(_warns, findings)) else {"healthy"})
+    if not kinds & expected.kinds:
         problems.append("kind")
     if case.culprit is None:
         if 0 < len(blamed) < ranks:
@@ -103,8 +103,12 @@ def _of_fault(case: Case, findings: Sequence[Finding], first: Finding) -> list[s
     return problems + [f"also blames {_word(each, ranks)}" for each in false]
 
 
+def _warns(finding: Finding) -> bool:
+    return finding["severity"] in ("warning", "critical")
+
+
 def _blames(finding: Finding, ranks: int) -> bool:
-    return finding["severity"] in ("warning", "critical") and 0 < len(finding.get("ranks") or ()) < ranks
+    return _warns(finding) and 0 < len(finding.get("ranks") or ()) < ranks
 
 
 def _ends(finding: Finding) -> bool:

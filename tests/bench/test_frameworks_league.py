@@ -98,6 +98,7 @@ def test_a_function_of_the_framework_is_as_good_as_a_line() -> None:
 def test_equal_work_everywhere_is_healthy() -> None:
     case = BY_NAME["fsdp2/forward-all"]
     assert problems(case, finding("healthy", ranks=[], severity="info")) == ()
+    assert problems(case, finding("change_point", ranks=[], severity="info")) == ()
     assert problems(case, finding("cpu_saturated", ranks=[])) == ()
     assert problems(case, finding("comm_bound", ranks=[])) == ("kind",)
 

@@ -134,6 +134,30 @@ def test_a_slow_stage_of_one_replica_is_an_imbalance_with_its_phase_and_both_pri
     assert found.advice[0].startswith("Move layers from the slowest stage")
 
 
+@pytest.mark.parametrize(
+    ("phase", "kind", "doing"),
+    [("input", "input_straggler", "in input"), ("checkpoint", "between_steps", "in checkpoints")],
+)
+def test_a_stage_that_is_slow_where_it_has_no_layers_has_none_to_move(phase: str, kind: str, doing: str) -> None:
+    """And its surplus is lost whole: 20 of 59 ms, not the half that the other stage could take over."""
+    (found,) = diagnose(pipeline(faults=[slow_at(1, phase, 20.0)]))
+    assert (found.kind, found.ranks, found.phase) == (kind, (1,), phase)
+    others = "the other pipeline stage"
+    assert found.title == f"Rank 1 takes 20.0 ms more than {others} {doing} every step; {others} waits."
+    assert found.cost["share"] == pytest.approx(20 / 59, abs=0.02)
+    assert not any("layers" in line or "DistributedSampler" in line for line in found.advice)
+
+
+def test_the_schedule_of_a_pipeline_is_no_warning() -> None:
+    run = Cluster(ranks=2, steps=60, phases_ms={"forward": 6.0, "backward": 6.0, "inside": 5.0}, comm_ms=4.0).run()
+    about = [one.__dict__ for one in pipeline().ranks]
+    assert only(run, "wait_heavy").severity != "info"
+    staged = told(run, *[{name: one[name] for name in ("facts", "groups", "comm")} for one in about])
+    found = only(staged, "wait_heavy")
+    assert found.severity == "info"
+    assert found.advice[0].startswith("Mostly the schedule itself")
+
+
 def test_a_late_rank_of_a_stage_is_not_told_twice() -> None:
     """Rank 3 against rank 2; the stage of both has no more to do than the other."""
     run = Cluster(ranks=4, steps=60, faults=(slow_at(3, "forward", 20.0),)).run()
@@ -179,6 +203,15 @@ def test_ranks_that_are_late_in_turns_are_not_blamed_on_a_machine_in_other_hands
     found = diagnose(crowded(run))
     assert (found[0].kind, found[0].severity) == ("cpu_saturated", "warning")
     assert {(one.kind, one.severity) for one in found[1:]} == {("rotating_straggler", "info")}
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(range(4, 42), "info"), (range(42, 80), "warning")])
+def test_a_rank_that_was_slow_for_a_while_is_a_symptom_of_a_machine_in_other_hands(steps: range, severity: str) -> None:
+    """Not one that is slow to the end: that may be its own fault."""
+    run = Cluster(ranks=2, steps=80, faults=(slow_at(1, "optimizer", 40.0, steps),)).run()
+    assert only(run, "compute_straggler").severity in ("warning", "critical")
+    told = only(crowded(run), "compute_straggler").severity
+    assert ("info" if told == "info" else "warning") == severity
 
 
 # -- advice -----------------------------------------------------------------------------------------------------------
@@ -237,6 +270,20 @@ def test_who_needs_a_distributed_sampler(facts: Mapping[str, Any], replicas: int
     said = remarks_on(build_window(Cluster(ranks=4, facts={"loader": PLAIN, **facts}).run()))
     expected = [f"Each of the {replicas} replicas of the model draws from the whole dataset"] if replicas else []
     assert [line.partition(" (SequentialSampler)")[0] for line in said] == expected
+
+
+@pytest.mark.parametrize(
+    ("mesh", "second"),
+    [
+        ({"names": ["dp"], "shape": [2]}, "Give every rank the same number of samples (DistributedSampler) and"),
+        ({"names": ["tp"], "shape": [2]}, "Ranks that hold parts of one model need the same samples: let one of them"),
+        ({"names": ["dp", "tp"], "shape": [2, 1]}, "Give every rank the same number of samples (DistributedSampler)"),
+    ],
+)
+def test_who_reads_the_same_samples_needs_no_sampler(mesh: Mapping[str, Any], second: str) -> None:
+    run = Cluster(ranks=2, steps=60, faults=(slow_at(1, "input", 40.0, range(60)),)).run()
+    run = told(run, *[{"facts": {"mesh": mesh, "peers": [[0, 2, 1]]}}] * 2)
+    assert only(run, "input_straggler").advice[1].startswith(second)
 
 
 def test_workers_by_the_name_of_the_framework() -> None:

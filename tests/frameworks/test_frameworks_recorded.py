@@ -62,7 +62,7 @@ def test_recorded_as_bare(
     case = BY_NAME[f"{framework.name}/{fault}"]
     bare = run_python(*words_of(case), env=ENVIRONMENT, timeout_s=LIMIT_S)
     assert bare.code == 0, bare.stderr[-3000:]
-    done = run_stepscope("run", "--quiet", "python", *words_of(case), env=ENVIRONMENT, timeout_s=LIMIT_S)
+    done = run_stepscope("run", "--quiet", *command(case), env=ENVIRONMENT, timeout_s=LIMIT_S)
     summary = summary_of(done)
     steps, loss = result_of(done.stdout + done.stderr)
     assert (steps, loss) == result_of(bare.stdout + bare.stderr)
@@ -71,3 +71,15 @@ def test_recorded_as_bare(
     found = judge(case, summary, exit_code=done.code)
     # Lines are the league's matter: here it is the kind and the rank.
     assert [problem for problem in found.problems if problem != "line"] == [], found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["tp", "pp", "dp-tp"])
+def test_a_slow_forward_is_one_finding(name: str, run_stepscope: Callable[..., Any]) -> None:
+    """Of the right kind and rank, whatever the ranks share: layers, a pipeline, or both layers and samples."""
+    case = BY_NAME[f"{name}/forward-one"]
+    done = run_stepscope("run", "--quiet", *command(case), env=ENVIRONMENT, timeout_s=LIMIT_S)
+    found = [finding for finding in summary_of(done)["findings"] if finding["severity"] != "info"]
+    late = [finding for finding in found if finding["kind"].endswith("straggler") or finding["kind"] == "imbalance"]
+    kind = "imbalance" if name == "pp" else "compute_straggler"
+    assert [(one["kind"], one["ranks"], one["phase"]) for one in late] == [(kind, [case.culprit], "forward")]

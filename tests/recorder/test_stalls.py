@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from stepscope.records.phases import BACKWARD, FORWARD, OTHER
+from stepscope.records.phases import BACKWARD, COMM, FORWARD, OTHER
 
 
 class Timer:
@@ -72,6 +72,16 @@ def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: An
     assert timer.told[3] == f"stall in {BACKWARD}"
     assert set(timer.told[4:-1]) == {"the reducer waits"}
     assert timer.told[-1] == f"mark {BACKWARD} {OTHER}"
+
+
+def test_buffers_that_ddp_broadcasts_before_forward_are_communication(recording: Any, group: None) -> None:
+    """On a CPU the broadcast blocks until the last rank has come: that is no work of this one."""
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)))
+    train(recording, ddp)
+    recording.recorder.ledger.device = timer = Timer()
+    ddp(torch.ones(2, 3))
+    entered = [f"mark {OTHER} {FORWARD}", f"mark {FORWARD} {COMM}", f"mark {COMM} {FORWARD}", f"mark {FORWARD} {OTHER}"]
+    assert timer.told == entered
 
 
 def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any, group: None) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stepscope.records.phases import (
     BACKWARD,
     CHECKPOINT,
+    COMM,
     EVAL,
     FIRST_USER_SLOT,
     FORWARD,
@@ -57,6 +58,12 @@ def test_the_first_step_has_none() -> None:
 def test_up_to_the_first_phase_whatever_it_is(first: int) -> None:
     step_1 = [enter(167, first), back(170), enter(181, FORWARD), back(190), *end(200, 1)]
     assert figures([*STEP_0, *step_1]) == [(0, 40, 0), (1, 7 + 11 + 10, 7)]
+
+
+def test_an_exchange_does_not_begin_an_iteration() -> None:
+    """ZeRO gathers the parameters behind the optimizer's step; what the loop does then is still between two steps."""
+    step_1 = [enter(167, COMM), back(170), enter(181, INPUT), back(183), enter(190, FORWARD), back(195), *end(200, 1)]
+    assert figures([*STEP_0, *step_1])[1] == (1, 7 + 11 + 7 + 5, 7 + 11)
 
 
 def test_time_within_the_step_is_other_but_not_between() -> None:

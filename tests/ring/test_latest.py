@@ -67,6 +67,27 @@ def test_when_a_stretch_was_over(stream: RingStream, read: RingReader) -> None:
     assert read.stretch_end_ns(stretches[1]) is None  # long past
 
 
+def test_what_lies_between_two_steps(stream: RingStream, read: RingReader) -> None:
+    """Up to the first phase; an exchange behind the optimizer, as ZeRO has it, does not begin an iteration."""
+    write_steps(stream, 3)
+
+    def between() -> bool:
+        return read.is_between_steps(read.live().since_ns)
+
+    assert between()
+    stream.clock.advance(1000)
+    outer = stream.ledger.enter(COMM)
+    stream.clock.advance(1000)
+    stream.ledger.leave(outer)
+    assert (read.live().phase, between()) == (OTHER, True)
+    stream.clock.advance(1000)
+    outer = stream.ledger.enter(FORWARD)
+    stream.clock.advance(1000)
+    stream.ledger.leave(outer)
+    assert (read.live().phase, between()) == (OTHER, False)
+    assert not read.is_between_steps(stream.clock.now_ns + 1)
+
+
 def test_a_rank_that_called_none(stream: RingStream, read: RingReader) -> None:
     assert read.last_collective() is None
     write_steps(stream, 3)

@@ -26,10 +26,12 @@ def for_straggler(
     place: str = "",
     node: bool = False,
     side: str | None = None,
+    share_samples: bool = False,
 ) -> tuple[str, ...]:
     """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host.
 
     ``side``: ``host`` where it is known to launch late, ``device`` where its kernels are known to take longer.
+    ``share_samples``: some ranks read the same samples, because they hold parts of one model.
     """
     if node:
         return (
@@ -40,7 +42,11 @@ def for_straggler(
     where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
     if phase == "input":
         first = f"Look at what {who}{where} reads: larger or remote files, fewer DataLoader workers, a busy disk."
-        second = "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks."
+        second = (
+            "Ranks that hold parts of one model need the same samples: let one of them read and broadcast the batch."
+            if share_samples
+            else "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks."
+        )
     elif phase == "h2d":
         first = f"Check how {who}{where} reaches its device: pinned memory, NUMA binding, PCIe width."
         second = "Copy with non_blocking=True from a DataLoader with pin_memory=True."

@@ -7,7 +7,7 @@ without its present value.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from stepscope.diagnosis.framework_advice import (
     accumulation,
     autocast,
     compilation,
+    compression,
     frameworks_of,
     fused,
     loader_setting,
@@ -127,18 +128,10 @@ def _exchange_less(view: View) -> Iterator[str]:
         yield from _accumulate(view)
     elif _facts(view, "ddp"):
         yield from _accumulate(view)
-        yield f"Send bfloat16 ({_compress(frameworks)}), or take larger batches."
+        yield f"Send bfloat16 ({compression(frameworks)}), or take larger batches."
     else:
         yield from _accumulate(view)
         yield "Send fewer bytes (bfloat16 gradients), or take larger batches."
-
-
-def _compress(frameworks: Sequence[str]) -> str:
-    if "lightning" in frameworks:
-        return "DDPStrategy(ddp_comm_hook=bf16_compress_hook)"
-    if "accelerate" in frameworks and "transformers" not in frameworks:
-        return "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)"
-    return "bf16_compress_hook"
 
 
 def _accumulate(view: View) -> Iterator[str]:

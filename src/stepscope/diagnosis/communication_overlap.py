@@ -20,6 +20,7 @@ from stepscope.diagnosis.communication import Communication
 from stepscope.diagnosis.communication_ddp import DDP_OP, MIB, Reducer, gradients_of
 from stepscope.diagnosis.communication_flows import Flow
 from stepscope.diagnosis.ddp_advice import for_unused
+from stepscope.diagnosis.framework_advice import accumulation, compression, frameworks_of
 from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_offload, for_prefetch, for_units
 from stepscope.diagnosis.robust import shortest
 from stepscope.diagnosis.samples import number
@@ -126,7 +127,7 @@ def _ddp_exchange(view: View, one: Reducer, exposed_ns: Floats, span_ns: Floats,
         behind_ns=behind_ns,
         bytes=float(one.bytes),
         last_share=max(1 / thresholds.OVERLAP_PARTS, whole / one.bytes),
-        advice=tuple(_for_ddp(one, ddp))[:3],
+        advice=tuple(_for_ddp(one, ddp, frameworks_of(view.facts)))[:3],
         evidence={
             "buckets": one.buckets or None,
             "largest_bucket_bytes": max(one.buckets_bytes, default=None),
@@ -143,7 +144,7 @@ def _cannot_be_split(one: Reducer, bucket_mb: float | None) -> int:
     return largest if bucket_mb and largest > OVERFULL * bucket_mb * MIB else 0
 
 
-def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
+def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) -> Iterator[str]:
     largest = max(one.buckets_bytes, default=0)
     cap_mb = max(1, round(one.bytes / MIB / thresholds.OVERLAP_PARTS))
     bucket_mb = number(ddp, "bucket_mb")
@@ -159,12 +160,14 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any]) -> Iterator[str]:
             f"One of {one.buckets} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
             f"DistributedDataParallel(bucket_cap_mb={cap_mb}) spreads the rest."
         )
-    if one.backwards > 1:
+    # Trainers that accumulate by a setting of their own exchange the gradients once.
+    if one.backwards > 1 and accumulation(frameworks) is None:
         yield (
             f"{one.backwards:.0f} backwards make a step: unless all but the last are under model.no_sync(), each "
             "exchanges all gradients."
         )
-    yield "Send less: bf16_compress_hook halves the bytes; gradients that backward makes last cannot be hidden at all."
+    less = f"Send less: {compression(frameworks)} halves the bytes"
+    yield f"{less}; gradients that backward makes last cannot be hidden at all."
 
 
 # -- FSDP2 ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["accumulation", "autocast", "compilation", "frameworks_of", "fused", "loader_name", "loader_setting"]
+__all__ = [
+    "accumulation",
+    "autocast",
+    "compilation",
+    "compression",
+    "frameworks_of",
+    "fused",
+    "loader_name",
+    "loader_setting",
+]
 
 ACCUMULATION = {
     "transformers": "TrainingArguments(gradient_accumulation_steps=…)",
@@ -50,6 +59,15 @@ def autocast(frameworks: Sequence[str]) -> str:
 
 def compilation(frameworks: Sequence[str]) -> str:
     return _first(frameworks, COMPILATION) or "torch.compile"
+
+
+def compression(frameworks: Sequence[str]) -> str:
+    """DDP's hook that sends gradients in bfloat16."""
+    if "lightning" in frameworks:
+        return "DDPStrategy(ddp_comm_hook=bf16_compress_hook)"
+    if "accelerate" in frameworks and "transformers" not in frameworks:
+        return "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)"
+    return "bf16_compress_hook"
 
 
 def fused(frameworks: Sequence[str]) -> str:

@@ -138,7 +138,14 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         cost=cost,
         evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place) | {"side": side},
         advice=for_straggler(
-            ranks, hosts, phase, world_size=len(view.ranks), place=place, node=kind == "node_straggler", side=side
+            ranks,
+            hosts,
+            phase,
+            world_size=len(view.ranks),
+            place=place,
+            node=kind == "node_straggler",
+            side=side,
+            share_samples=view.window.share_samples,
         ),
         confidence=_confidence(view, worst, at),
     )

@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.records.collectives import OPS, ProcessGroup
+from stepscope.records.collectives import OPS, GroupKind, ProcessGroup
 from stepscope.records.group_kinds import ALIKE, kind_of
 from stepscope.records.series import RankSeries
 
-__all__ = ["is_pipeline", "peer_groups"]
+__all__ = ["is_pipeline", "peer_groups", "share_samples"]
 
 RANKS_AT_MOST = 1 << 24
 """More ranks in a group than any job has: the numbers are of another hand."""
+ONE_MODEL: tuple[GroupKind, ...] = ("tensor", "context", "pipeline")
+"""Groups whose ranks hold parts of one model and train on the same samples."""
 SENT = tuple(OPS.index(op) for op in ("send", "recv"))
 TOGETHER = tuple(OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
 
@@ -52,12 +54,19 @@ def peer_groups(ranks: Sequence[RankSeries]) -> NDArray[np.intp]:
 
 def is_pipeline(ranks: Sequence[RankSeries]) -> bool:
     """Whether the ranks are stages of a pipeline: what one does, the next goes on with."""
-    if any(series.facts.get("pipeline") is True or _has_stages(series.facts.get("mesh")) for series in ranks):
+    if any(series.facts.get("pipeline") is True or _has(series.facts.get("mesh"), ("pipeline",)) for series in ranks):
         return True
     if any(group.kind == "pipeline" and group.size > 1 for series in ranks for group in series.groups):
         return True
     held = {_parameters(series) for series in ranks}
     return len(held) > 1 and None not in held and all(_in_most_steps(series, SENT) for series in ranks)
+
+
+def share_samples(ranks: Sequence[RankSeries]) -> bool:
+    """Whether some ranks are to read the same samples, because they hold parts of one model."""
+    if is_pipeline(ranks) or any(_has(series.facts.get("mesh"), ONE_MODEL) for series in ranks):
+        return True
+    return any(group.kind in ONE_MODEL and group.size > 1 for series in ranks for group in series.groups)
 
 
 class _Joined:
@@ -114,12 +123,13 @@ def _parameters(series: RankSeries) -> int | None:
     return held if isinstance(held, int) else None
 
 
-def _has_stages(mesh: Any) -> bool:
+def _has(mesh: Any, kinds: Sequence[GroupKind]) -> bool:
+    """Whether a dimension of a device mesh is of one of these kinds."""
     names, shape = (mesh.get("names"), mesh.get("shape")) if isinstance(mesh, dict) else (None, None)
     if not isinstance(names, list) or not isinstance(shape, list):
         return False
     pairs = zip(names, shape, strict=False)
-    return any(kind_of(str(name)) == "pipeline" and isinstance(size, int) and size > 1 for name, size in pairs)
+    return any(kind_of(str(name)) in kinds and isinstance(size, int) and size > 1 for name, size in pairs)
 
 
 def _named(peers: object) -> tuple[tuple[int, ...], ...] | None:

@@ -104,7 +104,7 @@ def _explained(view: View) -> list[Claim]:
     bounds = find_bounds(view, network, rare) if rare else bounds
     claims += find_trends(view, unexplained(view, claims))
     claims += [*outside, *bounds]
-    return [*_symptoms(claims, find_machine(view)), *find_memory(view)]
+    return [*_symptoms(view, claims, find_machine(view)), *find_memory(view)]
 
 
 def _outside(
@@ -153,26 +153,32 @@ def _is_rare(claim: Claim) -> bool:
     return claim.finding.severity != "info" and float((claim.saved_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
 
 
-def _symptoms(claims: list[Claim], machine: list[Claim]) -> list[Claim]:
+def _symptoms(view: View, claims: list[Claim], machine: list[Claim]) -> list[Claim]:
     """What follows from another finding is told, not warned of.
 
     An idle GPU is what a job that waits for something looks like from outside; stages of a pipeline wait for each other
     when one of them is slow; and on a machine whose CPUs are in other hands, steps are longer now and then and for a
-    while, and now this rank is late and now that.
+    while, and now this rank is late and now that, or one for a while.
     """
     uneven = any(claim.finding.severity != "info" and _of_ranks(claim.finding) for claim in claims)
     claims = [_as_info(claim) if uneven and claim.finding.kind == "pipeline_bubble" else claim for claim in claims]
     crowded = any(claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in machine)
     costly = any(claim.finding.severity != "info" for claim in claims)
-    told = [_as_info(claim) if crowded and _of_crowding(claim.finding) else claim for claim in claims]
+    told = [_as_info(claim) if crowded and _of_crowding(view, claim.finding) else claim for claim in claims]
     seen = [_as_info(claim) if costly and claim.finding.kind == "low_gpu_utilisation" else claim for claim in machine]
     return [*told, *seen]
 
 
-def _of_crowding(finding: Finding) -> bool:
+def _of_crowding(view: View, finding: Finding) -> bool:
     varying = finding.kind == "imbalance" and finding.evidence.get("by") == "steps"
     kinds = ("rotating_straggler", "pipeline_bubble", "drift", "change_point", "throughput_drop", "slow_collective")
-    return _is_irregular(finding) or varying or finding.kind in kinds
+    return _is_irregular(finding) or varying or _is_over(view, finding) or finding.kind in kinds
+
+
+def _is_over(view: View, finding: Finding) -> bool:
+    """Whether a rank computed more slowly for a while, and then as fast as the others again."""
+    slow = finding.kind in ("compute_straggler", "straggler")
+    return slow and finding.steps is not None and finding.steps[1] < view.span[1]
 
 
 def _is_irregular(finding: Finding) -> bool:

@@ -48,6 +48,7 @@ AROUND = "around"
 """Stands for what else the steps with a stop do, wherever parts are told by name."""
 OTHERS_NAMED = 2
 """Parts beside the largest that a title names; more are counted."""
+SCHEDULE_ADVICE = "Mostly the schedule itself, which splits the batch, sends and receives: fewer, larger microbatches."
 SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
 
 
@@ -283,9 +284,11 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
     cost = cost_of(view, shared_ns)
     place = seen_at(view, besides=late, between=False)
     where = f", mostly in {place}" if place else ""
+    # A pipeline's schedule splits the batch, sends, receives and waits in Python, below the line that calls it.
+    schedule = view.window.stages and cost["share"] < thresholds.BETWEEN_CRITICAL_SHARE
     finding = Finding(
         kind="wait_heavy",
-        severity=_severity(cost["share"]),
+        severity="info" if schedule else _severity(cost["share"]),
         title=(
             f"{share_text(cost['share'])} of the time lies inside the step but in no known phase: "
             f"{_each(shared_ns[used], 'of every step')}{where}."
@@ -302,7 +305,9 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
             "step_ms": round(view.median_step_ns / 1e6, 3),
             "steps_used": int(used.sum()),
         },
-        advice=(
+        advice=(SCHEDULE_ADVICE,)
+        if schedule
+        else (
             f"Look at {place}."
             if place
             else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_uneven_groups
+from stepscope.diagnosis.advice import for_straggler, for_uneven_groups
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import longest, median_rank, medians, peer_deviation, persistence_z, spread, z_needed
@@ -26,6 +26,14 @@ __all__ = ["find_uneven"]
 
 Floats = NDArray[np.float64]
 LEVEL_QUANTILE = 0.25
+STAGE_KINDS = {
+    "input": ("input_straggler", "in input"),
+    "h2d": ("h2d_straggler", "in h2d"),
+    "eval": ("between_steps", "evaluating"),
+    "checkpoint": ("between_steps", "in checkpoints"),
+    "other": ("between_steps", "outside all phases"),
+}
+"""What a stage is that is slow in a phase without layers, and how that is said."""
 
 
 def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
@@ -204,7 +212,10 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
     mostly = phase if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
     place = seen_at(view, ranks, phase=mostly) if view.clock == "host" or mostly == "input" else ""
     # As if the surplus were gone, and the next group the slowest; shared with the others, it stays in part.
-    without = cost_of(view, np.full(len(view.steps), float(levels.max() - np.delete(levels, slowest).max())))
+    next_ns = float(np.delete(levels, slowest).max())
+    if view.window.stages and mostly in STAGE_KINDS:
+        return [_late_stage(view, ranks, mostly, typical_ns, next_ns, by_phase)]
+    without = cost_of(view, np.full(len(view.steps), float(levels.max()) - next_ns))
     finding = Finding(
         kind="imbalance",
         severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
@@ -233,6 +244,43 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
         confidence=0.8,
     )
     return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _late_stage(
+    view: View, ranks: tuple[int, ...], phase: str, typical_ns: float, next_ns: float, by_phase: dict[str, float]
+) -> Claim:
+    """A stage that is slow where it has no layers: none can be moved, and all of its surplus is lost."""
+    saved_ns = np.clip(longest(view.work_ns) - next_ns, 0.0, typical_ns)
+    cost = cost_of(view, saved_ns)
+    kind, doing = STAGE_KINDS[phase]
+    place = seen_at(view, ranks, between=True) if phase == "other" else ""
+    seen = f" ({place})" if place else ""
+    hosts = tuple(host for rank, host in zip(view.ranks, view.hosts, strict=True) if rank in ranks)
+    others = _others(view, len(np.unique(view.groups)))
+    waits = "waits" if len(np.unique(view.groups)) == 2 else "wait"
+    finding = Finding(
+        kind=kind,
+        severity=severity_of(cost["share"], typical_ns),
+        title=(
+            f"{named_ranks(ranks)} {'takes' if len(ranks) == 1 else 'take'} {ms_text(typical_ns / 1e6)} more than "
+            f"{others} {doing}{seen} every step; {others} {waits}."
+        ),
+        ranks=ranks,
+        phase=phase,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "by": "groups",
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
+            "place": place or None,
+            "steps_used": len(view.steps),
+        },
+        advice=for_straggler(ranks, hosts, phase, world_size=len(view.ranks), place=place, share_samples=True),
+        confidence=0.85,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
 
 
 def _rows_by_group(view: View, late: Collection[int]) -> list[NDArray[np.intp]]:

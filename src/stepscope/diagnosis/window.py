@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.communication import Communication, build_communication
-from stepscope.diagnosis.peers import is_pipeline, peer_groups
+from stepscope.diagnosis.peers import is_pipeline, peer_groups, share_samples
 from stepscope.diagnosis.robust import mean_rank, spread
 from stepscope.diagnosis.samples import during, of_kind
 from stepscope.records.identity import RankIdentity
@@ -91,6 +91,8 @@ class Window(Planes):
     """[R]; ranks of one number have the same work to do and may be compared."""
     stages: bool
     """Whether the ranks are stages of a pipeline; ranks of different groups then do different work."""
+    share_samples: bool
+    """Whether some ranks are to read the same samples, because they hold parts of one model."""
     batches: NDArray[np.float64]
     """[R]; how many batches make a step, in the median one; 1 without gradient accumulation, 0: not known."""
     samples: tuple[dict[str, Any], ...]
@@ -177,6 +179,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
         groups=groups,
         stages=is_pipeline(trained),
+        share_samples=share_samples(trained),
         batches=np.array([_batches(series) for series in trained], np.float64),
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),

@@ -1,20 +1,27 @@
-"""Waiting for peers in backward, where DDP's reducer communicates in C++ (all else: ``recorder/collectives.py``).
+"""Waiting for peers where DDP communicates in C++ (all else: ``recorder/collectives.py``).
 
 DDP's own logging tells how long the exchange of the gradients went on after this rank had computed its own: that was
 waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
 first ten iterations and every hundredth, and only read: a sample now and then tells a rank whose backward is slow from
 those that wait for it.
+
+Before forward DDP broadcasts the model's buffers (BatchNorm's, a table of positions).  On a CPU that blocks until the
+last rank has come, and is ``comm``; on a GPU the host goes on, and ``recorder/stalls.py`` knows what its device waits.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+from stepscope.recorder.dynamo import leave_alone
 from stepscope.recorder.guard import failsafe
+from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.phases import COMM
 from stepscope.ring.words import DDP_COMM, DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
 
 __all__ = ["DdpFigures", "install"]
@@ -34,6 +41,22 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
             recorder.watch_backward(figures)
 
     patches.set(ddp, "__init__", __init__)
+    if hasattr(ddp, "_sync_buffers"):
+        sync_buffers = _on_cpu(ddp._sync_buffers, recorder.ledger, torch.compiler.is_dynamo_compiling)
+        leave_alone(torch, sync_buffers, with_calls=False)
+        patches.set(ddp, "_sync_buffers", sync_buffers)
+
+
+def _on_cpu(original: Callable[..., Any], ledger: Ledger, is_compiling: Callable[[], bool]) -> Callable[..., Any]:
+    blocking = ledger.timed(original, COMM)
+
+    @functools.wraps(original)
+    def _sync_buffers(self: Any) -> Any:
+        if is_compiling() or getattr(self, "device_type", None) != "cpu":
+            return original(self)
+        return blocking(self)
+
+    return _sync_buffers
 
 
 class DdpFigures:

@@ -12,8 +12,9 @@ How much of a backward was waiting for peers DDP says one step later: whoever ha
 (``store/assemble.py``).
 
 Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
-(``between_ns``): it lies between two iterations.  A step in which no phase is entered has none, since nothing shows
-where its iteration began; nor has the first of a process, which begins at the first activity seen.
+(``between_ns``): it lies between two iterations.  An exchange does not begin an iteration: ZeRO gathers the parameters
+behind the optimizer's step, and loops reduce their metrics there.  A step in which no other phase is entered has none,
+since nothing shows where its iteration began; nor has the first of a process, which begins at the first activity seen.
 
 The call of a collective is an instant within a phase and changes nothing of all this; what the calls come to is added
 up in ``ring/calls.py``.
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepscope.records.collectives import kept_by_itself
-from stepscope.records.phases import BACKWARD, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
+from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
 from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_BYTES, NOTE_SLOT, STEP, STEP_SLOT
 from stepscope.ring import words as w
 from stepscope.ring.calls import CallBook
@@ -172,7 +173,7 @@ class StreamDecoder:
             self._loss = False
             self._loss_ns = 0
         self._ns[phase] += spent
-        if not self._under_way:
+        if begun != COMM and not self._under_way:
             self._under_way = True
             self._between = self._ns[OTHER]
         self._phase = begun

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from stepscope.records.phases import PHASE_SLOTS
+from stepscope.records.phases import COMM, PHASE_SLOTS
 from stepscope.ring import words as w
 from stepscope.ring.layout import RESERVE_WORDS, TURN_WORDS
 
@@ -76,11 +76,26 @@ def live_phase(body: Words, head: int) -> LivePhase:
 
 
 def is_between_steps(body: Words, head: int, since_ns: int) -> bool:
-    """Whether the stretch that began then is the one behind the last step's end, before anything of the next."""
-    backwards = _backwards(body, head)
-    for word in backwards:
+    """Whether the stretch that began then comes after the last step and before any phase of the next but ``comm``."""
+    words = _backwards(body, head)
+    behind: list[int] = []
+    for word in words:
         if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
-            return next(backwards, 0) >> w.TIME_SHIFT == since_ns
+            break
+        behind.append(word)
+    else:
+        return False
+    last_ns = next(words, 0) >> w.TIME_SHIFT
+    if last_ns == since_ns:
+        return True
+    behind.reverse()
+    newest_ns = next((word >> w.TIME_SHIFT for word in reversed(behind) if not word & w.DATA), last_ns)
+    for word in (*behind, *_beyond(body, head, newest_ns)):
+        if not word & w.DATA:
+            if word & w.CODE_MASK > w.ENTER and word & w.CODE_MASK != w.ENTER + COMM:
+                return False
+            if word >> w.TIME_SHIFT == since_ns:
+                return True
     return False
 
 
