@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from summary_consistency import contradictions
 
 from stepscope.records.facts import FORM
 from stepscope.records.series import RankError, RunData
@@ -109,6 +110,21 @@ def names_in(document: Any, inside: str = "") -> set[str]:
         return set()
     own = set() if inside in BY_NAME else set(document)
     return own | {name for key, value in document.items() for name in names_in(value, key)}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_summary_contradicts_itself(name: str) -> None:
+    summary = summarise(RUNS[name].run())
+    assert contradictions(summary, render_text(summary)) == []
+
+
+def test_contradictions_are_seen() -> None:
+    summary = summarise(RUNS["straggler"].run())
+    text = render_text(summary)
+    summary["findings"][0]["cost"]["share"] = 0.9
+    assert any("90.0% of the time, but" in line for line in contradictions(summary, text))
+    summary["verdict"]["title"] = "Something else."
+    assert "the verdict is not the first finding" in contradictions(summary, text)
 
 
 @pytest.mark.parametrize("name", RUNS)
