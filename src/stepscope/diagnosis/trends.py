@@ -51,7 +51,12 @@ class _Slow:
     def whole(self, explained_ns: Floats) -> _Slow:
         """The same of whole steps, with what is explained already: the lengths that everything else shows."""
         usual_ns = float(np.median(explained_ns[max(self.first - BESIDE_STEPS, 0) : self.first]))
-        return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + usual_ns)
+        now_ns = float(np.median(explained_ns[self.first : self.end]))
+        return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + now_ns)
+
+    def is_rest(self, explained_ns: Floats) -> bool:
+        """Whether most of the change is explained already: what is left of it is no cause of its own."""
+        return self.extra_ns < thresholds.EXPLAINS_SHARE * self.whole(explained_ns).extra_ns
 
 
 def find_trends(view: View, left_ns: Floats) -> list[Claim]:
@@ -64,6 +69,9 @@ def find_trends(view: View, left_ns: Floats) -> list[Claim]:
         return [_drift(view, left_ns, line)]
     explained_ns = view.step_ns - left_ns
     drops, change = _slow_stretches(left_ns, starts)
+    drops = [slow for slow in drops if not slow.is_rest(explained_ns)]
+    if change is not None and change.is_rest(explained_ns):
+        change = None
     claims = [_change_point(view, change, explained_ns, own.scatter)] if change is not None else []
     return [*claims, *([_throughput_drop(view, drops, explained_ns)] if drops else [])]
 
