@@ -60,6 +60,7 @@ def test_a_plain_loop(recording: Recording) -> None:
     model = Net()
     train(model, DataLoader(dataset(), batch_size=4, shuffle=True), torch.optim.AdamW(model.parameters(), fused=True))
     assert recording.facts() == {
+        "global_step": {"by": "optimizer", "first": 0},
         "loader": {
             "num_workers": 0,
             "pin_memory": False,
@@ -305,7 +306,7 @@ def test_the_objects_are_free_to_go(recording: Recording) -> None:
 def test_facts_are_looked_at_now_and_then_only(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     look = LiveObjects.look
-    monkeypatch.setattr(LiveObjects, "look", lambda self, step: asked.append(step) or look(self, step))
+    monkeypatch.setattr(LiveObjects, "look", lambda self, step, by: asked.append(step) or look(self, step, by))
     train(Net(), [(torch.randn(2, 8),)] * 1100)
     assert asked == [1, 3, 100, 1024]
 
