@@ -14,7 +14,7 @@
             micro_batches, forwards                          2 x u32
             ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP last said of itself, 0 = nothing
             batches, zero                                    2 x u32   waits for input: batches, and new iterators
-            between_ns                                           u64   of phase_ns[other], before the first phase but comm
+            between_ns                                           u64   of phase_ns[other], before any phase but comm
             ddp_exposed_ns                                       u64   of ddp_comm_ns, what came after computing
             16 zero bytes
     DEVICE  step, wall_ns, phase_ns[16]                     18 x u64   device time between the phase's marks
