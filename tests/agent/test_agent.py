@@ -296,7 +296,7 @@ def test_what_is_no_ring_is_left_alone(stage: Any) -> None:
     assert [e["message"] for e in stage.events("warning")] == [
         f"A ring could not be read: {stage.paths.session}/2.ring has ring layout 7; this Stepscope reads layout 2."
     ]
-    assert sorted(path.name for path in stage.paths.session.iterdir()) == ["1.ring", "2.ring"]
+    assert sorted(path.name for path in stage.paths.session.iterdir()) == ["1.ring", "2.ring", "run"]
 
 
 def test_a_writer_that_is_too_fast_is_counted(stage: Any) -> None:

@@ -49,7 +49,6 @@ def test_healthy_parallel_jobs(name: str, run_stepscope: Callable[..., Any], for
     steps, _loss = result_of(done.stdout)
     assert [row["steps"] for row in summary["ranks"]] == [steps] * case.framework.ranks
     assert [row["hook_failures"] for row in summary["ranks"]] == [0] * case.framework.ranks
-    assert judge(case, summary, exit_code=done.code).problems == ()
 
 
 @pytest.mark.soak

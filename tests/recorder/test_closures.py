@@ -154,3 +154,13 @@ def test_the_losses_of_lbfgs_are_the_same_to_the_bit(clocked: Recording, clock: 
 
     assert losses(lambda closure: closure) == losses(Counting)
     assert "optimizer" not in clocked.spent()[1]  # LBFGS itself takes no time on this clock
+
+
+def test_a_step_that_calls_that_of_its_base_is_one(clocked: Recording, clock: FakeClock) -> None:
+    """Torch wraps the ``step`` of a class when the first optimizer of it is made: here of both, so it is run twice."""
+    torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    model = Clocked(clock)
+    optimizer = Plain(model, clock)
+    for _ in range(6):
+        optimizer.step(make_closure(model, clock))
+    assert clocked.spent() == [ONE_PASS] * 6

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from threading import get_ident
@@ -220,10 +221,15 @@ class OptimizerHooks:
                     self._recorder.end_step(0, NOT_NOW, optimizer)
 
     def _drop_unreturned(self, key: int) -> None:
-        """Steps that an exception went through: the same optimizer steps again, or its step is not on the stack."""
-        running = _stepping(sys._getframe(1)) if self._open else set()
+        """Steps that an exception went through: more of them are open than ``step`` is on the stack.
+
+        The call that is just beginning is there already.  A class whose ``step`` calls that of its base is there twice.
+        """
+        running = _stepping(sys._getframe(1)) if self._open else Counter()
+        running[key] -= 1
         for at, (open_key, outer) in enumerate(self._open):
-            if open_key == key or open_key not in running:
+            running[open_key] -= 1
+            if running[open_key] < 0:
                 if outer != NOT_NOW:
                     self._recorder.ledger.leave(outer)
                 del self._open[at:]
@@ -248,12 +254,12 @@ class OptimizerHooks:
         patches.set(scaler, "step", step)
 
 
-def _stepping(frame: FrameType | None) -> set[int]:
-    """The ids of the optimizers whose ``step`` is being run, as far as torch has wrapped it."""
-    found = set()
+def _stepping(frame: FrameType | None) -> Counter[int]:
+    """The ids of the optimizers whose ``step`` is being run, as far as torch has wrapped it, and how many times."""
+    found: Counter[int] = Counter()
     while frame is not None:
         if frame.f_code.co_name == STEP_WRAPPER and frame.f_code.co_filename.endswith(WRAPPED_IN):
-            found.add(id(frame.f_locals.get("self")))
+            found[id(frame.f_locals.get("self"))] += 1
         frame = frame.f_back
     return found
 
