@@ -39,7 +39,12 @@ __all__ = ["Fault", "Gate", "Net", "Optimizer", "Samples", "join", "shard", "spa
 SETTLE = 10
 """Steps after the fault's end that are neither with nor without it."""
 LAYERS = 6
-WIDTH = {"cuda": 1024, "cpu": 128}
+WIDTH = {"cuda": 256, "cpu": 128}
+"""1.5 MB of gradients on a GPU.  Ranks that share one talk over loopback, a hundred times slower than over NVLink: with
+24 MB the exchange took a third of the step, and 20 to 30% longer when all ranks came at the same time (what is sent
+early waits in a socket's buffer), so that a job without its fault had a longer exchange than with it."""
+BUCKET_MB = 0.5
+"""Two layers; the first one has a bucket of its own."""
 FORWARD_MS, BACKWARD_MS = 1.5, 3.0
 """Of device time in each layer, in a kernel that sleeps: ranks that share a GPU would slow each other down with real
 work, and so little work as they could do side by side would leave the host as what every step waits for."""
@@ -197,7 +202,7 @@ def join(rank: int, world: int, kind: str) -> Any:
 
 def shard(net: Any, strategy: str, world: int) -> Any:
     if strategy == "ddp":
-        return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=8)
+        return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
     if strategy == "fsdp2":
         for layer in net.layers:
             fully_shard(layer)

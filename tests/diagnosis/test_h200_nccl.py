@@ -1,7 +1,8 @@
 """Jobs on NCCL that were recorded on an H200: who is late, where, and at what price, against what the job measured.
 
-Each job made 130 steps (420 where the fault comes late) with one rank slow, and 60 more without the fault: those are
-cut off, and only say what a step takes then.
+Each job made some steps with one rank slow, and 60 more without the fault: those are cut off, and only say what a step
+takes then.  In the first of the two sets a job made 130 steps with its fault (420 where that comes late) and Python was
+what a healthy step of FSDP2 or tensor parallelism waited for; in the second 120 (400), and the device was.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from stepscope.testing.cut import cut
 
 RUNS = Path(__file__).parent / "data" / "h200_nccl"
 STEPS, LATE_STEPS = 130, 420
+DEVICE_BOUND = RUNS.with_name("h200_device_bound")
+DEVICE_BOUND_STEPS, DEVICE_BOUND_LATE_STEPS = 120, 400
 
 
 def recorded(name: str) -> RunData:
+    return _up_to(RUNS / name, LATE_STEPS if "late" in name else STEPS)
+
+
+def device_bound(name: str) -> RunData:
+    return _up_to(DEVICE_BOUND / name, DEVICE_BOUND_LATE_STEPS if "late" in name else DEVICE_BOUND_STEPS)
+
+
+def _up_to(folder: Path, steps: int) -> RunData:
     """Up to where the fault ends, as if the job had ended there."""
-    whole = open_run(RUNS / name)
-    part = cut(whole, (LATE_STEPS if "late" in name else STEPS) - 1)
+    part = cut(open_run(folder), steps - 1)
     ends = [replace(each, state="exited", ended_wall_ns=1) for each in part.ranks]
     return replace(part, ranks=tuple(ends))
 
@@ -98,3 +108,43 @@ def test_a_rank_that_the_flight_recorder_has_waiting_is_not_accused() -> None:
     late = [replace(one, comm=last.comm, collectives=last.collectives) for one in others]
     waits = replace(last, comm=others[0].comm, collectives=others[0].collectives)
     assert blamed(diagnose(replace(run, ranks=(*late, waits)))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rank", "phase", "with_ms", "without_ms"),
+    [
+        # Its device waits a little in every phase, and only the host knows that it is held up in the optimizer.
+        ("ddp-2-optimizer-host", "compute_straggler", 0, "optimizer", 29.50, 27.88),
+        ("ddp-2-input-host", "input_straggler", 1, "input", 30.11, 27.90),
+        ("ddp-4-between-host", "between_steps", 3, "other", 31.54, 28.53),
+        ("fsdp2-2-forward-host", "compute_straggler", 0, "forward", 47.88, 28.39),
+        ("tp-2-input-host", "input_straggler", 1, "input", 41.74, 29.99),
+        ("ddp-2-small-backward-device", "compute_straggler", 0, "backward", 30.68, 27.96),
+        ("ddp-4-small-forward-device", "compute_straggler", 1, "forward", 31.19, 28.56),
+        ("fsdp2-4-small-backward-device", "compute_straggler", 0, "backward", 31.94, 29.13),
+    ],
+)
+def test_where_the_device_is_what_a_step_waits_for_a_tenth_of_a_step_has_its_rank_and_its_price(
+    name: str, kind: str, rank: int, phase: str, with_ms: float, without_ms: float
+) -> None:
+    (found,) = blamed(diagnose(device_bound(name)))
+    assert (found.kind, found.ranks, found.phase) == (kind, (rank,), phase)
+    promised_ms = found.cost["if_fixed"]["step_ms"] * (found.cost["if_fixed"]["speedup"] - 1)
+    assert promised_ms == pytest.approx(with_ms - without_ms, rel=0.10)
+
+
+def test_one_stalled_step_does_not_hide_a_rank_that_is_slow_in_all_of_them() -> None:
+    (found,) = blamed(diagnose(device_bound("ddp-2-forward-host-stalled")))
+    assert (found.kind, found.ranks, found.phase) == ("compute_straggler", (0,), "forward")
+
+
+def test_a_rank_that_is_slow_from_step_300_on_is_found_where_the_device_is_busy() -> None:
+    (found,) = blamed(diagnose(device_bound("fsdp2-2-late-forward-device")))
+    assert (found.kind, found.ranks, found.phase) == ("compute_straggler", (0,), "forward")
+    assert found.steps is not None
+    assert 300 <= found.steps[0] <= 320
+
+
+@pytest.mark.parametrize("name", ["ddp-4-healthy-1", "fsdp2-4-healthy-1"])
+def test_nobody_is_accused_in_a_healthy_job_whose_device_is_busy(name: str) -> None:
+    assert blamed(diagnose(device_bound(name))) == []

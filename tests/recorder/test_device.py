@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda_stand_in import Device, Event
 
-from stepscope.recorder.device import DENSE_EVERY, DENSE_STEPS, MAX_EVERY, DeviceTimer, device_timer
+from stepscope.recorder.device import DENSE_EVERY, DENSE_STEPS, MAX_EVERY, DeviceTimer, device_timer, timed_step
 from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, COMM, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.slot import DEVICE, DEVICE_FIELDS
@@ -67,14 +67,37 @@ class Loop:
         return np.frombuffer(b"".join(slot for slot in slots if slot[4] == DEVICE), np.dtype(DEVICE_FIELDS))
 
 
+def timed_steps(first: int, stop: int, every: int) -> list[int]:
+    found = []
+    while (first := timed_step(first, every)) < stop:
+        found.append(first)
+        first += 1
+    return found
+
+
 def test_each_timed_step_has_the_phases_that_the_device_spent(stream: RingStream) -> None:
     loop = Loop(stream, Device())
     loop.run(9)
     rows = loop.timed()
-    assert list(rows["step"]) == [4, 8]
+    assert list(rows["step"]) == timed_steps(1, 9, DENSE_EVERY)
     for row in rows:
         spent = {BUILTIN_PHASES[slot]: int(ns) for slot, ns in enumerate(row["phase_ns"]) if ns}
         assert spent == {"input": 500_000, "forward": 2_250_000, "backward": 3_000_000, "optimizer": 1_000_000}
+
+
+def test_of_each_block_one_step_is_timed_and_of_all_that_happens_now_and_then_its_share() -> None:
+    """Every fourth step would meet whatever is done each 10 or 100 steps two or four times too often."""
+    before = set(range(6400))
+    for every in (1, 2, 4, 8, 64):
+        steps = timed_steps(0, 6400, every)
+        assert [step // every for step in steps] == list(range(6400 // every))
+        assert set(steps) <= before, "ranks that time fewer steps time some of those that the others do"
+        before = set(steps)
+    steps = timed_steps(0, 64_000, 4)
+    for period in (2, 3, 4, 7, 10, 50, 100):
+        for offset in (0, 1):
+            met = sum(step % period == offset for step in steps) * period / 16_000
+            assert 0.8 < met < 1.2, (period, offset)
 
 
 def test_long_steps_are_all_timed_and_share_their_borders(stream: RingStream) -> None:
@@ -88,8 +111,8 @@ def test_short_steps_are_timed_more_often_at_first(stream: RingStream) -> None:
     loop = Loop(stream, Device())
     loop.run(1024, ms=0.25)
     steps = [int(step) for step in loop.timed()["step"]]
-    assert [step for step in steps if step < DENSE_STEPS] == list(range(DENSE_EVERY, DENSE_STEPS, DENSE_EVERY))
-    assert {later - earlier for earlier, later in zip(steps[-5:], steps[-4:], strict=False)} == {MAX_EVERY}
+    assert [step for step in steps if step < DENSE_STEPS] == timed_steps(1, DENSE_STEPS, DENSE_EVERY)
+    assert steps[-5:] == timed_steps(0, 1023, MAX_EVERY)[-5:]
 
 
 def test_steps_that_timing_would_distort_are_not_timed_until_they_are_longer(stream: RingStream) -> None:

@@ -15,7 +15,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.robust import medians
 from stepscope.diagnosis.view import View
 
-__all__ = ["LAUNCHING", "host_excess_ns", "host_ns", "waits_for_host"]
+__all__ = ["LAUNCHING", "host_excess_ns", "host_ns", "slow_host_phase", "waits_for_host"]
 
 Floats = NDArray[np.float64]
 
@@ -61,13 +61,26 @@ def waits_for_host(view: View, late: _Late) -> bool:
 
 def host_excess_ns(view: View, late: _Late) -> float:
     """What the host takes a step beyond the hosts of its peers, where those do not stand still themselves."""
+    by_phase = _host_excess_by_phase(view, late)
+    return sum(by_phase.values()) if by_phase else float("inf")
+
+
+def slow_host_phase(view: View, late: _Late) -> str | None:
+    """The phase in which the host takes most of what it takes beyond the hosts of its peers."""
+    by_phase = _host_excess_by_phase(view, late)
+    name = max(by_phase, key=lambda phase: by_phase[phase], default=None)
+    return name if name and by_phase[name] > thresholds.EXPLAINS_SHARE * sum(by_phase.values()) else None
+
+
+def _host_excess_by_phase(view: View, late: _Late) -> dict[str, float]:
+    """Empty for a rank without peers."""
     peers = np.flatnonzero((view.groups == view.groups[late.rank]) & (np.arange(len(view.ranks)) != late.rank))
     if not len(peers):
-        return float("inf")
-    excess = 0.0
+        return {}
+    excess = {}
     for name in (*LAUNCHING, "other"):
         spent = host_ns(view, name, late.at)
         own = float(medians(spent[[late.rank]])[0])
         usual = float(np.nanmedian(np.nanquantile(spent[peers], thresholds.HOST_QUIET, axis=1)))
-        excess += max(own - usual, 0.0)
+        excess[name] = max(own - usual, 0.0)
     return excess

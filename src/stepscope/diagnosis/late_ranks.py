@@ -121,6 +121,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         saved_ns = np.full(len(view.steps), worst.excess_ns)
     else:
         saved_ns = _saved(view, culprits, phase, at, by_work=by_work)
+        saved_ns[at] -= _too_much_by_chance(view, worst.rank, saved_ns[at], at)
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view))
     cost = cost_of(view, saved_ns)
@@ -186,6 +187,28 @@ def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice,
         return replay_without(durations_ns, culprits, typical_ns)
     in_other_phases = view.work_ns[culprits] - durations_ns[culprits]
     return replay_without(view.work_ns, culprits, in_other_phases + typical_ns)
+
+
+def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> float:
+    """What the steps that were timed on the device save more than all steps would; negative: less.
+
+    The host of the rank that all wait for has timed every step: if those timed on the device happen to be longer, they
+    save more as well, as far as the two go together.  While a host gets ahead of its device its steps are too short: a
+    difference that chance does not explain is left alone.
+    """
+    if view.clock != "device":
+        return 0.0
+    first, stop = view.columns[at.start], view.columns[at.stop - 1] + 1
+    all_ns = view.window.wall_ns[view.rows[rank], first:stop][view.window.steady[first:stop]]
+    timed_ns = view.step_ns[at]
+    off_ns = timed_ns - timed_ns.mean()
+    squares = float(off_ns @ off_ns)
+    too_long_ns = float(timed_ns.mean() - np.nanmean(all_ns))
+    error_ns = np.sqrt(squares) / len(timed_ns)
+    if squares == 0 or abs(too_long_ns) > thresholds.CHANCE_ERRORS * error_ns:
+        return 0.0
+    together = float(off_ns @ np.nan_to_num(saved_ns)) / squares
+    return float(np.clip(together, 0.0, 1.0)) * too_long_ns
 
 
 def _peers_median(view: View, durations_ns: Floats, culprits: NDArray[np.intp]) -> Floats:

@@ -36,7 +36,7 @@ MANY_RANKS = 64
 MEDIAN_ERROR = 1.2533
 """Error of a median in units of a mean's, of a normal distribution."""
 CLIP_SPREADS = 4.0
-"""Beyond it a step says nothing about the dependence of its neighbours."""
+"""Beyond it a step is a stall or the like, and tells neither the level nor the dependence of its neighbours."""
 MEMORY_STEPS = 30
 """Dependence is followed over so many steps."""
 TREND_BLOCKS = 5
@@ -144,8 +144,11 @@ def persistence_z(deviation: Floats) -> float:
     """
     typical = float(np.median(deviation))
     mostly = float((deviation > 0).mean()) >= thresholds.CLEAR_SHARE
-    if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * spread(deviation):
+    noise = spread(deviation)
+    if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * noise:
         return float("inf")
+    # Blocks of a short run have two steps, whose median is not deaf to a stall in one of them.
+    deviation = np.clip(deviation, typical - CLIP_SPREADS * noise, typical + CLIP_SPREADS * noise)
     long_blocks = _without_trend(block_medians(deviation[None, :], thresholds.WANDER_BLOCKS)[0])
     if typical < thresholds.SPREADS_APART * spread(long_blocks):
         return 0.0

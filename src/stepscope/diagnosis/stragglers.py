@@ -25,7 +25,7 @@ also stand out from slow wander, or in one stretch of it against the rest.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
-from stepscope.diagnosis.host_bound import host_excess_ns, waits_for_host
+from stepscope.diagnosis.host_bound import host_excess_ns, slow_host_phase, waits_for_host
 from stepscope.diagnosis.late_ranks import BETWEEN, Suspect, claims_of
 from stepscope.diagnosis.robust import peer_deviation, persistence_z, spread, stretch_z, z_needed
 from stepscope.diagnosis.series_stats import local_median
@@ -119,7 +119,11 @@ def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
         parts = {name: by_phase[name] for name in compared.names}
         name, most = max(parts.items(), key=lambda item: item[1], default=("", 0.0))
         phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
-        found.append(_suspect(one, phase, by_phase, by_work=True))
+        suspect = _suspect(one, phase, by_phase, by_work=True)
+        if phase is None and waits_for_host(view, suspect):
+            # A device that waits for its host does so a little in every phase; the host knows which one holds it up.
+            suspect = replace(suspect, phase=slow_host_phase(view, suspect))
+        found.append(suspect)
     return found
 
 

@@ -38,6 +38,8 @@ CLEAR_STEPS = 20
 CLEAR_SHARE = 0.65
 """… and in most of them: two ranks that are late in turns have no spread about the one half."""
 
+CHANCE_ERRORS = 2.0
+"""Standard errors of a mean that chance explains."""
 PASSING_SHARE = 0.005
 """Of the time a stretch must cost to be told: ranks are late for a moment now and then, and a longer run has more."""
 STRETCH_STEPS = 8

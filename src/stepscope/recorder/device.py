@@ -5,9 +5,10 @@ of the host alone, such as input: the device may have stood still for them.  At 
 is asked (``query``) whether its last event has passed; if so its times are read and written.  The host never blocks,
 and a step killed before its events passed simply has no device times.
 
-Timing a step costs the host about 150 µs, so short steps are timed now and then only: one in ``every``, a power of two,
-so that the cost stays around a thousandth and all ranks time the same steps.  A run's first steps are timed more often,
-so that a short run has device times, too.  Steps of less than 1.5 ms are not timed at all.
+Timing a step costs the host about 150 µs, so short steps are timed now and then only: one of each ``every`` steps, a
+power of two, so that the cost stays around a thousandth.  Which one of them varies (``timed_step``): loops log, and DDP
+waits for its device, every 10 or 100 steps, and every 4th step would meet all of those.  All ranks time the same steps.
+A run's first steps are timed more often, so that a short run has device times, too.  Steps of less than 1.5 ms are not timed at all.
 
 Events, and the timer that holds them, are never destroyed (``recorder/inherited.py``): a forked child that destroys a
 CUDA event aborts.  They are used again and again instead; a timer ends up with as many as some steps have.
@@ -33,7 +34,7 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.phases import COMM, FORWARD, OTHER, PHASE_SLOTS
 from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
-__all__ = ["DeviceTimer", "device_timer"]
+__all__ = ["DeviceTimer", "device_timer", "timed_step"]
 
 MEMORY_INTERVAL_NS = 100_000_000
 """The allocator's statistics cost 47 µs in place: read them at most this often."""
@@ -63,6 +64,25 @@ def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer 
     if not identity.device_timed:
         return None
     return immortal(DeviceTimer(sys.modules["torch"], identity.device_index, now))
+
+
+def timed_step(first: int, every: int) -> int:
+    """The first step from ``first`` on that is timed where one in ``every`` is, a power of two.
+
+    Of two neighboring blocks of half the length, one or the other gives its step, as if by a coin: so one timed step
+    lies in each block of ``every``, and ranks that time fewer steps time some of those that the others do.
+    """
+    block = first // every
+    while True:
+        step, length = block, every
+        while length > 1:
+            length //= 2
+            coin = ((step + 1) * 0x9E3779B97F4A7C15 ^ length * 0xC2B2AE3D27D4EB4F) & 0xFFFFFFFFFFFFFFFF
+            coin = (coin ^ coin >> 29) * 0xBF58476D1CE4E5B9
+            step = 2 * step + (coin >> 40 & 1)
+        if step >= first:
+            return step
+        block += 1
 
 
 class DeviceTimer:
@@ -138,7 +158,7 @@ class DeviceTimer:
 
         Returns the next step at whose end to be called: the one before a timed step, and the timed step itself.
         """
-        timed = self._every > 0 and (step + 1) % self._every == 0 and len(self._pending) < MAX_PENDING
+        timed = self._every > 0 and timed_step(step + 1, self._every) == step + 1 and len(self._pending) < MAX_PENDING
         if self._capturing():
             self.drop_step(ledger)  # not even a query may be made while a graph is captured
             return step + 1
@@ -162,7 +182,7 @@ class DeviceTimer:
             self._reckon(step)
         if timed:
             return step + 1
-        return step + (self._every - (step + 1) % self._every if self._every else PACE_STEPS)
+        return timed_step(step + 2, self._every) - 1 if self._every else step + PACE_STEPS
 
     def drop_step(self, ledger: Ledger) -> None:
         """The step under way is not timed after all, because a graph is being captured."""
