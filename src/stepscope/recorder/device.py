@@ -8,7 +8,8 @@ and a step killed before its events passed simply has no device times.
 Timing a step costs the host about 150 µs, so short steps are timed now and then only: one of each ``every`` steps, a
 power of two, so that the cost stays around a thousandth.  Which one of them varies (``timed_step``): loops log, and DDP
 waits for its device, every 10 or 100 steps, and every 4th step would meet all of those.  All ranks time the same steps.
-A run's first steps are timed more often, so that a short run has device times, too.  Steps of less than 1.5 ms are not timed at all.
+A run's first steps are timed more often, so that a short run has device times, too.  Steps of less than 1.5 ms are not
+timed at all.
 
 Events, and the timer that holds them, are never destroyed (``recorder/inherited.py``): a forked child that destroys a
 CUDA event aborts.  They are used again and again instead; a timer ends up with as many as some steps have.
