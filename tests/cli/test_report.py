@@ -210,7 +210,8 @@ def test_html_on_demand(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setenv("STEPSCOPE_HTML", "0")
     elsewhere, made = run_dir.parent / "a.html", []
 
-    def write(of: Path, path: Path, *, known: Any, progress: Any) -> int:
+    def write(of: Path, path: Path, *, known: Any, redact: bool, progress: Any) -> int:
+        assert not redact
         assert (of, known.summary["run"]["name"], len(known.data.ranks)) == (run_dir, "night", 3)
         made.append(path)
         return path.write_bytes(bytes(1_234_567))

@@ -18,6 +18,7 @@ from stepscope.errors import RunError, RunUnwritable
 from stepscope.page.assets import is_built
 from stepscope.records.modes import made_as
 from stepscope.records.places import ENV_HTML
+from stepscope.records.redactor import Redactor
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
@@ -45,20 +46,22 @@ def finalise(
     width: int = FILE_WIDTH,
     quiet: bool = False,
     html: Path | None = None,
+    redact: bool = False,
     made_here: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be told.
 
     ``quiet``: nothing is shown while it is made, however long that takes.  ``html``: where somebody asked for the page
-    in one file, made from what was read for the summary; RunError when that cannot be.  ``made_here``: by the launcher
-    of that very run.
+    in one file, made from what was read for the summary; RunError when that cannot be.  ``redact``: what is returned,
+    and that page, can be sent away (``records/redactor.py``); the files of the run are as ever.  ``made_here``: by the
+    launcher of that very run.
 
     A run that is over is sealed and its results are saved; where the directory cannot be written they are only
     returned, and a notice says so.  A run that still goes on is left as it is, and so is one that is recorded
     elsewhere or belongs to somebody else.  NotARun when it is none.
     """
     with made_as(run_dir):
-        return _finalise(run_dir, end, color, width, quiet, html, made_here=made_here)
+        return _finalise(run_dir, end, color, width, quiet, html, redact=redact, made_here=made_here)
 
 
 def _finalise(
@@ -69,6 +72,7 @@ def _finalise(
     quiet: bool,
     html: Path | None,
     *,
+    redact: bool,
     made_here: bool,
 ) -> tuple[dict[str, Any], str]:
     problems = []
@@ -92,7 +96,7 @@ def _finalise(
         run = replace(run, meta={**run.meta, "end": dict(end)})
     summary = summarise(run, alive=alive, logs=printed(run_dir))
     summary["notices"] += [*_part(run_dir, run.meta), *problems]
-    saved, copied, own = ours, False, html == run_dir / REPORT_FILE
+    saved, copied, own = ours, False, html == run_dir / REPORT_FILE and not redact
     if saved:
         remove_hub_file(run_dir)  # of a launcher that could not do it itself any more
         try:
@@ -101,7 +105,9 @@ def _finalise(
             saved = False
             summary["notices"].append(f"Not saved: {error}.")
     if html is not None and not (own and saved):
-        _write(html, run_dir, None if alive else run, summary, quiet=quiet)
+        _write(html, run_dir, None if alive else run, summary, redact=redact, quiet=quiet)
+    if redact:
+        summary = Redactor(run.meta, summary).document(summary)
     now = time.time_ns() if alive else None
     return summary, render_text(summary, width=width, color=color, saved=saved, copied=copied, now_wall_ns=now)
 
@@ -131,14 +137,16 @@ def _save(run_dir: Path, run: RunData, summary: dict[str, Any], *, fresh: bool, 
     return copied
 
 
-def _write(path: Path, run_dir: Path, over: RunData | None, summary: dict[str, Any], *, quiet: bool) -> None:
+def _write(
+    path: Path, run_dir: Path, over: RunData | None, summary: dict[str, Any], *, redact: bool, quiet: bool
+) -> None:
     """The page elsewhere.  ``over``: what was read of a run that is; one that goes on is opened as a hub follows it."""
     from stepscope.hub.copy.asking import Known
     from stepscope.hub.copy.making import write_copy
 
     known = None if over is None else Known(data=over, summary=summary)
     with progress_bar(f"making {path.name}", None, quiet=quiet) as told:
-        write_copy(run_dir, path, known=known, progress=told)
+        write_copy(run_dir, path, known=known, redact=redact, progress=told)
 
 
 def _part(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stepscope.cli.located import RUN_HELP, located
 from stepscope.errors import UsageError
 from stepscope.records.messages import say
-from stepscope.store.paths import META, REPORT_FILE
+from stepscope.store.paths import META, REDACTED_FILE, REPORT_FILE
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -25,6 +25,7 @@ examples:
   stepscope report --follow             a line whenever something is found, while the run goes on
   stepscope report runs/NAME --html     report.html in the run: its page in one file, to look at or to send
   stepscope report NAME --html a.html   the same, elsewhere; also of a run that goes on
+  stepscope report NAME --html --redact to send away: without hosts, users, paths and values (docs/security.md)
 
 A run that is over is sealed and its summary saved beside it; one that cannot be written is only shown.
 """
@@ -42,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         help="make the page in one file (default: report.html in the run)",
     )
+    parser.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace host names, users, paths, addresses and command-line values in what is printed and in the page; "
+        f"the page has no logs, and is {REDACTED_FILE} in the run unless --html says otherwise",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
     parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
 
@@ -58,12 +65,15 @@ def run(args: argparse.Namespace) -> int:
         from stepscope.cli.follow import follow_run
 
         follow_run(run_dir)
-    page = None if html is None else Path(html) if html else run_dir / REPORT_FILE
-    summary, text = finalise(run_dir, color=color, width=width, quiet=args.quiet, html=page)
+    usual = run_dir / (REDACTED_FILE if args.redact else REPORT_FILE)
+    page = None if html is None else Path(html) if html else usual
+    summary, text = finalise(run_dir, color=color, width=width, quiet=args.quiet, html=page, redact=args.redact)
     if args.quiet:
         return 0
     if page is not None:
         say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
+    if args.redact:
+        say("redacted; exception messages, source lines and names that you chose are kept: read it before you send it")
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
     return 0
 

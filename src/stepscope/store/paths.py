@@ -20,6 +20,7 @@ __all__ = [
     "PARTS",
     "POSITIONS",
     "RANKS",
+    "REDACTED_FILE",
     "REPORT_FILE",
     "SAMPLES",
     "SAMPLES_PARQUET",
@@ -51,6 +52,7 @@ RANKS = "ranks.json"
 SUMMARY = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 REPORT_FILE = "report.html"
+REDACTED_FILE = "report-redacted.html"
 FINDINGS = "findings.json"
 HUB = "hub.json"
 """Where the run's hub listens and the token to ask it with; readable by its owner only."""

@@ -39,12 +39,16 @@ MEMORY_DIGITS = 5
 MEAN_PART = 4
 """Maps of means are looked at less often, and have so much fewer cells."""
 MS = 1_000_000
+REDACTED_FILES = "This copy is redacted: logs and other files of the run are not here."
 
 Contents = dict[str, Any]
 
 
-async def gather(ask: Asker, plan: Plan, blobs: Blobs, progress: Progress = unheard) -> Contents:
-    """``answers`` by resource, ``maps`` by value, ``files`` by path, ``left_out`` in sentences."""
+async def gather(ask: Asker, plan: Plan, blobs: Blobs, progress: Progress = unheard, *, files: bool = True) -> Contents:
+    """``answers`` by resource, ``maps`` by value, ``files`` by path, ``left_out`` in sentences.
+
+    Without ``files`` there are none in it: nobody can redact what a job printed.
+    """
     progress(0, STAGES)
     left_out: list[str] = []
     answers: dict[str, Any] = {name: await ask.document(name) for name in WHOLE}
@@ -67,9 +71,14 @@ async def gather(ask: Asker, plan: Plan, blobs: Blobs, progress: Progress = unhe
     progress(4, STAGES)
     maps = await _maps(ask, plan, blobs, answers[""], left_out)
     progress(5, STAGES)
-    files = await add_files(ask, plan, blobs, answers, chosen, left_out)
+    found = {}
+    if files:
+        found = await add_files(ask, plan, blobs, answers, chosen, left_out)
+    else:
+        answers["files"] = {"files": []}
+        left_out.append(REDACTED_FILES)
     progress(6, STAGES)
-    return {"answers": answers, "maps": maps, "files": files, "left_out": left_out}
+    return {"answers": answers, "maps": maps, "files": found, "left_out": left_out}
 
 
 def _judge(answers: dict[str, Any]) -> None:

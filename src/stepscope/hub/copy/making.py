@@ -27,8 +27,10 @@ from stepscope.hub.copy.plan import MOST_BYTES, plans
 from stepscope.page.assets import is_built
 from stepscope.page.report_file import report_file
 from stepscope.records.progress import Progress, unheard
+from stepscope.records.redactor import Redactor
 from stepscope.store import atomic
 from stepscope.store.catalog import run_entry
+from stepscope.store.meta import read_meta
 from stepscope.store.paths import REPORT_FILE
 
 __all__ = ["UNBUILT", "add_copy", "make_copy", "write_copy"]
@@ -39,12 +41,14 @@ M_ARENA_MAX = -8
 """As in ``malloc.h``."""
 
 
-def write_copy(run_dir: Path, path: Path, *, known: Known | None = None, progress: Progress = unheard) -> int:
-    """How many bytes it has; ``known``: who has read the run gives it.
+def write_copy(
+    run_dir: Path, path: Path, *, known: Known | None = None, redact: bool = False, progress: Progress = unheard
+) -> int:
+    """How many bytes it has; ``known``: who has read the run gives it; ``redact``: as ``records/redactor.py`` says.
 
     RunError when it cannot be: no run, no built page, no room.
     """
-    made = asyncio.run(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress))
+    made = asyncio.run(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress, redact=redact))
     try:
         atomic.write_bytes(path, made)
     except OSError as error:
@@ -91,7 +95,9 @@ async def _outcome(making: Coroutine[Any, Any, bytes]) -> bytes | BaseException:
     return (await asyncio.gather(making, return_exceptions=True))[0]
 
 
-async def _make(run_dir: Path, most_bytes: int, wall_ns: int, known: Known | None, progress: Progress) -> bytes:
+async def _make(
+    run_dir: Path, most_bytes: int, wall_ns: int, known: Known | None, progress: Progress, *, redact: bool = False
+) -> bytes:
     if not is_built():
         raise RunError(UNBUILT)
     made = b""
@@ -100,11 +106,13 @@ async def _make(run_dir: Path, most_bytes: int, wall_ns: int, known: Known | Non
     async with opened(run_dir, known) as ask:
         for plan in plans():
             blobs = Blobs()
-            contents = await gather(ask, plan, blobs, told)
+            contents = await gather(ask, plan, blobs, told, files=not redact)
             told = unheard  # a second plan asks for less of the same, and a bar never goes back
             name = str(contents["answers"][""].get("name") or ask.run.name)
-            data = wrap(_head(ask, name, wall_ns) | contents, blobs)
-            made = report_file(title=name, data=data) or b""
+            document = _head(ask, name, wall_ns) | contents
+            if redact:
+                document = Redactor(read_meta(ask.run.path), document).document(document)
+            made = report_file(title=document["name"], data=wrap(document, blobs)) or b""
             if len(made) <= most_bytes:
                 break
     return made
