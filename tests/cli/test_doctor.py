@@ -9,6 +9,7 @@ import pytest
 
 from stepscope.cli import doctor
 from stepscope.ring.writer import process_start_ticks
+from stepscope.store.create import create_run
 
 GONE = 2**22 + 1
 """No process has this pid."""
@@ -30,3 +31,22 @@ def test_sessions_that_nobody_uses_are_counted(tmp_path: Path, monkeypatch: pyte
             path.unlink()
         (tmp_path / name).rmdir()
     assert [check for check in doctor.checks(tmp_path) if "session(s)" in check.what] == []
+
+
+def test_what_is_kept_and_who_can_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"NCCL_DEBUG": "INFO", "API_TOKEN": "x", "NCCL_PASSWORD": "y", "RANK": "0"})
+    runs = tmp_path / "runs"
+    for name, mode in (("closed", 0o700), ("open", 0o755), ("team", 0o750)):
+        create_run(runs, name, ["x"], sessions=tmp_path / "sessions", mode=mode)
+    kept, new, shared = doctor._kept(runs)
+    assert kept.what == (
+        "kept in run.json: user, host, working directory, and the command with secrets as [redacted]; "
+        "of 4 environment variables 2: NCCL_DEBUG, RANK"
+    )
+    assert new.what == (
+        f"a new run in {runs} is readable by you alone (folders 0700, files 0600), unless `run --share` opens it"
+    )
+    assert (shared.state, shared.what) == ("weak", f"other users can read 2 run(s) in {runs}: open, team")
+    for name in ("open", "team"):
+        (runs / name).chmod(0o700)
+    assert len(list(doctor._kept(runs))) == 2

@@ -15,14 +15,18 @@ from typing import Literal
 
 from stepscope import __version__
 from stepscope.records.messages import printable
+from stepscope.records.modes import PRIVATE
 from stepscope.records.places import session_root
+from stepscope.records.redaction import REDACTED, kept_environment
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
+from stepscope.store.paths import META
 from stepscope.store.processes import process_alive
 
 __all__ = ["HELP", "Check", "add_arguments", "checks", "run"]
 
 HELP = "check this machine: what Stepscope can see here and what it cannot"
 
+MOST_NAMED = 5
 GLYPH = {"good": "✔", "weak": "▲", "bad": "✖"}
 
 
@@ -52,6 +56,7 @@ def checks(runs: Path) -> Iterator[Check]:
     yield _shared_memory()
     yield from _stale_sessions()
     yield _runs(runs)
+    yield from _kept(runs)
     yield _gpu()
     yield _pidfd()
     yield from _injection()
@@ -110,6 +115,39 @@ def _runs(runs: Path) -> Check:
     return Check(
         state="good", what=f"runs go to {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)"
     )
+
+
+def _kept(runs: Path) -> Iterator[Check]:
+    """What a run writes down about its user, and who can read it."""
+    names = list(kept_environment(os.environ))
+    variables = ", ".join(names) if names else "none"
+    yield Check(
+        state="good",
+        what=f"kept in run.json: user, host, working directory, and the command with secrets as {REDACTED}; "
+        f"of {len(os.environ)} environment variables {len(names)}: {variables}",
+        advice="kept in logs/ and errors/ as they are: output and tracebacks; "
+        "to send a report away: `stepscope report RUN --html FILE --redact`",
+    )
+    yield Check(
+        state="good",
+        what=f"a new run in {runs.absolute()} is readable by you alone "
+        f"(folders {PRIVATE:04o}, files {PRIVATE & 0o666:04o}), unless `run --share` opens it",
+    )
+    shared = sorted(path.parent.name for path in runs.glob(f"*/{META}") if _others_can_read(path.parent))
+    if shared:
+        more = f" and {len(shared) - MOST_NAMED} more" if len(shared) > MOST_NAMED else ""
+        yield Check(
+            state="weak",
+            what=f"other users can read {len(shared)} run(s) in {runs}: {', '.join(shared[:MOST_NAMED])}{more}",
+            advice="`chmod -R go= RUN` closes one",
+        )
+
+
+def _others_can_read(run_dir: Path) -> bool:
+    try:
+        return bool(run_dir.stat().st_mode & 0o055)
+    except OSError:
+        return False
 
 
 def _gpu() -> Check:
