@@ -46,7 +46,8 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = False) -> N
 
 
 def fsync_file(path: Path) -> None:
-    _fsync(path, os.O_RDONLY)
+    """OSError also when a pipe or a link is in its place: opening a pipe would wait for somebody to write into it."""
+    _fsync(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def fsync_folder(path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import FrameError, RunError, StepscopeError
+from stepscope.records.messages import say
 from stepscope.records.modes import folder_mode
 from stepscope.records.phases import PHASE_SLOTS
 from stepscope.records.slot import SLOT_BYTES, STEP
@@ -248,7 +249,7 @@ def main(words: Sequence[str]) -> int:
     try:
         seal_journal(Path(run_dir), int(number))
     except (StepscopeError, OSError) as error:
-        print(f"stepscope: journal {number} was not sealed: {error}", file=sys.stderr)
+        say(f"journal {number} was not sealed: {error}")
         return 1
     return 0
 
