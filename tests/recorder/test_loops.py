@@ -130,7 +130,7 @@ def test_parameters_updated_by_hand_in_marked_steps(recording: Recording) -> Non
         gradients = torch.autograd.grad(model(x).sum(), parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= 0.1 * gradient
+                parameter.sub_(0.1 * gradient)
         recording.recorder.end_step()
     assert list(recording.steps()["micro_batches"]) == [1] * 6
     assert (recording.phase("forward") > 0).all()

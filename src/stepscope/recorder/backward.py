@@ -1,4 +1,4 @@
-"""Backward: the time inside ``torch.autograd.backward``, which ``Tensor.backward`` calls too, and ``torch.autograd.grad``.
+"""Backward: the time inside ``torch.autograd.backward``, which ``Tensor.backward`` calls too, and inside ``grad``.
 
 Checkpointing runs forward again inside it; that is part of backward and needs no pairing of hooks.
 
