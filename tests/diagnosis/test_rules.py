@@ -147,6 +147,14 @@ def test_the_most_severe_then_the_most_costly_comes_first() -> None:
     ]
 
 
+def test_without_any_step_the_advice_is_for_updates_by_hand() -> None:
+    (found,) = of(Cluster(ranks=1, steps=0))
+    assert found.advice == (
+        "A step ends when the step() of a torch optimizer returns, and none did.",
+        'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.',
+    )
+
+
 @pytest.mark.parametrize(
     ("cluster", "title"),
     [

@@ -95,6 +95,47 @@ def test_two_models_and_two_optimizers(recording: Recording) -> None:
     assert (steps["forwards"][4:] == 4).all()
 
 
+@pytest.mark.parametrize("keeps", [{}, {"create_graph": True}, {"retain_graph": True}])
+def test_autograd_grad_is_backward_unless_it_keeps_the_graph(recording: Recording, keeps: dict[str, bool]) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, _ in batches(6):
+        parameters = list(model.parameters())
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(model(x).sum(), parameters, **keeps), strict=True
+        ):
+            parameter.grad = gradient.detach()
+        optimizer.step()
+    assert list(recording.steps()["micro_batches"]) == [0 if keeps else 1] * 6
+    assert ((recording.phase("backward") > 0) == (not keeps)).all()
+
+
+def test_autograd_grad_inside_of_a_model_is_forward(recording: Recording) -> None:
+    class Energy(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            (force,) = torch.autograd.grad(super().forward(x).sum(), x)
+            return super().forward(x + force)
+
+    model = Energy()
+    train(model, batches(6), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert (recording.steps()["micro_batches"] == 1).all()
+
+
+def test_parameters_updated_by_hand_in_marked_steps(recording: Recording) -> None:
+    model = Net()
+    for x, _ in batches(6):
+        recording.recorder.begin()
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(model(x).sum(), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(0.1 * gradient)
+        recording.recorder.end_step()
+    assert list(recording.steps()["micro_batches"]) == [1] * 6
+    assert (recording.phase("forward") > 0).all()
+
+
 def test_grad_scaler_skips_are_steps_that_say_so(recording: Recording) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -66,6 +66,13 @@ def test_an_exchange_does_not_begin_an_iteration() -> None:
     assert figures([*STEP_0, *step_1])[1] == (1, 7 + 11 + 7 + 5, 7 + 11)
 
 
+def test_the_rest_of_an_optimizer_that_wraps_another_does_not_begin_an_iteration() -> None:
+    """GradScaler, DeepSpeed's engine: the step ends inside of theirs."""
+    began = [*START, enter(130, OPTIMIZER), *end(160, 0, goes_on=OPTIMIZER)]
+    step_1 = [enter(162, COMM), back(163, OPTIMIZER), back(170), enter(181, INPUT), back(183), *end(200, 1)]
+    assert figures([*began, *step_1])[1] == (1, 11 + 17, 11)
+
+
 def test_time_within_the_step_is_other_but_not_between() -> None:
     step_1 = [enter(160, INPUT), back(170), enter(240, OPTIMIZER), back(250), *end(251, 1)]
     assert figures([*STEP_0, *step_1])[1] == (1, 71, 0)

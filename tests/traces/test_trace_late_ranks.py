@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stepscope.records.finding import Finding
@@ -19,6 +21,8 @@ from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.ranks.arrivals import arrivals_of
 from stepscope.traces.ranks.exchange_groups import Group
+from stepscope.traces.ranks.exchange_names import OPS
+from stepscope.traces.rules.communication import _overlap_advice, _shards
 from stepscope.traces.rules.stragglers import _at_least
 
 MS = 1_000_000
@@ -286,6 +290,36 @@ def test_advice_on_transfer_fits_the_group(description: str, kind: str, first: s
     assert (finding.kind, finding.evidence["group_kind"]) == ("low_overlap", kind)
     assert finding.advice[0].startswith(first)
     assert (kind == "tensor") == ("bucket" not in " ".join(finding.advice))
+
+
+@pytest.mark.parametrize(
+    ("ops", "shards"),
+    [
+        (("all_gather", "all_gather", "reduce_scatter"), True),
+        (("all_gather", "reduce_scatter", "reduce_scatter", "all_reduce"), True),  # HSDP
+        (("all_reduce", "broadcast"), False),
+        (("all_reduce", "all_reduce", "all_gather", "reduce_scatter"), None),
+        (("all_gather",), None),
+        ((), None),
+    ],
+)
+def test_advice_on_data_parallel_groups_is_for_what_they_exchange(ops: tuple[str, ...], shards: bool | None) -> None:
+    """No buckets and no ``no_sync()`` where there are shards; a tensor-parallel group beside it says nothing."""
+    every = [("data", op) for op in ops] + [("tensor", "all_reduce")] * 5
+    exchanges = SimpleNamespace(
+        groups=(SimpleNamespace(kind="data"), SimpleNamespace(kind="tensor")),
+        op=np.array([OPS.index(op) for _, op in every]),
+        group=np.array([int(kind == "tensor") for kind, _ in every]),
+        start_ns=np.zeros(len(every), np.int64),
+        end_ns=np.full(len(every), 10, np.int64),
+    )
+    view: Any = SimpleNamespace(
+        analyses=(), job=SimpleNamespace(ranks=(SimpleNamespace(exchanges=exchanges),), collectives=())
+    )
+    assert _shards(view, "data") is shards
+    advice = " ".join(_overlap_advice(view, "data"))
+    assert ("bucket_cap_mb" in advice, "no_sync()" in advice) == (not shards, not shards)
+    assert ("fully_shard()" in advice) == (shards is not False)
 
 
 def test_waiting_is_no_part_of_low_overlap() -> None:

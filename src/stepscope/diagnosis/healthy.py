@@ -98,7 +98,10 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> 
     if not window.ranks:
         return (
             "No training step was recorded, so nothing can be said about speed.",
-            ("A step ends when optimizer.step() returns; a loop without one marks its steps with stepscope.step().",),
+            (
+                "A step ends when the step() of a torch optimizer returns, and none did.",
+                'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.',
+            ),
         )
     seen = len(window.steps)
     if not seen:

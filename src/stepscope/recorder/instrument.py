@@ -10,6 +10,7 @@ from stepscope.recorder import (
     checkpoint,
     collectives,
     dataloader,
+    deepspeed,
     global_steps,
     graphs,
     joining,
@@ -57,6 +58,7 @@ class Instrumentation:
         waiting.install(recorder, torch, patches)
         stalls.install(recorder, torch, patches)
         backward.install(recorder, torch, patches)
+        deepspeed.install(recorder, patches, watch)
         graphs.install(recorder, torch, patches)
         recorder.stacks = StackOffer()
         self._undo.append(recorder.stacks.withdraw)

@@ -13,7 +13,8 @@ How much of a backward was waiting for peers DDP says one step later: whoever ha
 
 Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
 (``between_ns``): it lies between two iterations.  An exchange does not begin an iteration: ZeRO gathers the parameters
-behind the optimizer's step, and loops reduce their metrics there.  A step in which no other phase is entered has none,
+behind the optimizer's step, and loops reduce their metrics there.  Nor does the rest of a step of GradScaler or of
+DeepSpeed's engine, inside of which the optimizer has returned.  A step in which no other phase is entered has none,
 since nothing shows where its iteration began; nor has the first of a process, which begins at the first activity seen.
 
 The call of a collective is an instant within a phase and changes nothing of all this; what the calls come to is added
@@ -281,6 +282,6 @@ class StreamDecoder:
         self._clear()
         self._begin = self._mark = end
         self._phase = phase
-        self._under_way = phase != OTHER
+        self._under_way = phase not in (OTHER, OPTIMIZER)
         if self.follows and self._traced:
             self.changes.append((end, phase))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepscope.records.units import ms_text, share_text
 from stepscope.traces.ranks.arrivals import shown_of, transfers_of
 from stepscope.traces.ranks.exchange_groups import GroupKind
+from stepscope.traces.ranks.exchange_names import OPS
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, View, claim_of, halved
 
@@ -107,7 +108,12 @@ def _exposed(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) ->
         "tensor": "Send less: fewer tensor-parallel ranks, sequence parallelism, larger batches to a collective.",
         "expert": "Send less: fewer ranks to an expert group, tokens in FP8, a smaller capacity factor.",
         "context": "Send less: fewer context-parallel ranks, or shorter sequences.",
-    }.get(kind, "Send less: bfloat16 gradients (bf16_compress_hook), accumulation under no_sync(), larger batches.")
+    }.get(kind) or {
+        True: "Send less: bfloat16 (MixedPrecisionPolicy), reshard_after_forward=False where memory allows, "
+        "larger batches.",
+        False: "Send less: bfloat16 gradients (bf16_compress_hook), accumulation under no_sync(), larger batches.",
+        None: "Send less: bfloat16 gradients, accumulation, larger batches.",
+    }[_shards(view, kind)]
     return claim_of(
         view,
         "exposed_communication",
@@ -151,6 +157,27 @@ def _kind(view: View) -> GroupKind:
     return max(times, key=lambda kind: times[kind]) if times else "unknown"
 
 
+def _shards(view: View, kind: GroupKind) -> bool | None:
+    """Whether groups of this kind exchange shards as FSDP does (with HSDP, too); False: whole gradients, as DDP does.
+
+    None: both, or neither.
+    """
+    spent_ns: dict[str, int] = {}
+    for one in view.job.ranks:
+        exchanges = one.exchanges
+        kinds = np.array([group.kind == kind for group in exchanges.groups] + [kind == "unknown"])
+        for name in ("all_reduce", "all_gather", "reduce_scatter"):
+            where = (exchanges.op == OPS.index(name)) & kinds[exchanges.group]  # −1, of no known group, is the last
+            spent_ns[name] = spent_ns.get(name, 0) + int((exchanges.end_ns - exchanges.start_ns)[where].sum())
+    if (
+        spent_ns.get("reduce_scatter")
+        and spent_ns["all_gather"]
+        and spent_ns["reduce_scatter"] > spent_ns["all_reduce"]
+    ):
+        return True
+    return False if spent_ns.get("all_reduce") and not spent_ns["reduce_scatter"] else None
+
+
 def _overlap_advice(view: View, kind: GroupKind) -> tuple[str, ...]:
     if kind == "tensor":
         return (
@@ -169,9 +196,12 @@ def _overlap_advice(view: View, kind: GroupKind) -> tuple[str, ...]:
         )
     ddp = "DDP: smaller buckets (bucket_cap_mb) go out while backward still runs; no find_unused_parameters."
     fsdp = "FSDP: fully_shard() each block, and prefetch the next (set_modules_to_forward_prefetch)."
-    less = "Accumulation under no_sync(), or bfloat16 gradients, sends less."
+    shards = _shards(view, kind)
+    if shards and kind in ("data", "unknown"):
+        return (fsdp, "bfloat16 (MixedPrecisionPolicy) sends less; so does reshard_after_forward=False, for memory.")
     if kind == "data" or _trains_data_parallel(view):
-        return (ddp, fsdp, less)
+        less = "Accumulation under no_sync(), or bfloat16 gradients, sends less."
+        return (ddp, less) if shards is False else (ddp, fsdp, less)
     return (
         "If gradients are exchanged: DDP with smaller buckets (bucket_cap_mb), or fully_shard() by block.",
         "If layers are split (tensor, expert, context parallel): groups within one node, fewer ranks to a group.",
