@@ -222,13 +222,13 @@ class Rank:
 class SoakNode:
     """The second node of a job of two, and the hub that the first one has."""
 
-    def __init__(self, folder: Path, *, hub_disk: Path, node_disk: Path, ranks: int = 2) -> None:
+    def __init__(self, folder: Path, *, hub_disk: Path, node_disk: Path, hang_after_s: float = 0.0) -> None:
         self.clocks = Clocks(folder / "clocks")
         self.ranks: list[Rank] = []
         self.attempt = -1
         self.made: list[list[int]] = []
         """By attempt and rank: how many steps were completed."""
-        self._world = ranks
+        self._world, self._hang_after_s = 2, hang_after_s
         sessions = folder / "sessions"
         self.hub_paths: RunPaths = create_run(hub_disk, "job", ["python", "train.py"], environ={}, sessions=sessions)
         self.paths: RunPaths = create_run(node_disk, "job.node1", ["python", "train.py"], environ={}, sessions=sessions)
@@ -254,7 +254,8 @@ class SoakNode:
     def start_agent(self) -> None:
         if self.agent is not None:
             self.agent.kill()
-        places = ["--run-dir", str(self.paths.run_dir), "--session", str(self.paths.session), "--hang-after", "0"]
+        places = ["--run-dir", str(self.paths.run_dir), "--session", str(self.paths.session)]
+        places += ["--hang-after", str(self._hang_after_s)]
         where = ["--hub", f"http://127.0.0.1:{self.cable.port}", "--node", "1", "--nnodes", "2", "--run-name", "job"]
         self.agent = Process(self.clocks, "stepscope.agent", [*places, *where])
 
