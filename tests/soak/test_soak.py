@@ -6,11 +6,14 @@ The seed is in the name of the test and in what it says when it fails: ``STEPSCO
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from soak_node import SoakNode
@@ -181,3 +184,60 @@ def test_a_day(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
     for name, seen in done.memory.items():
         half = len(seen) // 2
         assert max(seen[half:]) <= max(seen[:half]) + 16 * MB, f"seed {seed}: the {name} grew: {seen[::40]}"
+
+
+def test_what_a_job_prints_is_what_it_prints_alone(commands: Any, disk: Callable[[str], Path], tmp_path: Path) -> None:
+    small, told, lines = disk("small"), tmp_path / "told", 60
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    told.write_text("0")
+    chance = random.Random(SEEDS[0])
+    going = commands.start("run", "--quiet", "--dir", small / "runs", script, told, str(lines))
+    killed = 0
+    for number in range(1, lines):
+        told.write_text(str(number))
+        what = chance.choice(["calm", "calm", "kill", "fill", "free"])
+        if what == "fill":
+            fill(small)
+        elif what == "free":
+            free(small)
+        elif what == "kill" and killed < 3:
+            for agent in [one for one in commands.survivors() if "stepscope.agent" in one.cmdline()]:
+                agent.kill()
+                killed += 1
+    free(small)
+    done = commands.finish(going)
+    line, expected = "begin", ""
+    for number in range(lines):
+        line = hashlib.sha256(line.encode()).hexdigest()
+        expected += f"{number} {line}\n"
+    assert (done.code, done.stdout) == (0, expected), f"seed {SEEDS[0]}"
+    printed = [one for one in done.stderr.splitlines() if not one.startswith("stepscope")]
+    assert printed == [f"to stderr {number}" for number in range(lines)], f"seed {SEEDS[0]}"
+
+
+@pytest.mark.faults
+def test_run_directories_on_fuse(tmp_path: Path) -> None:
+    """A file system in user space, where locks, links and renames are another program's."""
+    if shutil.which("bindfs") is None:
+        pytest.skip("bindfs is not installed")
+    below, above = tmp_path / "below", tmp_path / "above"
+    below.mkdir()
+    above.mkdir()
+    if subprocess.run(["bindfs", str(below), str(above)], capture_output=True).returncode:
+        pytest.skip("FUSE file systems cannot be mounted here")
+    try:
+        node = SoakNode(tmp_path, node_disk=above / "node", hub_disk=above / "hub")
+        try:
+            node.steps(100)
+            node.start_agent()
+            node.steps(100)
+            node.start_hub()
+            node.steps(100)
+            assert node.finish()["delivered"] is True
+            seal(node.hub_paths.run_dir)
+            check_steps(Soak(node, 0, (above, above)), node.hub_paths.run_dir)
+        finally:
+            node.close()
+    finally:
+        subprocess.run(["umount", "--lazy", str(above)], check=True)
