@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.errors import RingForeign, RingVersion
+from stepscope.records import run_clock
 from stepscope.records.collectives import ProcessGroup, merged_groups
 from stepscope.records.places import BESIDE_RING, RING_SUFFIX
 from stepscope.records.series import RankState
@@ -162,7 +163,7 @@ class RingDrain:
     def save_last_sidecar(self) -> None:
         self.header = self.reader.header()
         about = replace(
-            sidecar_of(self.header, heard_wall_ns=time.time_ns()),
+            sidecar_of(self.header, heard_wall_ns=run_clock.wall_ns()),
             groups=merged_groups(self.header.groups, self._found),
             usual_step_ns=round(statistics.median(self.recent_ns)) if self.recent_ns else 0,
         )
@@ -235,7 +236,7 @@ def drain_leftovers(run_dir: Path, session: Path) -> None:
     for drain in Rings(run_dir, session).discover():
         try:
             if not drain.alive():
-                drain.ended_wall_ns = drain.ended_wall_ns or time.time_ns()
+                drain.ended_wall_ns = drain.ended_wall_ns or run_clock.wall_ns()
                 drain.drain_to_end()
                 drain.save_last_sidecar()
                 drain.remove()

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.records import run_clock
+
 __all__ = ["GpuSampler"]
 
 THROTTLE_REASONS = {
@@ -68,7 +70,12 @@ class GpuSampler:
         while True:
             self._asked.wait()
             self._asked.clear()
-            common = {"wall_ns": time.time_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node, "kind": "gpu"}
+            common = {
+                "wall_ns": run_clock.wall_ns(),
+                "mono_ns": time.perf_counter_ns(),
+                "node": self._node,
+                "kind": "gpu",
+            }
             self._found.put(
                 [{**common, "index": index, **fixed[index], **_measure(pynvml, handle)} for index, handle in handles]
             )

@@ -22,6 +22,7 @@ from stepscope.agent.jobcpu import JobCpu
 from stepscope.agent.mapped import mapped_bytes
 from stepscope.agent.network import NetworkSampler
 from stepscope.agent.pressure import Pressure
+from stepscope.records import run_clock
 
 __all__ = ["HostSampler"]
 
@@ -54,7 +55,7 @@ class HostSampler:
 
     def sample(self, ranks: Iterable[tuple[int, int, Path]]) -> list[dict[str, Any]]:
         """One record for the host and one for each (pid, rank, its log) that is watched and alive."""
-        common = {"wall_ns": time.time_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
+        common = {"wall_ns": run_clock.wall_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
         records = [{**common, "kind": "host", **self._host()}]
         for pid, rank, log in ranks:
             process = self._processes.get(pid)

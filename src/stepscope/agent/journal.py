@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stepscope.records import run_clock
 from stepscope.records.messages import say
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
@@ -32,7 +32,7 @@ class Journal:
         self._recovered = False
 
     def event(self, event: str, **fields: Any) -> None:
-        self._events.append({"schema": 1, "wall_ns": time.time_ns(), "event": event, **fields})
+        self._events.append({"schema": 1, "wall_ns": run_clock.wall_ns(), "event": event, **fields})
 
     def samples(self, records: Iterable[dict[str, Any]]) -> None:
         self._samples.extend(records)

@@ -31,6 +31,7 @@ from stepscope.agent.stacks import SEEK_S, StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
 from stepscope.errors import RunUnwritable
+from stepscope.records import run_clock
 from stepscope.records.messages import say
 from stepscope.records.places import log_of_rank
 from stepscope.ring import RingHeader
@@ -226,7 +227,7 @@ class Agent:
     def _busy(self) -> bool:
         """Ranks run, or rings of dead ones are still to be drained and the disk may yet take them."""
         ends = [drain.ended_wall_ns for drain in self._rings.known.values()]
-        return any(end is None or time.time_ns() - end < FULL_DISK_S * 1e9 for end in ends)
+        return any(end is None or run_clock.wall_ns() - end < FULL_DISK_S * 1e9 for end in ends)
 
     def _look_for_rings(self) -> None:
         try:
@@ -268,7 +269,7 @@ class Agent:
         self._flights.forget(drain)
         first = drain.ended_wall_ns is None
         if first:
-            drain.ended_wall_ns = time.time_ns()
+            drain.ended_wall_ns = run_clock.wall_ns()
             drain.header = drain.reader.header()
             oom_killed = self._oom.killed(drain.header.pid) and drain.state() == "vanished"
             self._watchdog.buried(drain, oom_killed=oom_killed)

@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.records import run_clock
 from stepscope.wire.joining import Peer
 from stepscope.wire.probing import PACKET_BYTES, Packet, pack_packet, read_packet
 
@@ -136,7 +137,12 @@ class Probes:
         with self._lock:
             seen, self._seen = self._seen, {}
             crowded, self._crowded = self._crowded, False
-        common = {"wall_ns": time.time_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node, "kind": "probe"}
+        common = {
+            "wall_ns": run_clock.wall_ns(),
+            "mono_ns": time.perf_counter_ns(),
+            "node": self._node,
+            "kind": "probe",
+        }
         return [] if crowded else [{**common, **_line(peer, own)} for peer, own in seen.values() if own.sent]
 
     def notice(self) -> str | None:
@@ -198,7 +204,7 @@ class Probes:
         self._count += 1
         question = Packet(kind="question", asks=self._number, asked=peer.node, boot=self._boot, number=self._count)
         data = pack_packet(question, key)
-        self._asked[self._count] = _Question(peer=peer, wall_ns=time.time_ns(), mono_ns=time.perf_counter_ns())
+        self._asked[self._count] = _Question(peer=peer, wall_ns=run_clock.wall_ns(), mono_ns=time.perf_counter_ns())
         self._send(data, (peer.address, peer.port))
         return turn + 1
 

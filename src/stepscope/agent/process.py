@@ -11,8 +11,11 @@ from stepscope.agent.loop import Agent
 from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.probes import Probes
 from stepscope.agent.shipping.destination import Destination
+from stepscope.records import run_clock
 from stepscope.records.modes import umask_of
 from stepscope.records.places import helper_command
+from stepscope.store.lease import boot_id
+from stepscope.store.meta import read_meta
 
 __all__ = ["tend"]
 
@@ -32,6 +35,7 @@ def tend(
     sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
     """
     os.umask(umask_of(run_dir))
+    run_clock.follow_run(read_meta(run_dir), boot_id())
     shipper = probes = None
     if hub is not None:
         from stepscope.agent.shipping.ship import Shipper  # HTTP: a megabyte or two, only where there is a hub

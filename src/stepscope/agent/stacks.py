@@ -31,6 +31,7 @@ from typing import Any
 
 from stepscope.agent.signals import awaits_delivery, listens, sleeps_in_native_code
 from stepscope.flight.stacks import parse_frame
+from stepscope.records import run_clock
 from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, CHECKPOINT, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.records.places import STACKS_SUFFIX
 from stepscope.ring import RingReader, RingState
@@ -165,7 +166,9 @@ class StackAsker:
         self._note_question(live.phase)
         self._seen, self._over_s = b"", None
         sent_ns = time.perf_counter_ns()
-        self._question = _Question(live=live, between=between, wall_ns=time.time_ns(), sent_ns=sent_ns, signal=offer[0])
+        self._question = _Question(
+            live=live, between=between, wall_ns=run_clock.wall_ns(), sent_ns=sent_ns, signal=offer[0]
+        )
         return True
 
     def _note_question(self, phase: int) -> None:

@@ -36,6 +36,7 @@ from stepscope.hangs.finding import finding_of, steps_of
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.kept import KeptEvidence
 from stepscope.hangs.text import hang_lines
+from stepscope.records import run_clock
 from stepscope.records.hang import HangRecord
 from stepscope.records.messages import say
 from stepscope.records.places import ENV_KEEP_EVIDENCE
@@ -167,7 +168,7 @@ class Watchdog:
         over: Literal["aborted", "ended"] = "aborted" if self._on_hang.aborted else "ended"
         for record in list(self._records.values()):
             if record.over is None:
-                self._update(replace(record, over=over, over_wall_ns=time.time_ns()))
+                self._update(replace(record, over=over, over_wall_ns=run_clock.wall_ns()))
         self._save()
 
     def _watch(self, world: World, now_s: float) -> None:
@@ -186,7 +187,7 @@ class Watchdog:
             stop = self._stops[world.key] = _Stop(
                 world=world.key,
                 moved_s=moved_s,
-                stopped_wall_ns=time.time_ns() - round((now_s - moved_s) * 1e9),
+                stopped_wall_ns=run_clock.wall_ns() - round((now_s - moved_s) * 1e9),
                 pids=world.pids,
             )
         if gave_up and not stop.gave_up:
@@ -202,7 +203,7 @@ class Watchdog:
         """In what was kept and never called a hang; of one that was, the record says when it was over."""
         if stop.kept is not None and stop.record is None:
             with suppress(OSError):
-                write_evidence(self._run_dir, replace(stop.kept, over_wall_ns=time.time_ns()))
+                write_evidence(self._run_dir, replace(stop.kept, over_wall_ns=run_clock.wall_ns()))
 
     def _stands_still(self, world: World, now_s: float) -> bool:
         quiet_s = now_s - world.quiet_since_s()
@@ -242,7 +243,7 @@ class Watchdog:
                 step_s=step_s,
                 source_lines=gathered.source_lines,
             )
-            instants = {"declared_wall_ns": time.time_ns(), "stopped_wall_ns": stop.stopped_wall_ns}
+            instants = {"declared_wall_ns": run_clock.wall_ns(), "stopped_wall_ns": stop.stopped_wall_ns}
             outcome = self._judge(evidence, number=number, **instants)
             if isinstance(outcome, HangRecord):
                 self._keep(gathered)
@@ -332,7 +333,7 @@ class Watchdog:
             return
         del self._stops[world.key]
         seconds = round(now_s - stop.moved_s, 1)
-        self._update(replace(record, over="recovered", over_wall_ns=time.time_ns()))
+        self._update(replace(record, over="recovered", over_wall_ns=run_clock.wall_ns()))
         self._journal.event("hang_over", number=record.number, seconds=seconds)
         _say(f"the job goes on after {seconds:g} s; it was a stall")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any
 from stepscope.cli.progress import progress_bar
 from stepscope.errors import RunError, RunUnwritable
 from stepscope.page.assets import is_built
+from stepscope.records import run_clock
 from stepscope.records.modes import made_as
 from stepscope.records.places import ENV_HTML
 from stepscope.records.redactor import Redactor
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
-from stepscope.store.lease import sealing_barred
+from stepscope.store.lease import boot_id, sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.meta import read_meta
 from stepscope.store.outputs import copy_rest
@@ -108,7 +108,7 @@ def _finalise(
         _write(html, run_dir, None if alive else run, summary, redact=redact, quiet=quiet)
     if redact:
         summary = Redactor(run.meta, summary).document(summary)
-    now = time.time_ns() if alive else None
+    now = run_clock.now_of(run.meta, boot_id()) if alive else None
     return summary, render_text(summary, width=width, color=color, saved=saved, copied=copied, now_wall_ns=now)
 
 

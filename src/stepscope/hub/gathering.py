@@ -24,6 +24,7 @@ from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.watch import NodeWatch
 from stepscope.hub.inbox_tail import InboxTail
 from stepscope.hub.model.live_run import LiveRun
+from stepscope.records import run_clock
 from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journals
@@ -89,7 +90,7 @@ class Gathering:
             self._ending_s = time.monotonic()
         awaited = {sender.node for sender in self._admission.awaited()}
         # Of those that joined before the hub was started again, the ones that will join any moment.
-        heard_ns = time.time_ns() - int(SILENT_S * 1e9)
+        heard_ns = run_clock.wall_ns() - int(SILENT_S * 1e9)
         known = [node for node in self._inbox.nodes() if node.spool != self._own_spool and not node.replaced_by]
         joined = self._admission.senders
         awaited |= {n.node for n in known if n.spool not in joined and n.bye is None and n.heard_wall_ns > heard_ns}

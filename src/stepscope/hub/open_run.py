@@ -15,6 +15,7 @@ from stepscope.errors import NotARun
 from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.model.run_data import Snapshot, run_data_of, snapshot
 from stepscope.hub.model.selection import MOST_JUDGED, select
+from stepscope.records import run_clock
 from stepscope.records.hang import HangRecord
 from stepscope.reports import summarise
 from stepscope.store.meta import read_meta
@@ -140,7 +141,7 @@ class OpenRun:
     def conclude(self, status: str, final: Final | None = None) -> None:
         """It was fed and is over: those who follow are told so before the hub goes, with what is said of all of it."""
         self._ended, self.fed, self.leaving = status, False, True
-        self._ended_wall_ns = time.time_ns()
+        self._ended_wall_ns = run_clock.wall_ns()
         if final is not None:
             self.document, self._hangs = final
         self.live.touch()

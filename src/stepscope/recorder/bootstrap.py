@@ -23,6 +23,7 @@ from stepscope.recorder.imports import ImportWatch
 from stepscope.recorder.instrument import Instrumentation
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
+from stepscope.records import run_clock
 from stepscope.records.identity import RankIdentity
 from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
 
@@ -47,6 +48,7 @@ def start_from_environment() -> None:
     session, run_dir = os.environ.get(ENV_SESSION), os.environ.get(ENV_RUN_DIR)
     if not session or not run_dir or switched_off(os.environ):
         return
+    run_clock.follow_environment()
     recorder = start(Path(session), Path(run_dir))
     claims = _claim(Path(run_dir), None if is_launcher(sys.orig_argv) else rank_from(os.environ))
     watch_end(recorder, Path(run_dir), helper=not claims)

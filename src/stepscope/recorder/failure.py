@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.identity import is_launcher, rank_from
 from stepscope.recorder.recorder import Recorder
+from stepscope.records import run_clock
 from stepscope.records.modes import file_mode, folder_mode
 from stepscope.records.places import error_path, flight_path, hangs_folder
 from stepscope.ring import RingState
@@ -136,7 +136,7 @@ def _hung(run_dir: Path) -> bool:
         if not isinstance(hang, dict) or hang.get("over") == "recovered":
             continue
         over_ns = hang.get("over_wall_ns")
-        if not isinstance(over_ns, int) or time.time_ns() - over_ns < JUST_OVER_NS:
+        if not isinstance(over_ns, int) or run_clock.wall_ns() - over_ns < JUST_OVER_NS:
             return True
     return False
 
@@ -162,7 +162,7 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
         "type": type(error).__name__,
         "message": str(error)[:MAX_MESSAGE],
         "traceback": text[-MAX_TRACEBACK:],
-        "wall_ns": time.time_ns(),
+        "wall_ns": run_clock.wall_ns(),
         "step": recorder.step if recorder.ring is not None else None,
         "script": recorder.ring is None and not is_launcher(sys.orig_argv) and rank_from(os.environ) is None,
         "exit_codes": _exit_codes(error),

@@ -29,6 +29,7 @@ from pathlib import Path
 __all__ = [
     "BESIDE_RING",
     "ENV_CLAIM",
+    "ENV_CLOCK",
     "ENV_HANG_AFTER",
     "ENV_HTML",
     "ENV_KEEP_EVIDENCE",
@@ -84,6 +85,8 @@ ENV_NATIVE = "STEPSCOPE_NATIVE_OUTPUT"
 """Set by ``run --native-output``: what the launcher's descriptors 1 and 2 are, as ``DEV:INODE``; ``-``: left alone."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
+ENV_CLOCK = "STEPSCOPE_CLOCK_NS"
+"""Set by the launcher: what the run's clock is ahead of the monotonic one (``records/run_clock.py``)."""
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
 """Set by a process that is a rank (or the script), for its children to see that they are not."""
 RING_SUFFIX = ".ring"
@@ -192,7 +195,7 @@ def helper_command(module: str, *words: str, python: str = sys.executable) -> li
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of such a process: it finds this very Stepscope, and nothing in the working directory."""
-    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_NATIVE, "PYTHONPATH")
+    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_CLOCK, ENV_NATIVE, "PYTHONPATH")
     environment = {name: value for name, value in environ.items() if name not in ours}
     # An empty entry, as in PYTHONPATH=$PYTHONPATH:/somewhere, is the working directory.
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)

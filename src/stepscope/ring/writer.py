@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingNoSpace
+from stepscope.records import run_clock
 from stepscope.records.collectives import ProcessGroup, groups_to_json
 from stepscope.records.facts import pack_facts
 from stepscope.records.identity import RankIdentity
@@ -89,7 +90,7 @@ class RingWriter:
         self.set_identity(identity)
         fixed = (VERSION, HEADER_BYTES, capacity, identity.pid, process_start_ticks(identity.pid))
         # The magic comes last: until it stands there, readers leave the file alone.
-        self._map[8 : FIXED.size] = FIXED.pack(MAGIC, *fixed, time.perf_counter_ns(), time.time_ns())[8:]
+        self._map[8 : FIXED.size] = FIXED.pack(MAGIC, *fixed, time.perf_counter_ns(), run_clock.wall_ns())[8:]
         self._map[:8] = MAGIC
 
     def set_identity(self, identity: RankIdentity) -> None:

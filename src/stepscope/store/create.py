@@ -121,6 +121,7 @@ def _begin(
         "command": redact_command(command),
         "cwd": str(Path.cwd()),
         "created_wall_ns": time.time_ns(),
+        "created_mono_ns": time.monotonic_ns(),
         "host": platform.node(),
         "place": Place.here().to_dict(),
         "user": environ.get("USER") or environ.get("LOGNAME") or str(os.getuid()),

@@ -15,7 +15,6 @@ the hub process, used by one thread.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import HubError
+from stepscope.records import run_clock
 from stepscope.store.atomic import fsync_file, fsync_folder
 from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path
 from stepscope.store.locks import LockBusy, take_lock
@@ -60,7 +60,7 @@ class Inbox:
     """What other nodes sent to a run.  ``journal_bytes``: when the next journal is begun."""
 
     def __init__(
-        self, run_dir: Path, *, journal_bytes: int = JOURNAL_BYTES, clock: Callable[[], int] = time.time_ns
+        self, run_dir: Path, *, journal_bytes: int = JOURNAL_BYTES, clock: Callable[[], int] = run_clock.wall_ns
     ) -> None:
         """OSError when what is there cannot be read, or nothing can be written; HubError when somebody else does."""
         self._run_dir = run_dir

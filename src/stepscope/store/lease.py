@@ -25,7 +25,7 @@ from typing import Any
 from stepscope.records.progress import Progress, unheard
 from stepscope.ring.writer import process_start_ticks
 
-__all__ = ["LEASE", "SILENT_S", "Lease", "LeaseKeeper", "Place", "is_local", "read_lease", "sealing_barred"]
+__all__ = ["LEASE", "SILENT_S", "Lease", "LeaseKeeper", "Place", "boot_id", "is_local", "read_lease", "sealing_barred"]
 
 LEASE = "lease.json"
 RENEW_S = 5.0
@@ -49,7 +49,7 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        return cls(host=platform.node(), boot=_boot_id(), pid_namespace=_pid_namespace())
+        return cls(host=platform.node(), boot=boot_id(), pid_namespace=_pid_namespace())
 
     @classmethod
     def of_run(cls, meta: Mapping[str, Any]) -> Place | None:
@@ -74,7 +74,7 @@ class Lease:
 
     def age_s(self) -> float:
         """By the clock that both share, if they do; a clock that is behind ours makes it look older."""
-        if self.boot and self.boot == _boot_id():
+        if self.boot and self.boot == boot_id():
             return (time.monotonic_ns() - self.mono_ns) / 1e9
         return (time.time_ns() - self.wall_ns) / 1e9
 
@@ -86,7 +86,7 @@ class LeaseKeeper:
         self._path = run_dir / LEASE
         self._renewed = 0
         self._last_s = float("-inf")
-        self._who = {"host": platform.node(), "boot": _boot_id(), "pid_namespace": _pid_namespace()}
+        self._who = {"host": platform.node(), "boot": boot_id(), "pid_namespace": _pid_namespace()}
 
     def renew(self) -> None:
         now_s = time.monotonic()
@@ -148,7 +148,7 @@ def sealing_barred(
         return None
     place = Place.of_run(meta)
     host = place.host if place is not None else str(meta.get("host"))
-    where = "in another container" if place is not None and place.boot == _boot_id() else f"on {host}"
+    where = "in another container" if place is not None and place.boot == boot_id() else f"on {host}"
     first = read_lease(run_dir)
     if first is None and meta.get("end") is not None:
         return None
@@ -171,7 +171,7 @@ def _made_s(run_dir: Path) -> float:
         return 0.0
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stepscope.records import run_clock
+
 __all__ = ["ClockEstimate", "HubClock"]
 
 WINDOW_NS = 120 * 10**9
@@ -39,7 +41,7 @@ class _Trip:
 
 class HubClock:
     def __init__(
-        self, *, wall_ns: Callable[[], int] = time.time_ns, mono_ns: Callable[[], int] = time.monotonic_ns
+        self, *, wall_ns: Callable[[], int] = run_clock.wall_ns, mono_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._wall_ns = wall_ns
         self._mono_ns = mono_ns

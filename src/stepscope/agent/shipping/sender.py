@@ -32,6 +32,7 @@ from stepscope.agent.shipping.clock import HubClock
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
 from stepscope.errors import FrameError, HubError, HubRefused, UsageError
+from stepscope.records import run_clock
 from stepscope.store.meta import read_meta
 from stepscope.wire.frames import FrameHead, pack_frame
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
@@ -208,7 +209,7 @@ class Sender:
         head = FrameHead(
             node=self._to.node,
             spool=self._spool,
-            sent_wall_ns=time.time_ns(),
+            sent_wall_ns=run_clock.wall_ns(),
             offset_ns=clock.offset_ns if clock else None,
             rtt_ns=clock.rtt_ns if clock else None,
             bye=bye if last else None,

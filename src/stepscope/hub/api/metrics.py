@@ -6,7 +6,6 @@ first some hundred.  Ranks and nodes beyond are in the API.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from stepscope.hub.open_run import OpenRun
 from stepscope.hub.runs import Runs
 from stepscope.hub.views.findings import findings_of, status_of
 from stepscope.hub.views.nodes import NodeNow, nodes_of
+from stepscope.records import run_clock
 
 if TYPE_CHECKING:
     from stepscope.hub.gate.ingest import Agents
@@ -171,7 +171,7 @@ def _communication(page: Exposition, run: OpenRun) -> None:
 
 def _nodes(page: Exposition, run: OpenRun) -> None:
     total, nodes = nodes_of(run, 0, MOST_NODES)
-    now_ns = time.time_ns()
+    now_ns = run_clock.wall_ns()
     heard = sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < 60e9)
     _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.name)
     _gauge(page, "stepscope_nodes_heard", "Nodes that sent something in the last minute.", heard, run=run.name)

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from stepscope.hub.api.answers import failure, json_body
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.views.findings import findings_of, status_of
+from stepscope.records import run_clock
 
 __all__ = ["Cursor", "EventStream", "Streams"]
 
@@ -132,7 +133,7 @@ class EventStream(Response):
             body += b"".join(_message(event, said, cursor) for event, said, cursor in messages)
             now_s = time.monotonic()
             if not body and now_s - beat_s >= self._streams.heartbeat_s:
-                body = _message("heartbeat", {"wall_ns": time.time_ns()}, None)
+                body = _message("heartbeat", {"wall_ns": run_clock.wall_ns()}, None)
             if body:
                 beat_s = now_s
                 await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -21,6 +21,7 @@ from stepscope.hub.gate.guard import AGENT, known
 from stepscope.hub.gate.journal import HubJournal, LineSink
 from stepscope.hub.gate.refusals import Refusals, Refused
 from stepscope.hub.gate.senders import Sender
+from stepscope.records import run_clock
 from stepscope.store.inbox import Accepted, Gap, Inbox
 from stepscope.store.sidecar import RingSidecar
 from stepscope.store.spools import sidecars_of
@@ -81,7 +82,7 @@ class IngestApp:
         live: Live,
         journal: HubJournal,
         refusals: Refusals,
-        wall: Callable[[], int] = time.time_ns,
+        wall: Callable[[], int] = run_clock.wall_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = admission

@@ -7,12 +7,12 @@ within bounds, and is tried again; the live model hears of it at once.
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from stepscope.records import run_clock
 from stepscope.records.messages import say
 from stepscope.store.jsonl import append_jsonl
 from stepscope.store.paths import EVENTS, HUB_EVENTS
@@ -30,7 +30,7 @@ class LineSink(Protocol):
 
 
 class HubJournal:
-    def __init__(self, run_dir: Path, live: LineSink, *, wall: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, run_dir: Path, live: LineSink, *, wall: Callable[[], int] = run_clock.wall_ns) -> None:
         self.run_dir = run_dir
         self._path = run_dir / HUB_EVENTS
         self._live = live

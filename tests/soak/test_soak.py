@@ -1,0 +1,243 @@
+"""A long run on which everything happens at random: agents, hubs and ranks are killed, the connection is cut, disks are
+full, clocks are set.  No completed step is lost or doubled, and what the training prints is what it prints alone.
+
+The seed is in the name of the test and in what it says when it fails: ``STEPSCOPE_SOAK_SEED=7 make soak``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from soak_node import SoakNode
+
+from stepscope.store.load import open_run
+from stepscope.store.seal import seal
+
+DAY_S = 24 * 3600.0
+SEEDS = [int(os.environ.get("STEPSCOPE_SOAK_SEED", "1"))]
+MB = 1 << 20
+JOB = """
+import hashlib, sys, time
+from pathlib import Path
+told, line = Path(sys.argv[1]), "begin"
+for number in range(int(sys.argv[2])):
+    while int(told.read_text() or 0) < number:
+        time.sleep(0.01)
+    line = hashlib.sha256(line.encode()).hexdigest()
+    print(number, line, flush=True)
+    print("to stderr", number, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """File systems of 64 MB, or plain folders where none can be mounted (then none is ever full)."""
+    mounted: list[Path] = []
+
+    def make(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    if not os.path.ismount(folder):
+        return
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def free(*folders: Path) -> None:
+    for folder in folders:
+        (folder / "filler").unlink(missing_ok=True)
+
+
+class Soak:
+    """What happens in which round follows from the seed."""
+
+    def __init__(self, node: SoakNode, seed: int, disks: tuple[Path, Path]) -> None:
+        self.node, self.disks = node, disks
+        self.chance = random.Random(seed)
+        self.happened: list[str] = []
+        self.memory: dict[str, list[int]] = {"agent": [], "hub": []}
+
+    def round(self, seconds: float) -> None:
+        node, chance = self.node, self.chance
+        what = chance.choices(
+            ["calm", "agent", "hub", "ranks", "cut", "full node", "full hub", "back", "forward", "mend"],
+            [30, 4, 4, 3, 6, 3, 3, 5, 5, 12],
+        )[0]
+        self.happened.append(what)
+        if what == "agent":
+            node.start_agent()
+        elif what == "hub":
+            node.start_hub()
+        elif what == "ranks":
+            node.start_ranks()
+        elif what == "cut":
+            node.cable.cut()
+        elif what.startswith("full"):
+            fill(self.disks[what == "full hub"])
+        elif what == "back":
+            node.clocks.set_time(-3600.0)
+        elif what == "forward":
+            node.clocks.set_time(86400.0)
+        elif what == "mend":
+            node.cable.mend()
+            free(*self.disks)
+        node.steps(chance.randint(1, 40))
+        node.clocks.advance(seconds * chance.uniform(0.2, 1.8))
+        for name, one in (("agent", node.agent), ("hub", node.hub)):
+            assert one is not None
+            if one.process.poll() is not None:
+                said = one.process.communicate()[1]
+                assert name == "hub" and any(name == "full hub" for name in self.happened), f"the {name} died:\n{said}"
+                free(*self.disks)
+                node.start_hub()  # as the launcher does
+            self.memory[name].append(one.memory_bytes())
+
+    def recover(self) -> None:
+        self.node.cable.mend()
+        free(*self.disks)
+
+
+def check_steps(soak: Soak, run_dir: Path) -> None:
+    """Every step that was completed is there, once, and in the attempt in which it was made."""
+    made = {
+        (attempt, rank): list(range(count))
+        for attempt, ranks in enumerate(soak.node.made)
+        for rank, count in enumerate(ranks)
+        if count
+    }
+    run = open_run(run_dir)
+    found = {(one.identity.attempt, one.rank): one.steps["step"].tolist() for one in run.ranks if len(one.steps)}
+    assert {key: len(steps) for key, steps in found.items()} == {key: len(steps) for key, steps in made.items()}
+    assert found == made
+    assert sum(one.lost + one.torn for one in run.ranks) == 0
+
+
+def check_times(run_dir: Path) -> None:
+    """However the time of day was set: nothing ends before it began, and attempts follow one another."""
+    run = open_run(run_dir)
+    began = [one.anchor_wall_ns for one in run.ranks]
+    assert began == sorted(began)
+    assert all(one.ended_wall_ns is None or one.ended_wall_ns >= one.anchor_wall_ns for one in run.ranks)
+    told = [event["wall_ns"] for event in run.events if event["event"] in ("rank_start", "rank_end")]
+    assert told == sorted(told)
+
+
+def soak(tmp_path: Path, disk: Callable[[str], Path], seed: int, *, rounds: int, seconds: float) -> Soak:
+    disks = disk("node"), disk("hub")
+    node = SoakNode(tmp_path, node_disk=disks[0] / "runs", hub_disk=disks[1] / "runs")
+    going = Soak(node, seed, disks)
+    try:
+        for _ in range(rounds):
+            going.round(seconds)
+        going.recover()
+        node.until(lambda: node.agent is not None and node.agent.process.poll() is None)
+        delivered = node.finish()
+        assert delivered["delivered"] is True, delivered
+        check_steps(going, node.hub_paths.run_dir)
+        seal(node.hub_paths.run_dir)
+        check_steps(going, node.hub_paths.run_dir)
+        check_times(node.hub_paths.run_dir)
+    except BaseException:
+        print(f"seed {seed}: what happened in each round: {going.happened}")
+        raise
+    finally:
+        free(*disks)
+        node.close()
+    return going
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_short_soak(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
+    soak(tmp_path, disk, seed, rounds=25, seconds=30.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_day(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
+    done = soak(tmp_path, disk, seed, rounds=720, seconds=DAY_S / 720)
+    assert done.node.clocks.passed_s >= 0.9 * DAY_S
+    for name, seen in done.memory.items():
+        half = len(seen) // 2
+        assert max(seen[half:]) <= max(seen[:half]) + 16 * MB, f"seed {seed}: the {name} grew: {seen[::40]}"
+
+
+def test_what_a_job_prints_is_what_it_prints_alone(commands: Any, disk: Callable[[str], Path], tmp_path: Path) -> None:
+    small, told, lines = disk("small"), tmp_path / "told", 60
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    told.write_text("0")
+    chance = random.Random(SEEDS[0])
+    going = commands.start("run", "--quiet", "--dir", small / "runs", script, told, str(lines))
+    killed = 0
+    for number in range(1, lines):
+        told.write_text(str(number))
+        what = chance.choice(["calm", "calm", "kill", "fill", "free"])
+        if what == "fill":
+            fill(small)
+        elif what == "free":
+            free(small)
+        elif what == "kill" and killed < 3:
+            for agent in [one for one in commands.survivors() if "stepscope.agent" in one.cmdline()]:
+                agent.kill()
+                killed += 1
+    free(small)
+    done = commands.finish(going)
+    line, expected = "begin", ""
+    for number in range(lines):
+        line = hashlib.sha256(line.encode()).hexdigest()
+        expected += f"{number} {line}\n"
+    assert (done.code, done.stdout) == (0, expected), f"seed {SEEDS[0]}"
+    printed = [one for one in done.stderr.splitlines() if not one.startswith("stepscope")]
+    assert printed == [f"to stderr {number}" for number in range(lines)], f"seed {SEEDS[0]}"
+
+
+@pytest.mark.faults
+def test_run_directories_on_fuse(tmp_path: Path) -> None:
+    """A file system in user space, where locks, links and renames are another program's."""
+    if shutil.which("bindfs") is None:
+        pytest.skip("bindfs is not installed")
+    below, above = tmp_path / "below", tmp_path / "above"
+    below.mkdir()
+    above.mkdir()
+    if subprocess.run(["bindfs", str(below), str(above)], capture_output=True).returncode:
+        pytest.skip("FUSE file systems cannot be mounted here")
+    try:
+        node = SoakNode(tmp_path, node_disk=above / "node", hub_disk=above / "hub")
+        try:
+            node.steps(100)
+            node.start_agent()
+            node.steps(100)
+            node.start_hub()
+            node.steps(100)
+            assert node.finish()["delivered"] is True
+            seal(node.hub_paths.run_dir)
+            check_steps(Soak(node, 0, (above, above)), node.hub_paths.run_dir)
+        finally:
+            node.close()
+    finally:
+        subprocess.run(["umount", "--lazy", str(above)], check=True)
