@@ -253,7 +253,7 @@ def _late_stage(
     saved_ns = np.clip(longest(view.work_ns) - next_ns, 0.0, typical_ns)
     cost = cost_of(view, saved_ns)
     kind, doing = STAGE_KINDS[phase]
-    place = seen_at(view, ranks, between=True) if phase == "other" else ""
+    place = seen_at(view, ranks, phase=phase, between=True if phase == "other" else None)
     seen = f" ({place})" if place else ""
     hosts = tuple(host for rank, host in zip(view.ranks, view.hosts, strict=True) if rank in ranks)
     others = _others(view, len(np.unique(view.groups)))
