@@ -123,8 +123,10 @@ class Node:
         self.now_s = 0.0
         self.reader = self.new_reader()
 
-    def new_reader(self) -> FlightReader:
-        return FlightReader(clock=lambda: self.now_s, ring_clock=lambda: self.ring_ns, wall_offset_ns=lambda: WALL_NS)
+    def new_reader(self, **settings: Any) -> FlightReader:
+        return FlightReader(
+            clock=lambda: self.now_s, ring_clock=lambda: self.ring_ns, wall_offset_ns=lambda: WALL_NS, **settings
+        )
 
     ring_ns = 1 << 60
 
@@ -147,8 +149,8 @@ class Node:
                 return
         raise AssertionError("nobody was asked")
 
-    def turn(self, drains: list[RingDrain]) -> None:
-        self.reader.look(drains, watched=False)
+    def turn(self, drains: list[RingDrain], *, watched: bool = False) -> None:
+        self.reader.look(drains, watched=watched)
         while (number := self.reader.fileno()) is not None:
             select.select([number], [], [], 5.0)
             self.reader.receive()
@@ -642,57 +644,85 @@ def test_readers_of_the_segment_get_all_of_it_frame_by_frame_and_sealed(node: Ca
 
 
 def test_how_often_a_rank_is_asked(node: Callable[[str], Node]) -> None:
-    """Every second at first, every five later, twice a second where the buffer fills that fast; never for nothing."""
+    """Every second for eight answers, every five for five minutes, twice a minute later; never for nothing."""
     job = node("backward")
     drains, (first, _) = [rank.drain for rank in job.ranks], job.ranks
+    assert 10 <= asked_in(job, 20, per_turn=1) <= 11
+    assert 3 <= asked_in(job, 20, per_turn=1) <= 5
+    first.server.buffer = 10  # it fills within a second: then the steps in between are not known
+    assert 3 <= asked_in(job, 20, per_turn=1) <= 5
+    job.now_s += 300
+    assert 2 <= asked_in(job, 61, per_turn=1) <= 3
+    before = len(first.server.asked)
+    for _ in range(200):
+        first.stream.ledger.put(data_word(ALLOCATED, 1))
+        job.turn(drains, watched=True)
+    assert 3 <= len(first.server.asked) - before <= 5
+    assert len(job.ranks[1].server.asked) == 1
 
-    def asked(seconds: int) -> int:
+
+def asked_in(job: Node, seconds: int, *, per_turn: int) -> int:
+    """How often the first rank is asked while it lives, with so many collectives in a tenth of a second."""
+    first = job.ranks[0]
+    before = len(first.server.asked)
+    for _ in range(10 * seconds):
+        first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
+        last = first.server.dump["entries"][-1]
+        first.server.dump["entries"] += [
+            {**last, "record_id": last["record_id"] + 1 + more} for more in range(per_turn)
+        ]
+        job.turn([rank.drain for rank in job.ranks])
+    return len(first.server.asked) - before
+
+
+def test_one_that_is_quiet_for_longer_than_ever_is_asked_soon(
+    node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be its end; steps of two seconds are none."""
+    monkeypatch.setattr(flight_reader, "EARLY_FOR_S", 0.0)
+    job = node("backward")
+    drains, (first, _) = [rank.drain for rank in job.ranks], job.ranks
+    asked_in(job, 20, per_turn=1)
+
+    def asked_with_a_word_every(seconds: float, times: int) -> int:
         before = len(first.server.asked)
-        for _ in range(10 * seconds):
-            first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
-            last = first.server.dump["entries"][-1]
-            first.server.dump["entries"].append({**last, "record_id": last["record_id"] + 1})
-            job.turn(drains)
+        for _ in range(times):
+            first.stream.ledger.put(data_word(ALLOCATED, 1))
+            for _ in range(int(10 * seconds)):
+                job.turn(drains)
         return len(first.server.asked) - before
 
-    assert 15 <= asked(20) <= 21
-    job.now_s += 60
-    assert 3 <= asked(20) <= 5
-    first.server.buffer = 10  # ten entries a second fill half of it in half a second
-    asked(20)
-    assert 28 <= asked(20) <= 41
-    quiet = len(job.ranks[1].server.asked)
-    asked(10)
-    assert len(job.ranks[1].server.asked) == quiet
+    asked_with_a_word_every(2.0, 2)
+    assert asked_with_a_word_every(2.0, 15) <= 2
+    assert asked_with_a_word_every(6.0, 1) == 1
 
 
 def test_a_large_buffer_is_read_more_rarely(node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times as large, a fourth as often: every 20 s; unless it fills in that time."""
+    """Four times as large, a fourth as often: every 4 s at first, then every 20 s."""
     monkeypatch.setattr(flight_reader, "BUFFER", 200)
     job = node("backward")
-    drains, (first, _) = [rank.drain for rank in job.ranks], job.ranks
+    first = job.ranks[0]
     last = first.server.dump["entries"][-1]
-    per_turn = 0
-
-    def asked(seconds: int) -> int:
-        before = len(first.server.asked)
-        for _ in range(10 * seconds):
-            first.stream.ledger.put(data_word(ALLOCATED, 1))  # a sign of life
-            entries = first.server.dump["entries"]
-            number = entries[-1]["record_id"] + 1
-            entries += [{**last, "record_id": number + more} for more in range(per_turn)]
-            job.turn(drains)
-        return len(first.server.asked) - before
-
     first.server.buffer = 800
     first.server.dump["entries"] += [{**last, "record_id": last["record_id"] + 1 + more} for more in range(790)]
-    assert 1 <= asked(2) <= 3
-    job.now_s += 60
-    asked(21)
-    assert 2 <= asked(60) <= 3
-    per_turn = 8  # half of it in five seconds
-    asked(60)
-    assert 5 <= asked(30) <= 7
+    assert 8 <= asked_in(job, 32, per_turn=0) <= 9
+    assert 2 <= asked_in(job, 60, per_turn=0) <= 3
+
+
+def test_a_server_may_keep_a_share_of_the_memory_and_what_it_keeps_is_told(node: Callable[[str], Node]) -> None:
+    """Each of its threads keeps what it took to build an answer; when all have, more answers cost nothing."""
+    job = node("backward")
+    first = job.ranks[0]
+    size = len(first.server.body())
+    kept = int(flight_reader.KEPT_PER_BYTE * size)
+    # Both ranks share a hundredth: there is room for five answers of this one.
+    job.reader = job.new_reader(memory=lambda pid: 100 * 2 * int(5.5 * kept), threads=8)
+    assert job.reader.kept_bytes(first.drain) is None
+    assert asked_in(job, 60, per_turn=0) == 5
+    assert job.reader.kept_bytes(first.drain) == 5 * kept
+    job.reader = job.new_reader(memory=lambda pid: 100 * 2 * int(5.5 * kept), threads=5)
+    assert asked_in(job, 60, per_turn=0) > 10
+    assert job.reader.kept_bytes(first.drain) == 5 * kept
 
 
 def test_the_right_recorder_is_found_and_a_silent_server_left_alone(node: Callable[[str], Node]) -> None:

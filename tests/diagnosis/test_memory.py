@@ -205,6 +205,17 @@ def test_pages_of_mapped_files_are_not_the_process_s_own() -> None:
     assert found(run) == []
 
 
+def test_what_torch_s_server_keeps_of_its_answers_is_no_leak_of_the_job() -> None:
+    """As on an H200: 12 MB a second, one more thread of the server each time."""
+    grows = {"rss_mb": lambda _, at: 1000 + 12.0 * at}
+    cluster = Cluster(ranks=1, steps=60, phases_ms=SECOND)
+    told = with_samples(
+        cluster, **grows, process={"rss_answers": lambda _, at: [int(12.0 * second * MIB) for second in at]}
+    )
+    assert found(told) == []
+    assert [finding.kind for finding in found(with_samples(cluster, **grows))] == ["memory_creep"]
+
+
 def test_two_samples_and_short_runs_say_nothing() -> None:
     short = Cluster(ranks=1, steps=30, phases_ms={"forward": 20.0, "backward": 40.0})
     assert found(with_samples(short, rss_mb=lambda _, at: 400 + 2000 * at, first_s=0.4)) == []
@@ -317,7 +328,19 @@ ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
     st.just(10**400), st.sampled_from([0, -1, 1, 1e18, "node0", "GPU-x", 1000]),
 )  # fmt: skip
-MEMORY_KEYS = ("node", "pid", "rss", "rss_file", "index", "uuid", "mem_used", "mem_total", "mem_available", "name")
+MEMORY_KEYS = (
+    "node",
+    "pid",
+    "rss",
+    "rss_file",
+    "rss_answers",
+    "index",
+    "uuid",
+    "mem_used",
+    "mem_total",
+    "mem_available",
+    "name",
+)
 
 
 @given(

@@ -1,29 +1,37 @@
-"""Reads NCCL's Flight Recorder of every rank on this node, often enough that little of it is overwritten unread.
+"""Reads NCCL's Flight Recorder of every rank on this node, now and then.
 
 The recorder in a rank is a ring buffer of some thousand collectives; torch's worker server hands it out as JSON, from a
 native thread and without the GIL (``worker_server.py``).  Two thousand entries take that thread 50 ms, and one read a
-second could not be measured in the training, so:
+second could not be measured in the training.  But every read leaves memory behind in the rank: building the answer
+takes twelve times the answer's size, and malloc keeps that for the thread which did it, 11 MB for two thousand entries.
+The server has as many threads as the machine has cores and takes them in turns, so a rank grows by one such piece a
+read, up to two gigabytes on a machine of 192 cores.  Therefore:
 
-- a rank is asked when half of its buffer may have filled since the last time, at least every five seconds (two while
-  somebody looks on, one in the first minute, so that short runs have figures too), and at most twice a second; a
-  buffer of more than two thousand entries takes longer to hand out, and is asked for as much more rarely;
-- it is not asked while it makes no steps and nothing is left to learn; when it stops making them it is asked soon,
-  since that may be the end;
+- a rank is asked every second for its first eight answers, so that short runs have figures too; then every five
+  seconds, for the first minutes and while somebody looks on; then every half minute.  A buffer of more than two
+  thousand entries is asked for as much more rarely;
+- it is not asked while it makes no steps and nothing is left to learn; when it stops making them for longer than ever
+  before it is asked soon, since that may be the end;
+- all ranks of the node together may keep a hundredth of the memory that the job may use; one that has its share is not
+  asked again, unless its server has come around to the threads that were asked first;
 - one rank is asked at a time.
 
-A job that fills the buffer faster than that is sampled: the steps that were overwritten are counted, not guessed.
-The agent's loop goes on while an answer comes; ``flight_records.py`` makes records of it.
+What is read is a sample: the steps that were overwritten are counted, not guessed.  What the ranks keep is told with
+their memory, so that nobody takes it for a leak of the job.  The agent's loop goes on while an answer comes;
+``flight_records.py`` makes records of it.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from stepscope.agent.drain import RingDrain
+from stepscope.agent.memory_limit import memory_of
 from stepscope.agent.worker_server import FLIGHT, NCCL_FLIGHT, Questions
-from stepscope.records.places import SERVER_SUFFIX
+from stepscope.records.places import SERVER_SUFFIX, server_threads
 
 if TYPE_CHECKING:
     from stepscope.agent.flight_records import FlightRecords
@@ -36,11 +44,16 @@ MAX_BODY = 64 << 20
 BUFFER = 2000
 """Entries that torch keeps unless it is told otherwise; how many it is shows once the first is overwritten."""
 LEAST_S = 0.5
-NEW_S, NEW_FOR_S = 1.0, 60.0
-WATCHED_S = 2.0
-USUAL_S = 5.0
-QUIET_S = 0.3
-"""Without a new word in its ring for so long, a rank may be at its end."""
+FIRST_ANSWERS, FIRST_S = 8, 1.0
+"""As many as the server has threads at the least."""
+EARLY_S, EARLY_FOR_S = 5.0, 300.0
+USUAL_S = 30.0
+QUIET_S, QUIET_AT_MOST_S, QUIETER = 0.3, 10.0, 1.5
+"""Without a new word in its ring for longer than ever before, a rank may be at its end."""
+KEPT_PER_BYTE = 12.5
+"""Of an answer: what malloc keeps for the thread that built it (11.5 MB for 0.94 MB, glibc 2.36)."""
+KEPT_SHARE = 0.01
+"""Of the memory that the job may use, what all ranks of a node may keep."""
 PATIENCE_S = 10.0
 MOST_APART_S = 60.0
 """Between two tries to ask a server that does not answer, or one with a very large buffer."""
@@ -49,7 +62,7 @@ IDENTITY_S = 1.0
 
 
 class _Rank:
-    def __init__(self, drain: RingDrain, records: FlightRecords, now_s: float) -> None:
+    def __init__(self, drain: RingDrain, records: FlightRecords, now_s: float, threads: int) -> None:
         self.drain, self.records = drain, records
         self.since_s = self.asked_s = self.answered_s = self.moved_s = now_s
         self.handler = 0
@@ -60,22 +73,37 @@ class _Rank:
         self.per_s = 0.0
         """Entries, of late."""
         self.head = self.asked_head = -1
+        self.answers = 0
+        self.longest_quiet_s = 0.0
+        self.kept: deque[int] = deque(maxlen=threads)
+        """Bytes that each thread of its server keeps, as far as it has answered."""
 
-    def due_s(self, now_s: float, *, watched: bool) -> float:
-        """When to ask it next; infinity: not now."""
+    def due_s(self, now_s: float, *, watched: bool, most_kept: float) -> float:
+        """When to ask it next; infinity: not now.  ``most_kept``: bytes that its server may keep."""
         head = self.drain.reader.head()
         if head != self.head:
+            if self.head >= 0:
+                self.longest_quiet_s = max(self.longest_quiet_s, now_s - self.moved_s)
             self.head, self.moved_s = head, now_s
         if head == self.asked_head and not self.records.waiting:
             return float("inf")
         if self.failures:
             return self.asked_s + min(LEAST_S * float(1 << min(self.failures, 10)), MOST_APART_S)
-        usual_s = NEW_S if now_s - self.since_s < NEW_FOR_S else WATCHED_S if watched else USUAL_S
+        if self.has_its_share(most_kept):
+            return float("inf")
+        early = watched or now_s - self.since_s < EARLY_FOR_S
+        usual_s = FIRST_S if self.answers < FIRST_ANSWERS else EARLY_S if early else USUAL_S
         usual_s = min(usual_s * max(1.0, self.buffer / BUFFER), MOST_APART_S)
-        if head != self.asked_head and now_s - self.moved_s >= QUIET_S:
+        quiet_s = min(max(QUIETER * self.longest_quiet_s, QUIET_S), QUIET_AT_MOST_S)
+        if head != self.asked_head and now_s - self.moved_s >= quiet_s:
             usual_s = LEAST_S
-        filled_s = self.buffer / 2 / self.per_s if self.per_s else usual_s
-        return self.asked_s + max(LEAST_S, min(usual_s, filled_s))
+        return self.asked_s + usual_s
+
+    def has_its_share(self, most_kept: float) -> bool:
+        """Whether another answer might leave more than that; two are had in any case."""
+        if len(self.kept) < 2 or len(self.kept) == self.kept.maxlen:
+            return False
+        return sum(self.kept) + max(self.kept) > most_kept
 
 
 class FlightReader:
@@ -90,7 +118,12 @@ class FlightReader:
         clock: Callable[[], float] = time.monotonic,
         ring_clock: Callable[[], int] = time.perf_counter_ns,
         wall_offset_ns: Callable[[], int] = lambda: max(time.time_ns() - time.perf_counter_ns() for _ in range(3)),
+        threads: int | None = None,
+        memory: Callable[[int], int] = memory_of,
     ) -> None:
+        self._threads = threads or server_threads()
+        self._memory = memory
+        self._most_kept = 0.0
         self._clock, self._ring_clock, self._wall_offset_ns = clock, ring_clock, wall_offset_ns
         self._ranks: dict[RingDrain, _Rank] = {}
         self._looked_s: dict[RingDrain, float] = {}
@@ -111,7 +144,11 @@ class FlightReader:
             self.receive()
         if self._asked is not None:
             return
-        due = [(rank.due_s(now_s, watched=watched), number) for number, rank in enumerate(self._ranks.values())]
+        most = self._most_kept / max(len(self._ranks), 1)
+        due = [
+            (rank.due_s(now_s, watched=watched, most_kept=most), number)
+            for number, rank in enumerate(self._ranks.values())
+        ]
         when_s, number = min(due, default=(float("inf"), 0))
         if when_s <= now_s:
             self._ask(list(self._ranks.values())[number], now_s)
@@ -128,6 +165,11 @@ class FlightReader:
         elif self._clock() - since_s > PATIENCE_S:
             self._close()
             rank.failures += 1
+
+    def kept_bytes(self, drain: RingDrain) -> int | None:
+        """What its process keeps of answers; None for one that was never asked."""
+        rank = self._ranks.get(drain)
+        return sum(rank.kept) if rank is not None and rank.kept else None
 
     def forget(self, drain: RingDrain) -> None:
         """Its process is gone."""
@@ -150,7 +192,8 @@ class FlightReader:
             return
         self._looked_s[drain] = now_s
         if "nccl" in drain.reader.header().identity.backend:
-            self._ranks[drain] = _Rank(drain, drain.record_flights(), now_s)
+            self._ranks[drain] = _Rank(drain, drain.record_flights(), now_s, self._threads)
+            self._most_kept = KEPT_SHARE * self._memory(drain.header.pid)
 
     def _ask(self, rank: _Rank, now_s: float) -> None:
         rank.asked_s = now_s
@@ -177,6 +220,8 @@ class FlightReader:
             rank.failures += rank.answered or rank.handler == 0
             return
         rank.failures = 0
+        rank.answers += 1
+        rank.kept.append(int(KEPT_PER_BYTE * len(body or b"")))
         if dump.entries:
             rank.answered = True
             if dump.entries[0].record_id or len(dump.entries) > rank.buffer:

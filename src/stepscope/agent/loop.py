@@ -308,8 +308,13 @@ class Agent:
             self._journal.stack({"rank": drain.header.identity.rank, **stack})
 
     def _sample(self) -> None:
-        whose = [drain.header for drain in self._rings.known.values()]
-        self._journal.samples(self._host.sample((one.pid, one.identity.rank, self._log_of(one)) for one in whose))
+        drains = {drain.header.pid: drain for drain in self._rings.known.values()}
+        whose = [drain.header for drain in drains.values()]
+        samples = self._host.sample((one.pid, one.identity.rank, self._log_of(one)) for one in whose)
+        for sample in samples:
+            if sample["kind"] == "process" and (kept := self._flights.kept_bytes(drains[sample["pid"]])) is not None:
+                sample["rss_answers"] = kept
+        self._journal.samples(samples)
         if self._probes is not None:
             self._journal.samples(self._probes.samples())
             if self._shipper is not None and self._shipper.peers is not self._peers:

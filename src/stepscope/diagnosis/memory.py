@@ -75,10 +75,14 @@ def _begin(view: View) -> int:
 
 
 def _resident(view: View, comparisons: int) -> Rise:
-    """Of the processes' memory, less the pages of files that they have mapped: those are the kernel's to drop."""
+    """Of the processes' memory, less what is not the job's own.
+
+    That is the pages of files that they have mapped, which are the kernel's to drop, and what torch's worker server
+    keeps of its answers to the agent (``agent/flight_reader.py``), which comes to an end.
+    """
     readings = process_readings(view)
-    resident, of_files = readings.of("rss"), readings.of("rss_file")
-    own = resident - np.where(np.isnan(of_files), 0.0, of_files)
+    of_files, of_answers = readings.of("rss_file"), readings.of("rss_answers")
+    own = readings.of("rss") - np.nan_to_num(of_files) - np.nan_to_num(of_answers)
     own[~(own > 0)] = np.nan  # a process that is just ending has none
     at = at_steps(view, readings.of("wall_ns"))
     return rise_of_samples(own, at, float(view.window.steps[_begin(view)]), comparisons)

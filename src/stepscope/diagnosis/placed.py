@@ -48,7 +48,7 @@ KEYS = {
         "wall_ns", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1", "cpu_pressure",
         "mem_total", "mem_available", "swap_used", "memory_pressure",
     ),
-    "process": ("wall_ns", "node", "pid", "cpu_percent", "rss", "rss_file"),
+    "process": ("wall_ns", "node", "pid", "cpu_percent", "rss", "rss_file", "rss_answers"),
     "gpu": (
         "wall_ns", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
         "throttle_reasons",

@@ -2,8 +2,8 @@
 
 The server answers over a Unix socket beside the ring, from native threads and without the GIL: what the Flight Recorder
 knows can be had even of a rank whose Python is stuck.  The agent asks a job that stands still, or in which a rank died;
-on NCCL it also reads the Flight Recorder while the job trains, every five seconds at least and twice a second at most
-(``agent/flight_reader.py``), since nothing else knows how long collectives take.  The server is the one thing of ours
+on NCCL it also reads the Flight Recorder now and then while the job trains (``agent/flight_reader.py``), since nothing
+else knows how long collectives take.  The server is the one thing of ours
 that adds threads to a training process; they sleep until they are asked.  What has to be known about it:
 
 - It has a pool of threads, as many as the machine has cores and eight at least.  Should one of them not come into
@@ -36,7 +36,15 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.inherited import immortal
 from stepscope.records.modes import folder_mode
-from stepscope.records.places import ENV_RUN_DIR, ENV_SERVER, ENV_TORCH_DUMPS, FLIGHT, SERVER_SUFFIX, nccl_dumps
+from stepscope.records.places import (
+    ENV_RUN_DIR,
+    ENV_SERVER,
+    ENV_TORCH_DUMPS,
+    FLIGHT,
+    SERVER_SUFFIX,
+    nccl_dumps,
+    server_threads,
+)
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import SERVER_WORD
 
@@ -45,8 +53,6 @@ __all__ = ["ServerOffer"]
 MAX_PATH_BYTES = 100
 """A socket's path has room for 107; the folder in which it is made has a name about as long as its own."""
 _OWN = 0o600
-POOL_THREADS = 8
-"""The least that httplib, on which the server stands, starts; it takes one a core (less one) where there are more."""
 OWN_SERVER = "TORCH_WORKER_SERVER_SOCKET"
 """By this variable torch's ``worker_main`` is told where to listen."""
 LOG_LEVEL = "FLAGS_caffe2_log_level"
@@ -75,7 +81,7 @@ class ServerOffer:
         torch: Any = sys.modules.get("torch")
         server = getattr(getattr(torch._C, "_distributed_c10d", None), "_WorkerServer", None)
         level = _log_level()
-        if server is None or level is None or not _room_for(ranks_here * (_pool() + 1)):
+        if server is None or level is None or not _room_for(ranks_here * (server_threads() + 1)):
             return
         self._started = True
         closed = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))  # mode 0700
@@ -141,10 +147,6 @@ def _raised(level: ctypes.c_int) -> Iterator[None]:
         yield
     finally:
         level.value = before
-
-
-def _pool() -> int:
-    return max(POOL_THREADS, (os.cpu_count() or 1) - 1)
 
 
 def _room_for(threads: int) -> bool:

@@ -59,6 +59,7 @@ __all__ = [
     "output_note",
     "outputs_folder",
     "ring_paths",
+    "server_threads",
     "session_root",
     "terminal_log",
     "timed_collectives",
@@ -151,6 +152,11 @@ def log_of_rank(run_dir: Path, *, rank: int, attempt: int) -> Path:
 
 def terminal_log(run_dir: Path) -> Path:
     return run_dir / "logs" / "terminal.log"
+
+
+def server_threads() -> int:
+    """Of torch's worker server: httplib, on which it stands, starts one a core (less one), and eight at the least."""
+    return max(8, (os.cpu_count() or 1) - 1)
 
 
 def timed_collectives(environ: Mapping[str, str]) -> dict[str, str]:

@@ -44,6 +44,7 @@ SAMPLE_COLUMNS = {
     "swap_used": "BIGINT",
     "rss": "BIGINT",
     "rss_file": "BIGINT",
+    "rss_answers": "BIGINT",
     "threads": "BIGINT",
     "log_bytes": "BIGINT",
     "net_rx_bps": "DOUBLE",
