@@ -74,9 +74,16 @@ def test_lower_median_takes_the_lesser_of_two() -> None:
 
 def test_blocks_leave_out_the_oldest_steps() -> None:
     values = np.array([[100.0, 1.0, 1.0, 2.0, 2.0]])
-    assert block_medians(values, 2).tolist() == [[2.0]]
-    assert block_medians(values, 20).tolist() == [[1.0, 2.0]]
-    assert block_medians(values[:, :1], 20).shape == (1, 0)
+    assert block_medians(values, 3).tolist() == [[2.0]]
+    assert block_medians(values, 2).tolist() == [[1.0, 2.0]]
+    assert block_medians(values[:, :1], 2).shape == (1, 0)
+
+
+def test_a_few_steps_more_are_not_less_evidence() -> None:
+    """41 steps must not be cut into 13 blocks where 40 make 20."""
+    for seed in range(20):
+        deviation = np.random.default_rng(seed).normal(4.0, 1.0, 44)
+        assert persistence_z(deviation) > 0.8 * persistence_z(deviation[-40:])
 
 
 def test_more_comparisons_need_more_evidence() -> None:

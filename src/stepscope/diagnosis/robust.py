@@ -16,6 +16,7 @@ from stepscope.diagnosis import thresholds
 
 __all__ = [
     "block_medians",
+    "long_block",
     "longest",
     "lower_median",
     "mean_rank",
@@ -123,17 +124,29 @@ def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Fl
     return out
 
 
-def block_medians(values: Floats, blocks: int) -> Floats:
-    """[R, B]: medians of up to ``blocks`` equal stretches of the steps; the oldest steps that do not fit are left out.
+def block_medians(values: Floats, length: int) -> Floats:
+    """[R, B]: medians of stretches of ``length`` steps; the oldest steps that do not fill one are left out.
 
     ``values`` has no nan.  B is 0 when there are too few steps for a single block.
     """
     ranks, steps = values.shape
-    length = max(thresholds.BLOCK_STEPS, -(-steps // blocks))
     count = steps // length
     if not count:
         return np.zeros((ranks, 0))
     return np.asarray(np.median(values[:, steps - count * length :].reshape(ranks, count, length), axis=2), np.float64)
+
+
+def long_block(steps: int) -> int:
+    """How long the stretches are between which wander is judged, in a window of so many steps."""
+    return max(thresholds.BLOCK_STEPS, -(-steps // thresholds.WANDER_BLOCKS))
+
+
+def _short_block(steps: int) -> int:
+    """How long those are that a test counts: rounded to the nearest.
+
+    Were it rounded up, 41 steps would make 13 of them where 40 make 20, and a test over them would find less.
+    """
+    return max(thresholds.BLOCK_STEPS, round(steps / thresholds.BLOCKS))
 
 
 def persistence_z(deviation: Floats) -> float:
@@ -149,10 +162,10 @@ def persistence_z(deviation: Floats) -> float:
         return float("inf")
     # Blocks of a short run have two steps, whose median is not deaf to a stall in one of them.
     deviation = np.clip(deviation, typical - CLIP_SPREADS * noise, typical + CLIP_SPREADS * noise)
-    long_blocks = _without_trend(block_medians(deviation[None, :], thresholds.WANDER_BLOCKS)[0])
+    long_blocks = _without_trend(block_medians(deviation[None, :], long_block(len(deviation)))[0])
     if typical < thresholds.SPREADS_APART * spread(long_blocks):
         return 0.0
-    blocks = _without_trend(block_medians(deviation[None, :], thresholds.BLOCKS)[0])
+    blocks = _without_trend(block_medians(deviation[None, :], _short_block(len(deviation)))[0])
     count = len(blocks)
     if count < 2 or blocks.mean() <= 0:
         return 0.0
@@ -175,7 +188,7 @@ def stretch_z(deviation: Floats, at: slice) -> float:
         return persistence_z(inside)
     gap = float(np.median(inside) - np.median(outside))
     centred = np.concatenate((inside - np.median(inside), outside - np.median(outside)))
-    wander = spread(block_medians(outside[None, :], thresholds.WANDER_BLOCKS)[0])
+    wander = spread(block_medians(outside[None, :], long_block(len(outside)))[0])
     if gap < thresholds.SPREADS_APART * wander:
         return 0.0
     noise = max(spread(inside), spread(outside))

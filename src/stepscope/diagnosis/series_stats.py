@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.robust import block_medians, spread
+from stepscope.diagnosis.robust import block_medians, long_block, spread
 
 __all__ = [
     "Fold",
@@ -105,7 +105,8 @@ def trend(values: Floats) -> Trend:
     score = float(np.sign(rises).sum())
     memory = _memory(rest)
     z = max(score - 1, 0.0) / math.sqrt(variance * (1 + memory) / (1 - memory))
-    long = block_medians((values - (start + slope * np.arange(len(values))))[None, :], thresholds.WANDER_BLOCKS)[0]
+    about_line = values - (start + slope * np.arange(len(values)))
+    long = block_medians(about_line[None, :], long_block(len(values)))[0]
     return Trend(slope=slope, start=start, p=NormalDist().cdf(-z), wander=spread(long))
 
 

@@ -21,7 +21,7 @@ WARMUP_SHARE = 0.25
 ANY_FALSE_ALARM = 1e-4
 """Chance that a healthy run gives any straggler at all, over all its ranks and phases (Bonferroni)."""
 BLOCKS = 20
-"""The run is cut into up to this many stretches, and their medians are the observations: a median is deaf to single
+"""The run is cut into about this many stretches, and their medians are the observations: a median is deaf to single
 stalls, and stretches are less dependent on each other than steps."""
 BLOCK_STEPS = 2
 """Steps in a block at the least."""
