@@ -41,7 +41,7 @@ class Lengths:
     late_steps: int
 
 
-CUDA = Lengths(warm=30, steps=120, clean=60, late_from=300, late_steps=400)
+CUDA = Lengths(warm=30, steps=220, clean=110, late_from=300, late_steps=400)
 CPU = Lengths(warm=10, steps=60, clean=40, late_from=60, late_steps=100)
 
 

@@ -7,8 +7,16 @@ later.  So a round has a bare and a recorded job that live at the same time and 
 one has its turn, the other sleeps.  What recording adds is the median of the differences between neighboring blocks;
 every round starts new processes, and the spread is that of the rounds.
 
-Recorded means: under ``stepscope run``, with NCCL's timing on (``TORCH_NCCL_ENABLE_TIMING``) and the agent reading.
-Bare means: no Stepscope, no timing.  ``timed`` is bare with timing.
+The kinds of job, from least to most:
+
+- ``bare``: no Stepscope, no timing by NCCL;
+- ``timed``: bare, with ``TORCH_NCCL_ENABLE_TIMING``;
+- ``hooks``: under ``stepscope run``, without that timing and without the agent's reading of Flight Recorders;
+- ``unread``: with the timing, without the reading;
+- ``recorded``: all of it, which is what users have.
+
+A step is short and all Python, where every microsecond shows.  With ``--work 1.5`` every layer also keeps its device
+busy for 1.5 ms in forward and twice that in backward, as in the league: the device is then what a step waits for.
 """
 
 from __future__ import annotations
@@ -33,16 +41,21 @@ __all__ = ["added", "main"]
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 BENCH = Path(__file__).resolve().parents[1]
 RANKS = 2
-KINDS = ("bare", "timed", "recorded")
-AHEAD = 2
-"""Rounds that start up while one is measured."""
+TIMING = "TORCH_NCCL_ENABLE_TIMING"
+KINDS = {
+    "bare": {"STEPSCOPE": "0"},
+    "timed": {"STEPSCOPE": "0", TIMING: "1"},
+    "hooks": {TIMING: "0", "STEPSCOPE_SERVER": "0"},
+    "unread": {TIMING: "1", "STEPSCOPE_SERVER": "0"},
+    "recorded": {TIMING: "1"},
+}
+"""And the environment variables that make them."""
 SKIPPED = 3
 """First steps of a block, in which caches are cold."""
 TURN_TIMEOUT_S = 120.0
 END_S = 20.0
 """For the end of a job that has had all of its turns."""
 POLL_S = 0.002
-TIMING = "TORCH_NCCL_ENABLE_TIMING"
 FIGURES = {
     "cpu_us": "main thread's CPU, µs a step",
     "process_us": "whole process's CPU, µs a step",
@@ -67,6 +80,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25, help="in a block (default: %(default)s)")
     parser.add_argument("--warm", type=int, default=150, help="steps before the first block (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=100, help="single collectives after each block")
+    parser.add_argument("--work", type=float, default=0.0, metavar="MS", help="of the device in every layer's forward")
+    parser.add_argument("--ahead", type=int, default=2, help="rounds that start up meanwhile (default: %(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--no-mps", action="store_true", help="let ranks share a GPU in time slices")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every block there")
@@ -136,7 +151,7 @@ class _Referee:
         found: dict[str, list[Round]] = {strategy: [] for strategy in strategies}
         try:
             for number, name in enumerate(rounds):
-                for coming in rounds[number : number + 1 + AHEAD]:
+                for coming in rounds[number : number + 1 + self._args.ahead]:
                     self._start(coming)
                 found[name.partition("-")[0]].append(self._play(name, number))
             for job in self._jobs.values():
@@ -153,19 +168,18 @@ class _Referee:
             if name in self._jobs:
                 continue
             command = [sys.executable]
-            variables = {"STEPSCOPE": "0"} if kind == "bare" else {TIMING: "1"}
-            if kind == "recorded":
+            if "STEPSCOPE" not in KINDS[kind]:
                 # Waiting for its turn is no hang.
                 command += ["-m", "stepscope", "run", "--quiet", "--no-html", "--hang-after", "600"]
                 command += ["--dir", str(self._folder / "runs"), "--name", name, sys.executable]
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", str(Path(__file__))]
-            for option in ("blocks", "steps", "warm", "calls", "device"):
+            for option in ("blocks", "steps", "warm", "calls", "work", "device"):
                 command += [f"--{option}", str(getattr(self._args, option))]
             command += ["--strategies", round_name.partition("-")[0], "--inside", str(self._folder), "--name", name]
             with (self._folder / f"{name}.log").open("wb") as log:
                 self._jobs[name] = subprocess.Popen(
                     command,
-                    env={**self._environment, **variables},
+                    env={**self._environment, **KINDS[kind]},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -213,6 +227,9 @@ def _train_in_turns(args: argparse.Namespace) -> None:
     device = job.join(rank, world, args.device)
     width = job.WIDTH[args.device]
     nothing = job.Fault("none", rank, 0)
+    if args.work:
+        nothing.measure_clock()
+        nothing.cycles_per_ms *= args.work / job.FORWARD_MS
     gate = job.Gate(None, rank, world)
     total = args.warm + args.blocks * args.steps
     samples = job.Samples(total, 1024 if args.device == "cuda" else 32, width, nothing)
