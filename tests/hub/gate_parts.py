@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from stepscope.hub.audit import AuditLog
 from stepscope.hub.gate.admission import Admission
 from stepscope.hub.gate.entrance import ServerLimits
 from stepscope.hub.gate.ingest import IngestApp, in_front
@@ -98,6 +99,7 @@ class Parts:
         limits: SenderLimits | None = None,
         clock: Callable[[], float] | None = None,
         local_spool: str = "",
+        audit: AuditLog | None = None,
     ) -> None:
         times: dict[str, Any] = {} if clock is None else {"clock": clock}
         self.run_dir = run_dir
@@ -117,6 +119,7 @@ class Parts:
             "inbox": self.inbox,
             "journal": self.journal,
             "refusals": self.refusals,
+            "audit": audit,
             **times,
         }
         self.ingest = IngestApp(live=self.live, **shared)

@@ -33,6 +33,7 @@ COMMANDS = (
     "whatif",
     "serve",
     "token",
+    "audit",
     "send",
     "doctor",
 )

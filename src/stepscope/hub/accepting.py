@@ -21,11 +21,12 @@ from starlette.types import Receive, Scope, Send
 from stepscope.errors import NotARun, StepscopeError
 from stepscope.hub.api.answers import failure
 from stepscope.hub.api.readers import address_of
+from stepscope.hub.audit import AuditLog
 from stepscope.hub.gate.admission import ADDRESSES, Challenges
 from stepscope.hub.gate.buckets import Buckets
 from stepscope.hub.gate.entrance import source_of
 from stepscope.hub.gate.guard import known
-from stepscope.hub.gate.ingest import IngestFigures, answer_hello, for_agents, no_challenge
+from stepscope.hub.gate.ingest import IngestFigures, answer_hello, for_agents, no_challenge, note_refused
 from stepscope.hub.gate.refusals import Refusals, Refused
 from stepscope.hub.gate.senders import SenderLimits
 from stepscope.hub.gathering import Gathering
@@ -56,7 +57,14 @@ class Accepting:
     """As ``IngestApp``, for the runs of a folder; used from one event loop."""
 
     def __init__(
-        self, runs: Runs, refusals: Refusals, *, fingerprint: bytes, done: Callable[[Path], Any], idle_s: float = IDLE_S
+        self,
+        runs: Runs,
+        refusals: Refusals,
+        *,
+        fingerprint: bytes,
+        done: Callable[[Path], Any],
+        idle_s: float = IDLE_S,
+        audit: AuditLog | None = None,
     ) -> None:
         """``done``: called in a thread with a run that was shut."""
         self.refusals = refusals
@@ -66,6 +74,7 @@ class Accepting:
         self._doors: Buckets[str] = Buckets(rate=SenderLimits.joins_per_s, burst=SenderLimits.joins, most=ADDRESSES)
         self._done = done
         self._idle_s = idle_s
+        self._audit = audit
         self._open: dict[Path, _Open] = {}
         self._before = IngestFigures()
         """What came for runs that are shut again."""
@@ -90,6 +99,7 @@ class Accepting:
             taking = await self._admitted(scope)
         except Refused as refused:
             self.refusals.count(refused.reason, address_of(scope))
+            note_refused(self._audit, scope, refused, address_of(scope))
             # By which name an agent finds why; close: whoever has no business here comes in by the entrance again.
             said = failure(refused.status, refused.why, headers={"Connection": "close"}, name="why")
             await said(scope, receive, send)
@@ -171,6 +181,7 @@ class Accepting:
             fingerprint=self._fingerprint,
             own_spool=str(meta.get("spool", "")),
             challenges=self._challenges,
+            audit=self._audit,
         )
 
     async def _watch(self) -> None:

@@ -206,7 +206,7 @@ def test_wrong_tokens_are_counted_and_slowed_but_nobody_else() -> None:
 
     async def wrong(address: str, times: int = 1) -> None:
         for _ in range(times):
-            assert (await readers.refuse(address, tried=True)).status_code == 401
+            assert (await readers.refuse({"client": (address, 1)}, tried=True)).status_code == 401
 
     asyncio.run(wrong("a", 8))
     assert slept == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
@@ -215,7 +215,7 @@ def test_wrong_tokens_are_counted_and_slowed_but_nobody_else() -> None:
     clock[0] = 61.0
     asyncio.run(wrong("a"))
     assert slept[-1] == 0.05
-    asyncio.run(readers.refuse("c", tried=False))
+    asyncio.run(readers.refuse({"client": ("c", 1)}, tried=False))
     assert len(slept) == 10
     assert readers.refused == 10
     for number in range(2 * readers_module.ADDRESSES):
@@ -231,7 +231,10 @@ def test_those_who_wait_for_their_refusal_are_bounded() -> None:
             await held.wait()
 
         readers = Readers(READER, sleep=sleep)
-        waiting = [asyncio.create_task(readers.refuse(str(i), tried=True)) for i in range(readers_module.WAITING + 5)]
+        waiting = [
+            asyncio.create_task(readers.refuse({"client": (str(i), 1)}, tried=True))
+            for i in range(readers_module.WAITING + 5)
+        ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         early = [task.result().status_code for task in waiting if task.done()]

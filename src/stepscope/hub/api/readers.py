@@ -24,16 +24,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope.hub.api.answers import failure
 from stepscope.hub.api.reader_tokens import NamedToken, ReaderTokens
+from stepscope.hub.audit import AuditLog, Via, route_and_run
+from stepscope.hub.gate.entrance import plain_address, source_of
 
-__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly", "TrustedProxy"]
+__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Reader", "Readers", "ReadersOnly", "TrustedProxy"]
 
 SESSION_PATH = "/api/v1/session"
 OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
@@ -62,10 +65,21 @@ class TrustedProxy:
     header: str
     uids: frozenset[int]
 
-    def vouches(self, scope: Scope) -> bool:
+    def vouches_for(self, scope: Scope) -> str:
+        """The user that it names; empty: nobody."""
         said = Headers(scope=scope).getlist(self.header)
         peer = scope.get("state", {}).get("stepscope.peer")
-        return len(said) == 1 and bool(said[0].strip()) and peer is not None and peer() in self.uids
+        return said[0].strip() if len(said) == 1 and peer is not None and peer() in self.uids else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Somebody who may read, and how they were recognized."""
+
+    via: Via
+    name: str = ""
+    """Of a named token, or of the user for whom a proxy vouches."""
+    token: NamedToken | None = None
 
 
 class Readers:
@@ -79,6 +93,7 @@ class Readers:
         port: int = 0,
         named: ReaderTokens | None = None,
         trusted: TrustedProxy | None = None,
+        audit: AuditLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -90,6 +105,7 @@ class Readers:
         self._secure = secure
         self._named = named
         self._trusted = trusted
+        self._audit = audit
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -114,9 +130,38 @@ class Readers:
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
         return None if cookie is None else self._left_s(cookie, whose) > 0
 
-    def vouched(self, scope: Scope) -> bool:
-        """Whether a proxy that may do so says who asks."""
-        return self._trusted is not None and self._trusted.vouches(scope)
+    def reader_of(self, scope: Scope) -> Reader | Literal[False] | None:
+        """Who asks.  None: nobody tried.  False: a token or a cookie that is wrong."""
+        if self._trusted is not None and (user := self._trusted.vouches_for(scope)):
+            return Reader(via="proxy", name=user)
+        headers = Headers(scope=scope)
+        admitted = self.admits(headers, browser_of(scope))
+        if admitted:
+            return Reader(via="hub token")
+        token = self.named(headers)
+        return Reader(via="named token", name=token.name, token=token) if token is not None else admitted
+
+    def note(
+        self,
+        event: Literal["read", "signed in", "signed out", "refused"],
+        scope: Scope,
+        reader: Reader | None,
+        status: int,
+    ) -> None:
+        """For the audit log, if there is one."""
+        if self._audit is None:
+            return
+        route, run = route_and_run(scope["path"])
+        self._audit.note(
+            event,
+            via=reader.via if reader is not None else "unknown",
+            who=reader.name if reader is not None else "",
+            address=address_of(scope) if reader is not None else source_of(address_of(scope)),
+            method=scope["method"],
+            route=route,
+            run=run,
+            status=status,
+        )
 
     def named(self, headers: Headers) -> NamedToken | None:
         """The token with a name that came as a header; one that ran out or was revoked is none."""
@@ -136,8 +181,13 @@ class Readers:
     def end_session(self, response: Response) -> None:
         self._set(response, "", 0)
 
-    async def refuse(self, address: str, *, tried: bool) -> Response:
-        """The answer to somebody who may not read; who tried a wrong token waits for it."""
+    async def refuse(self, scope: Scope, *, tried: bool) -> Response:
+        """The answer to somebody who may not read; whoever tried a wrong token waits for it."""
+        response = await self._refusal(address_of(scope), tried=tried)
+        self.note("refused", scope, None, response.status_code)
+        return response
+
+    async def _refusal(self, address: str, *, tried: bool) -> Response:
         if tried:
             self.refused += 1
             delay_s = self._delay(address)
@@ -186,20 +236,24 @@ class ReadersOnly:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             await self._app(scope, receive, send)
             return
-        admitted = self._readers.admits(Headers(scope=scope), browser_of(scope))
-        admitted = self._readers.vouched(scope) or admitted
-        if not admitted and (token := self._readers.named(Headers(scope=scope))) is not None:
-            if not token.allows(scope["path"]):
-                await failure(403, f"this token is for {token.scope} only")(scope, receive, send)
-                return
-            admitted = True
-        if admitted:
-            if (told := scope.get("state", {}).get("stepscope.known")) is not None:
-                told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
-            await self._app(scope, receive, send)
+        readers, reader = self._readers, self._readers.reader_of(scope)
+        if not reader:
+            refusal = await readers.refuse(scope, tried=reader is False)
+            await refusal(scope, receive, send)
             return
-        refusal = await self._readers.refuse(address_of(scope), tried=admitted is False)
-        await refusal(scope, receive, send)
+        if reader.token is not None and not reader.token.allows(scope["path"]):
+            readers.note("refused", scope, reader, 403)
+            await failure(403, f"this token is for {reader.token.scope} only")(scope, receive, send)
+            return
+        if (told := scope.get("state", {}).get("stepscope.known")) is not None:
+            told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                readers.note("read", scope, reader, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, answer)
 
 
 def browser_of(scope: Scope) -> str:
@@ -212,4 +266,4 @@ def browser_of(scope: Scope) -> str:
 def address_of(scope: Scope) -> str:
     """Whoever is at the other end; a proxy's word for it is not believed."""
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return plain_address(str(client[0])) if client else ""

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope.hub.api.answers import JSON, failure, json_body
-from stepscope.hub.api.readers import SESSION_PATH, SESSION_S, Readers, address_of, browser_of
+from stepscope.hub.api.readers import SESSION_PATH, SESSION_S, Reader, Readers, browser_of
 
 __all__ = ["session_routes"]
 
@@ -28,14 +28,17 @@ def session_routes(readers: Readers) -> list[Route]:
             token = await _token(request)
             admitted = None if token is None else readers.right(token)
         if not admitted:
-            return await readers.refuse(address_of(request.scope), tried=admitted is False)
+            return await readers.refuse(request.scope, tried=admitted is False)
         if "authorization" not in request.headers and (left_s := readers.session_left_s(request.headers, whose)):
             return Response(json_body({"seconds": left_s}), media_type=JSON)  # it does not renew itself
         response = Response(json_body({"seconds": SESSION_S}), media_type=JSON)
         readers.open_session(response, whose)
+        readers.note("signed in", request.scope, Reader(via="hub token"), 200)
         return response
 
-    async def over(_request: Request) -> Response:
+    async def over(request: Request) -> Response:
+        if readers.session_left_s(request.headers, browser_of(request.scope)):
+            readers.note("signed out", request.scope, Reader(via="hub token"), 200)
         response = Response(json_body({"seconds": 0}), media_type=JSON)
         readers.end_session(response)
         return response

@@ -53,6 +53,9 @@ class Sender:
     joins: Bucket
     frames: Bucket
     volume: Bucket
+    taken_frames: int = 0
+    taken_bytes: int = 0
+    """Since it joined, or was back; for the audit log."""
     token: bytes = b""
     """The SHA-256 of it."""
     current: bool = True
