@@ -34,6 +34,7 @@ COMMANDS = (
     "serve",
     "token",
     "audit",
+    "key",
     "send",
     "doctor",
 )

@@ -35,7 +35,7 @@ from stepscope.hub.runs import Runs
 from stepscope.store.meta import read_meta
 from stepscope.store.processes import launcher_alive
 from stepscope.wire.joining import HELLO_PATH
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import KeyRing
 from stepscope.wire.limits import HELLO_BYTES
 
 __all__ = ["Accepting"]
@@ -70,7 +70,7 @@ class Accepting:
         self.refusals = refusals
         self._runs = runs
         self._fingerprint = fingerprint
-        self._challenges = Challenges(load_key(os.environ), fingerprint)
+        self._challenges = Challenges(KeyRing(os.environ), fingerprint)
         self._doors: Buckets[str] = Buckets(rate=SenderLimits.joins_per_s, burst=SenderLimits.joins, most=ADDRESSES)
         self._done = done
         self._idle_s = idle_s

@@ -29,7 +29,7 @@ from stepscope.records import run_clock
 from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journals
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import KeyRing
 
 __all__ = ["Gathering"]
 
@@ -62,7 +62,7 @@ class Gathering:
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
         self._admission = Admission(
-            key=load_key(os.environ),
+            keys=KeyRing(os.environ),
             certificate=fingerprint,
             names=names,
             nnodes=nnodes,
