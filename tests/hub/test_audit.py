@@ -302,11 +302,27 @@ def test_readers_are_named_and_no_secret_is_written(runs: Path, tmp_path: Path) 
         ("read", "hub token", "", base, "", 200, None),
         ("signed out", "hub token", "", "/api/v1/session", "", 200, None),
         ("read", "hub token", "", f"{base}/{{run}}/steps", "night", 200, 4),
-        ("refused", "unknown", "", f"{base}/{{run}}", "night", 401, 1),
+        ("refused", "unknown", None, None, None, 401, 1),
     ]
     assert {line["address"] for line in read_audit(log.path)} == {"127.0.0.1"}
     written = log.path.read_text()
     assert not any(secret in written for secret in (anna, grafana, READER, "wrong", "token="))
+
+
+def test_a_hub_that_cannot_write_its_log_answers_all_the_same(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = AuditLog(path=tmp_path / "not there" / "audit.jsonl")
+    hub = Hub(lambda: make_app(Runs.of_folder(runs), Readers(READER, audit=log)))
+    try:
+        for _ in range(3):
+            assert hub.get("/api/v1/runs/night").status == 200
+            log.write()
+    finally:
+        hub.close()
+    log.close()
+    assert capsys.readouterr().err.count("cannot write the audit log") == 1
+    assert not log.path.parent.exists()
 
 
 # ── nodes ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
         tokens.revoke(args.name)
         say(f"{args.name} is revoked")
         return 0
-    scope = METRICS if args.metrics else run_scope(args.only) if args.only else ALL
+    if args.only == "":
+        raise UsageError("--run needs the name of a run; leave it out for a token that reads all runs")
+    scope = METRICS if args.metrics else run_scope(args.only) if args.only is not None else ALL
     token = tokens.create(args.name, scope, now_s=time.time(), seconds=_seconds(args.expires))
     say(f"{args.name} is for {scope} and expires in {args.expires}; the token is not shown again")
     print(token)

@@ -28,6 +28,7 @@ import stat
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -112,16 +113,18 @@ class AuditLog:
         who, address, run = who[:_TEXT], address[:_TEXT], run[:_TEXT]
         line: dict[str, Any] = {"event": event, "via": via, "who": who, "address": address, "method": method}
         line |= {"route": route, "run": run, "status": status}
-        # What strangers ask for is theirs to choose: it makes no difference between two lines.
-        key: tuple[Any, ...] = (via, address, event, status) if via == "unknown" else tuple(line.values())
+        again = line
+        if via == "unknown":  # what strangers ask for is theirs to choose: it is told of the first, and not counted
+            again = {"event": event, "via": via, "address": address, "status": status}
+        key: tuple[Any, ...] = tuple(again.values())
         seen = self._repeated.get(key)
         if seen is None:
             group = (via, who)
             if self._groups[group] >= (STRANGERS if via == "unknown" else LINES) or len(self._repeated) >= OPEN:
-                line = {"event": event, "via": via, "who": who, "others": True}
-                key, figures = (via, who, event), {}
-                if len(self._repeated) >= OPEN and key not in self._repeated:
-                    line, key = {"event": event, "via": via, "others": True}, (via, event)
+                again = {"event": event, "via": via, "who": who, "others": True}
+                if len(self._repeated) >= OPEN and tuple(again.values()) not in self._repeated:
+                    again = {"event": event, "via": via, "others": True}
+                line, key, figures = again, tuple(again.values()), {}
                 seen = self._repeated.get(key)
         when = self._time()
         if seen is not None:
@@ -131,7 +134,7 @@ class AuditLog:
                 before = seen.figures.get(name, 0)
                 seen.figures[name] = before + value if isinstance(value, int) and isinstance(before, int) else value
             return
-        self._repeated[key] = _Repeated(line=line, group=group, since_s=self.clock())
+        self._repeated[key] = _Repeated(line=again, group=group, since_s=self.clock())
         self._groups[group] += 1
         self._queue({"time": when, **line, **figures})
 
@@ -181,11 +184,11 @@ class AuditLog:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                say(f"cannot write the audit log {self.path}: {error.strerror}; everything else continues")
+                _tell(f"cannot write the audit log {self.path}: {error.strerror}; everything else continues")
             return True
         if self._failed:
             self._failed = False
-            say(f"the audit log {self.path} can be written again")
+            _tell(f"the audit log {self.path} can be written again")
         for _ in range(len(lines) - bool(lost)):
             self._waiting.popleft()
         self._lost -= lost
@@ -252,6 +255,11 @@ class AuditLog:
         for younger, place in zip([*older[-2::-1], self.path], older[::-1], strict=True):
             if younger.exists():
                 younger.replace(place)
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody listens any more: the hub continues all the same
+        say(text)
 
 
 def rotated(path: Path, files: int = FILES) -> list[Path]:

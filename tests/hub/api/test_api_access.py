@@ -196,6 +196,11 @@ def test_a_cookie_is_worth_nothing_elsewhere_and_renews_nothing(hub: Any) -> Non
         assert 0 < again.json()["seconds"] <= readers_module.SESSION_S
 
 
+def test_an_ipv4_address_is_the_same_on_a_socket_for_ipv6() -> None:
+    """Otherwise all of them would be one /64, and share its limits."""
+    assert readers_module.address_of({"client": ("::ffff:10.0.0.9", 5)}) == "10.0.0.9"
+
+
 def test_a_hub_without_a_token_is_no_hub() -> None:
     with pytest.raises(ValueError, match="token"):
         Readers("")

@@ -14,7 +14,7 @@ import pytest
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.api.reader_tokens import ALL, METRICS, ReaderTokens, run_scope
-from stepscope.hub.api.readers import Readers, TrustedProxy
+from stepscope.hub.api.readers import SESSION_S, Readers, TrustedProxy
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AuditLog, read_audit
@@ -92,6 +92,22 @@ def test_a_session_has_the_scope_of_its_token_and_ends_with_it(folder: Path, tmp
         assert browser.get("/api/v1/runs/demo").status_code == 401, "it ends with its token"
 
 
+def test_a_file_that_somebody_edited_makes_no_session_that_never_ends(folder: Path, tmp_path: Path) -> None:
+    tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
+    token = tokens.create("anna", ALL, now_s=1000.0, seconds=float("inf"))
+    with signed_in(folder, tokens, now, token) as browser:
+        assert browser.post("/api/v1/session").json()["seconds"] == SESSION_S
+        text = (tmp_path / "tokens.json").read_text()
+        (tmp_path / "tokens.json").write_text(text.replace("Infinity", "NaN"))
+        assert browser.get("/api/v1/runs").status_code == 401
+        (tmp_path / "tokens.json").write_text(text[:-5])
+        assert browser.get("/api/v1/runs").status_code == 401, "cut off"
+        (tmp_path / "tokens.json").write_text(text)
+        assert browser.get("/api/v1/runs").status_code == 200
+        (tmp_path / "tokens.json").unlink()
+        assert browser.get("/api/v1/runs").status_code == 401
+
+
 def test_what_is_open_when_a_token_is_revoked_ends(folder: Path, tmp_path: Path) -> None:
     tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
     with signed_in(folder, tokens, now, tokens.create("anna", ALL, now_s=1000.0, seconds=600.0)) as browser:
@@ -150,7 +166,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run_command(["token", "list"]) == 0
     listed = shown().out
     assert ("the run night" in listed, token in listed) == (True, False)
-    for words in (["create", "anna"], ["create"], ["create", "x", "--expires", "soon"], ["revoke", "nobody"]):
+    hostile = ("a\nb", "\x1b[2J", "x" * 65, "../x", "-x", "")
+    for words in (
+        ["create", "anna"],
+        ["create"],
+        ["create", "x", "--expires", "soon"],
+        ["create", "x", "--run", ""],  # as of a variable that is not set
+        ["revoke", "nobody"],
+        *(["create", "--", name] for name in hostile),
+    ):
         with pytest.raises(UsageError):
             run_command(["token", *words])
     assert run_command(["token", "revoke", "anna"]) == 0

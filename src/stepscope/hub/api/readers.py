@@ -177,7 +177,7 @@ class Readers:
 
     def session_s(self, token: NamedToken | None) -> int:
         """How long a session lasts that is opened now: never longer than a named token."""
-        return SESSION_S if token is None else min(SESSION_S, int(token.expires_s - self._now()))
+        return SESSION_S if token is None else int(min(SESSION_S, token.expires_s - self._now()))
 
     def open_session(self, response: Response, whose: str = "", token: NamedToken | None = None) -> None:
         seconds, token_id = self.session_s(token), "" if token is None else token.id
