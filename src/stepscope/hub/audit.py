@@ -55,6 +55,8 @@ WAITING: Final = 20_000
 """Lines that a disk may keep waiting."""
 FILE_BYTES: Final = 4 << 20
 FILES: Final = 8
+_BATCH: Final = 1000
+"""Lines that are written at once."""
 _TICK_S: Final = 1.0
 _MOST_READ: Final = 4 * FILE_BYTES
 """Of one file: a run may come from a stranger."""
@@ -170,29 +172,31 @@ class AuditLog:
 
     def write(self) -> bool:
         """Whether nothing waits any more, or nothing can be done about it.  Called from one thread at a time."""
-        lines = [self._waiting[n] for n in range(len(self._waiting))]  # others may append meanwhile
-        if not lines:
-            return True
-        lost = self._lost
-        if lost:
-            lines.append({"time": self._time(), "lost": lost})
-        text = "".join(json.dumps({"schema": 1, **line, **self.about}, separators=(",", ":")) + "\n" for line in lines)
-        try:
-            self._append(text.encode())
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                _tell(f"cannot write the audit log {self.path}: {error.strerror}; everything else continues")
-            return True
-        if self._failed:
-            self._failed = False
-            _tell(f"the audit log {self.path} can be written again")
-        for _ in range(len(lines) - bool(lost)):
-            self._waiting.popleft()
-        self._lost -= lost
+        while self._waiting or self._lost:
+            lines = [self._waiting[n] for n in range(min(len(self._waiting), _BATCH))]  # the loop may append meanwhile
+            taken, lost = len(lines), 0
+            if taken < _BATCH and self._lost:
+                lost = self._lost
+                lines.append({"time": self._time(), "lost": lost})
+            try:
+                self._append(b"".join(self._line(line) for line in lines))
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if not self._failed:
+                    self._failed = True
+                    _tell(f"cannot write the audit log {self.path}: {error.strerror}; everything else continues")
+                return True
+            if self._failed:
+                self._failed = False
+                _tell(f"the audit log {self.path} can be written again")
+            for _ in range(taken):
+                self._waiting.popleft()
+            self._lost -= lost
         return True
+
+    def _line(self, line: Mapping[str, Any]) -> bytes:
+        return json.dumps({"schema": 1, **line, **self.about}, separators=(",", ":")).encode() + b"\n"
 
     def _queue(self, line: dict[str, Any]) -> None:
         if len(self._waiting) >= WAITING:

@@ -110,7 +110,8 @@ def test_a_file_that_somebody_edited_makes_no_session_that_never_ends(folder: Pa
 
 def test_what_is_open_when_a_token_is_revoked_ends(folder: Path, tmp_path: Path) -> None:
     tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
-    with signed_in(folder, tokens, now, tokens.create("anna", ALL, now_s=1000.0, seconds=600.0)) as browser:
+    audit = AuditLog(path=tmp_path / "audit.jsonl")
+    with signed_in(folder, tokens, now, tokens.create("anna", ALL, now_s=1000.0, seconds=600.0), audit) as browser:
         with browser.stream("GET", "/api/v1/runs/plain/stream") as stream:
             told = stream.iter_lines()
             assert any(line == "event: heartbeat" for line in told)
@@ -118,6 +119,13 @@ def test_what_is_open_when_a_token_is_revoked_ends(folder: Path, tmp_path: Path)
             for _ in told:
                 pass  # to its end, which is a clean one
         assert browser.get("/api/v1/runs/plain/stream").status_code == 401
+    audit.close()
+    assert [(line["event"], line["who"], line["status"]) for line in read_audit(audit.path)] == [
+        ("signed in", "anna", 200),
+        ("read", "anna", 200),
+        ("refused", "anna", 401),
+        ("refused", "", 401),
+    ]
 
 
 def test_another_token_takes_the_place_of_a_session(folder: Path, tmp_path: Path) -> None:

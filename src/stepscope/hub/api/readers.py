@@ -287,6 +287,7 @@ class ReadersOnly:
         try:
             await self._app(scope, receive, answer)
         except _RevokedError:
+            readers.note("refused", scope, reader, 401)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
