@@ -31,7 +31,7 @@ from typing import Any
 from stepscope.store.create import create_run
 from stepscope.store.hub_file import HubFile, write_hub_file
 from stepscope.testing.load import LoadJob, LoadPlan, LoadReport, run_load
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import load_keys
 
 RANKS_PER_AGENT = 8
 SOURCES = tuple(f"127.0.0.{n}" for n in range(2, 34))
@@ -132,7 +132,7 @@ def measure(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
         host="127.0.0.1",
         port=port,
         run="load",
-        key=load_key(os.environ),
+        key=load_keys(os.environ)[0],
         job=job,
         seconds=args.seconds,
         speed=args.speed,

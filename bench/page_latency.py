@@ -24,7 +24,7 @@ from stepscope.store.create import create_run
 from stepscope.store.hub_file import HubFile, write_hub_file
 from stepscope.testing.browser import launched
 from stepscope.testing.load import LoadJob, LoadPlan, LoadReport, run_load
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import load_keys
 
 __all__ = ["measure_latency"]
 
@@ -114,7 +114,7 @@ async def _load(port: int, ranks: int, seconds: float, steps_per_s: float) -> No
         host="127.0.0.1",
         port=port,
         run="load",
-        key=load_key(os.environ),
+        key=load_keys(os.environ)[0],
         job=job,
         seconds=seconds,
         first_node=1,

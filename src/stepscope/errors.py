@@ -10,6 +10,7 @@
     ├── FrameError                 what came over the network is not of ours           exit 3
     ├── HubError                   the hub cannot be started or reached                exit 3
     │   ├── HubRefused             it answers, and does not take us
+    │   │   └── KeyRefused         because it has another key
     │   └── HubMissing             it has no such run, rank or file
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
@@ -28,6 +29,7 @@ __all__ = [
     "HubError",
     "HubMissing",
     "HubRefused",
+    "KeyRefused",
     "NotARun",
     "RingError",
     "RingForeign",
@@ -80,6 +82,10 @@ class HubError(StepscopeError):
 
 
 class HubRefused(HubError):
+    pass
+
+
+class KeyRefused(HubRefused):
     pass
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from stepscope.hub.audit import AuditLog
 from stepscope.hub.gate.admission import Admission
 from stepscope.hub.gate.entrance import ServerLimits
 from stepscope.hub.gate.ingest import IngestApp, in_front
@@ -98,13 +99,15 @@ class Parts:
         limits: SenderLimits | None = None,
         clock: Callable[[], float] | None = None,
         local_spool: str = "",
+        audit: AuditLog | None = None,
+        keys: Callable[[], Sequence[bytes]] = lambda: (KEY,),
     ) -> None:
         times: dict[str, Any] = {} if clock is None else {"clock": clock}
         self.run_dir = run_dir
         self.refusals, self.live, self.inbox = Refusals(), Fed(), Inbox(run_dir)
         self.journal = HubJournal(run_dir, self.live)
         self.admission = Admission(
-            key=KEY,
+            keys=keys,
             certificate=certificate,
             names=(f"{RUN}-2", RUN),
             nnodes=nnodes,
@@ -117,6 +120,7 @@ class Parts:
             "inbox": self.inbox,
             "journal": self.journal,
             "refusals": self.refusals,
+            "audit": audit,
             **times,
         }
         self.ingest = IngestApp(live=self.live, **shared)
@@ -150,17 +154,17 @@ class Parts:
         """The status alone."""
         return asyncio.run(self.ask(what, body, headers, **where))[0]
 
-    def welcome(self, join: Join, *, address: str = "10.0.0.9") -> Welcome:
-        body, proof = write_join(self.challenged(join), KEY, b"")
+    def welcome(self, join: Join, *, address: str = "10.0.0.9", key: bytes = KEY) -> Welcome:
+        body, proof = write_join(self.challenged(join, key), key, b"")
         admitted = self.admission.join(
             body, proof, address=address, hub_address="10.0.0.1", positions=lambda _: Positions()
         )
-        return read_welcome(admitted.body, admitted.proof, join.nonce, KEY, b"")
+        return read_welcome(admitted.body, admitted.proof, join.nonce, key, b"")
 
-    def challenged(self, join: Join) -> Join:
+    def challenged(self, join: Join, key: bytes = KEY) -> Join:
         """After a hello."""
-        body, proof = self.admission.challenges.answer(*write_hello(join.nonce, KEY, b""))
-        return replace(join, challenge=read_challenge(body, proof, join.nonce, KEY, b""))
+        body, proof = self.admission.challenges.answer(*write_hello(join.nonce, key, b""))
+        return replace(join, challenge=read_challenge(body, proof, join.nonce, key, b""))
 
     def close(self) -> None:
         self.inbox.close()

@@ -16,7 +16,7 @@ from stepscope.hub.runs import Runs
 from stepscope.store.create import create_run
 from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER, Join, read_challenge, write_hello, write_join
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import load_keys
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_strangers_write_nothing_and_learn_nothing(finished: Path) -> None:
 
 def test_one_who_joins_and_sends_nothing_changes_no_summary(finished: Path) -> None:
     async def run() -> None:
-        asker, key = Asker(finished), load_key(os.environ)
+        asker, (key,) = Asker(finished), load_keys(os.environ)
         body, proof = write_hello("ab" * 16, key, b"")
         status, text, headers = await asker.ask(HELLO_PATH, body, **{PROOF_HEADER: proof})
         assert status == 200

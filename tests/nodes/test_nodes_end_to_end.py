@@ -17,6 +17,9 @@ from typing import Any
 import duckdb
 import pytest
 
+from stepscope.hub.audit import read_audit
+from stepscope.wire.keys import load_keys, retire_key, rotate_key
+
 pytestmark = [pytest.mark.ranks, pytest.mark.faults]
 
 AGENT = "stepscope.agent"
@@ -168,3 +171,31 @@ def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_pat
     reported = subprocess.run([*stepscope, "report", str(two.run_dir)], capture_output=True, text=True)
     assert reported.returncode == 0, reported.stderr
     assert steps_of(two.run_dir) == {0: list(range(40)), 1: list(range(40))}
+
+
+def test_a_new_key_while_the_job_runs(cluster: MakeCluster, toy: Path, tmp_path: Path) -> None:
+    """Rotated, with an agent and the hub killed meanwhile, and the old key retired before the job is over."""
+    two, steps = cluster(2, toy), 200
+    two.start("--steps", str(steps), "--pause-ms", "100")
+    first, second = two.nodes
+    environ = {"HOME": str(tmp_path / "home")}
+
+    def noted(event: str) -> int:
+        """How many lines of node 1 in the audit log, counted ones included."""
+        lines = [line for line in read_audit(two.run_dir / "audit.jsonl") if line.get("event") == event]
+        return sum(line.get("count", 1) for line in lines if line["who"] == "node 1 (host1)")
+
+    two.until(lambda: first.steps() > 5 and noted("joined") == 1)
+    (old,) = load_keys(environ)
+    rotate_key(environ)
+    second.kill(AGENT)
+    two.until(lambda: first.steps() > 20)
+    first.kill(HUB)
+    two.until(lambda: noted("joined") == 2)  # at the hub that was started again
+    retire_key(environ)
+    assert two.wait() == [0, 0], two.said()
+    assert load_keys(environ) != (old,)
+    assert steps_of(two.run_dir) == {rank: list(range(steps)) for rank in range(2)}
+    assert "another key" not in two.said()
+    assert noted("ended") >= 1
+    assert (two.run_dir / "audit.jsonl").stat().st_mode & 0o777 == 0o600

@@ -16,7 +16,7 @@ from stepscope.records.slot import SLOT_BYTES
 from stepscope.wire.blocks import RingRows, pack_block, read_block, ring_id, rows_of
 from stepscope.wire.frames import FrameHead, PartKind, inflate_part, pack_frame, part_of, read_frame
 from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, read_welcome, write_join, write_welcome
-from stepscope.wire.keys import key_path, load_key, sign, signed
+from stepscope.wire.keys import key_path, load_keys, sign, signed
 
 KEY = b"k" * 32
 SPOOL = "ab" * 16
@@ -121,16 +121,16 @@ def test_joining_proves_the_key_and_the_certificate() -> None:
 
 def test_the_key_is_made_once_and_kept_from_others(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path)}
-    key = load_key(environ)
-    assert load_key(environ) == key
+    key = load_keys(environ)
+    assert load_keys(environ) == key
     assert key_path(environ).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in key_path(environ).parent.iterdir()] == ["key"]
     key_path(environ).chmod(0o644)
     with pytest.raises(UsageError, match="others may read"):
-        load_key(environ)
-    assert load_key({"HOME": str(tmp_path), "STEPSCOPE_KEY": "s" * 16}) != key
+        load_keys(environ)
+    assert load_keys({"HOME": str(tmp_path), "STEPSCOPE_KEY": "s" * 16}) != key
     with pytest.raises(UsageError, match="too short"):
-        load_key({"STEPSCOPE_KEY": "short"})
+        load_keys({"STEPSCOPE_KEY": "short"})
 
 
 def test_words_of_a_proof_do_not_run_into_one_another() -> None:

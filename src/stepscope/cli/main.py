@@ -33,6 +33,8 @@ COMMANDS = (
     "whatif",
     "serve",
     "token",
+    "audit",
+    "key",
     "send",
     "doctor",
 )

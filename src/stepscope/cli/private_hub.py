@@ -57,6 +57,7 @@ class PrivateHub:
     def _start(self) -> None:
         place = Path(self._folder.name)
         words = ["serve", str(self._run_dir), "--port", "0", "--token-file", str(place / "token"), "--until-eof"]
+        words += ["--audit-log", str(place / "audit.jsonl")]  # nobody but this process reads there
         with self._lock:
             if self._closed:
                 raise HubError("nobody looks any more")

@@ -48,7 +48,7 @@ from stepscope.store.hub_file import read_hub_file
 from stepscope.store.lease import boot_id
 from stepscope.store.meta import end_run, read_meta
 from stepscope.store.paths import HUB
-from stepscope.wire.keys import ENV_KEY, load_key
+from stepscope.wire.keys import ENV_KEY, load_keys
 
 __all__ = ["Job", "record"]
 
@@ -183,7 +183,7 @@ def _link(job: Job) -> HubLink | None:
     if not job.nodes.several or job.hub.off:
         return None
     try:
-        load_key(os.environ)
+        load_keys(os.environ)
     except UsageError as error:
         say(f"{error}; this node is recorded by itself")
         return None

@@ -24,7 +24,7 @@ from stepscope.store.ownership import writing_barred
 from stepscope.store.paths import INBOX
 from stepscope.store.processes import processes_alive
 from stepscope.store.session import remove_session, session_of
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import load_keys
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     meta = read_meta(run_dir)
     to = _destination(run_dir, meta, args.to)
     split_url(to.url)
-    key = load_key()
+    load_keys()
     if (run_dir / INBOX).exists():
         raise UsageError(f"{run_dir} is a run of several nodes itself, not what one of them kept")
     if meta.get("sealed") is True:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if barred:
         raise RunError(f"{run_dir} is not sent from here: {barred}")
     _drain(run_dir, meta)
-    sender = Sender(run_dir, to, lambda: key)
+    sender = Sender(run_dir, to, load_keys)
     try:
         _deliver(sender, meta.get("end") or UNKNOWN_END)
     finally:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from stepscope.store.paths import META
 
 if TYPE_CHECKING:
     from stepscope.hub.api.readers import TrustedProxy
+    from stepscope.hub.audit import AuditLog
     from stepscope.hub.gate.server import Server
     from stepscope.hub.gate.tls import TlsFiles
 
@@ -67,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proxy-user", metavar="USER", help="as whom that proxy runs (default: you, or root); with --trust-header"
     )
+    parser.add_argument(
+        "--audit-log",
+        metavar="FILE",
+        type=Path,
+        help="where to write who read and sent what (default: ~/.config/stepscope/audit.jsonl); see `stepscope audit`",
+    )
     parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
     parser.add_argument("--open", action="store_true", help="show the page in your browser")
     parser.add_argument(
@@ -100,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             _tell_certificate(tls, own=options.certificate is not None)
         try:
             with _shown(page_link(url, one, token)) if args.open else nullcontext():
-                run_loop(_serve(args.dir, listening, token, tls, trusted, accept=args.accept, until_eof=args.until_eof))
+                run_loop(_serve(args, listening, token, tls, trusted))
         finally:
             if tls is not None:
                 tls.remove()
@@ -169,15 +176,23 @@ def _shown(link: str) -> Iterator[None]:
         yield
 
 
+def _audit(folder: Path, fixed: Path | None) -> AuditLog:
+    """Not in the folder that is served, which may be somebody else's, or of a run that is recorded elsewhere."""
+    from stepscope.hub.audit import AuditLog, audit_path
+
+    path = fixed if fixed is not None else audit_path(os.environ)
+    if fixed is None:
+        with suppress(OSError):  # the log says that it cannot be written
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return AuditLog(path=path, about={"served": str(folder.resolve())})
+
+
 async def _serve(
-    folder: Path,
+    args: argparse.Namespace,
     listening: socket.socket,
     token: str,
     tls: TlsFiles | None,
     trusted: TrustedProxy | None,
-    *,
-    accept: bool,
-    until_eof: bool,
 ) -> None:
     """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
     from stepscope.hub.accepting import Accepting
@@ -189,28 +204,38 @@ async def _serve(
     from stepscope.hub.gate.server import Server
     from stepscope.hub.runs import Runs
 
-    refusals, runs = Refusals(), Runs.of_folder(folder)
+    folder: Path = args.dir
+    refusals, runs, audit = Refusals(), Runs.of_folder(folder), _audit(folder, args.audit_log)
     fingerprint = tls.fingerprint if tls is not None else b""
-    agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish) if accept else None
+    agents = None
+    if args.accept:
+        agents = Accepting(runs, refusals, fingerprint=fingerprint, done=_finish, audit=audit)
     port = listening.getsockname()[1]
     readers = Readers(
-        token, secure=tls is not None, port=port, named=ReaderTokens(tokens_path(os.environ)), trusted=trusted
+        token,
+        secure=tls is not None,
+        port=port,
+        named=ReaderTokens(tokens_path(os.environ)),
+        trusted=trusted,
+        audit=audit,
     )
     app = make_app(runs, readers, agents, refusals=refusals)
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
-    if until_eof:
+    if args.until_eof:
         loop.add_reader(0, lambda: None if os.read(0, 4096) else _end(loop, server))
-    opening = asyncio.create_task(open_ahead(runs, folder))
+    beside = [asyncio.create_task(open_ahead(runs, folder)), asyncio.create_task(audit.keep())]
     try:
         await server.run()
     finally:
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         if agents is not None:
             await agents.close()
+        audit.close()
 
 
 def _end(loop: asyncio.AbstractEventLoop, server: Server) -> None:

@@ -19,10 +19,10 @@ examples:
   stepscope token create grafana --metrics --expires 90d   for Prometheus: /metrics and nothing else
   stepscope token create anna --run night                  one run, for 30 days
   stepscope token list
-  stepscope token revoke anna                              refused from the next request on
+  stepscope token revoke anna                              refused from the next request on, signed in or not
 
-Every hub and `stepscope serve` of yours takes them, as a header: Authorization: Bearer TOKEN.  The token is printed
-once; what is kept is its hash.
+Every hub and `stepscope serve` of yours takes them: as a header (Authorization: Bearer TOKEN), and to sign in to the
+page.  The token is printed once; what is kept is its hash.  `stepscope audit` shows who used theirs, and for what.
 """
 SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
         tokens.revoke(args.name)
         say(f"{args.name} is revoked")
         return 0
-    scope = METRICS if args.metrics else run_scope(args.only) if args.only else ALL
+    if args.only == "":
+        raise UsageError("--run needs the name of a run; leave it out for a token that reads all runs")
+    scope = METRICS if args.metrics else run_scope(args.only) if args.only is not None else ALL
     token = tokens.create(args.name, scope, now_s=time.time(), seconds=_seconds(args.expires))
     say(f"{args.name} is for {scope} and expires in {args.expires}; the token is not shown again")
     print(token)

@@ -21,11 +21,12 @@ from starlette.types import Receive, Scope, Send
 from stepscope.errors import NotARun, StepscopeError
 from stepscope.hub.api.answers import failure
 from stepscope.hub.api.readers import address_of
+from stepscope.hub.audit import AuditLog
 from stepscope.hub.gate.admission import ADDRESSES, Challenges
 from stepscope.hub.gate.buckets import Buckets
 from stepscope.hub.gate.entrance import source_of
 from stepscope.hub.gate.guard import known
-from stepscope.hub.gate.ingest import IngestFigures, answer_hello, for_agents, no_challenge
+from stepscope.hub.gate.ingest import IngestFigures, answer_hello, for_agents, no_challenge, note_refused
 from stepscope.hub.gate.refusals import Refusals, Refused
 from stepscope.hub.gate.senders import SenderLimits
 from stepscope.hub.gathering import Gathering
@@ -34,7 +35,7 @@ from stepscope.hub.runs import Runs
 from stepscope.store.meta import read_meta
 from stepscope.store.processes import launcher_alive
 from stepscope.wire.joining import HELLO_PATH
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import KeyRing
 from stepscope.wire.limits import HELLO_BYTES
 
 __all__ = ["Accepting"]
@@ -56,16 +57,24 @@ class Accepting:
     """As ``IngestApp``, for the runs of a folder; used from one event loop."""
 
     def __init__(
-        self, runs: Runs, refusals: Refusals, *, fingerprint: bytes, done: Callable[[Path], Any], idle_s: float = IDLE_S
+        self,
+        runs: Runs,
+        refusals: Refusals,
+        *,
+        fingerprint: bytes,
+        done: Callable[[Path], Any],
+        idle_s: float = IDLE_S,
+        audit: AuditLog | None = None,
     ) -> None:
         """``done``: called in a thread with a run that was shut."""
         self.refusals = refusals
         self._runs = runs
         self._fingerprint = fingerprint
-        self._challenges = Challenges(load_key(os.environ), fingerprint)
+        self._challenges = Challenges(KeyRing(os.environ), fingerprint)
         self._doors: Buckets[str] = Buckets(rate=SenderLimits.joins_per_s, burst=SenderLimits.joins, most=ADDRESSES)
         self._done = done
         self._idle_s = idle_s
+        self._audit = audit
         self._open: dict[Path, _Open] = {}
         self._before = IngestFigures()
         """What came for runs that are shut again."""
@@ -90,6 +99,7 @@ class Accepting:
             taking = await self._admitted(scope)
         except Refused as refused:
             self.refusals.count(refused.reason, address_of(scope))
+            note_refused(self._audit, scope, refused, address_of(scope))
             # By which name an agent finds why; close: whoever has no business here comes in by the entrance again.
             said = failure(refused.status, refused.why, headers={"Connection": "close"}, name="why")
             await said(scope, receive, send)
@@ -171,6 +181,7 @@ class Accepting:
             fingerprint=self._fingerprint,
             own_spool=str(meta.get("spool", "")),
             challenges=self._challenges,
+            audit=self._audit,
         )
 
     async def _watch(self) -> None:

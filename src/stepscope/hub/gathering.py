@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.hub.audit import AuditLog
 from stepscope.hub.gate.admission import SILENT_S, Admission, Challenges
 from stepscope.hub.gate.ingest import IngestApp
 from stepscope.hub.gate.journal import HubJournal
@@ -28,7 +29,7 @@ from stepscope.records import run_clock
 from stepscope.records.places import helper_command, helper_environment
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journals
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import KeyRing
 
 __all__ = ["Gathering"]
 
@@ -52,6 +53,7 @@ class Gathering:
         fingerprint: bytes,
         own_spool: str,
         challenges: Challenges | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """UsageError when there is no key, OSError when the inbox cannot be read or written."""
         self._run_dir = run_dir
@@ -60,7 +62,7 @@ class Gathering:
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
         self._admission = Admission(
-            key=load_key(os.environ),
+            keys=KeyRing(os.environ),
             certificate=fingerprint,
             names=names,
             nnodes=nnodes,
@@ -71,9 +73,11 @@ class Gathering:
         InboxTail(run_dir, live, self._admission.claims).catch_up()
         journal = HubJournal(run_dir, live)
         journal.event("hub_start", pid=os.getpid())
-        self._watch = NodeWatch(admission=self._admission, inbox=self._inbox, journal=journal, refusals=refusals)
+        self._watch = NodeWatch(
+            admission=self._admission, inbox=self._inbox, journal=journal, refusals=refusals, audit=audit
+        )
         self.ingest = IngestApp(
-            admission=self._admission, inbox=self._inbox, live=live, journal=journal, refusals=refusals
+            admission=self._admission, inbox=self._inbox, live=live, journal=journal, refusals=refusals, audit=audit
         )
         self._sealing: subprocess.Popen[bytes] | None = None
         self._seal_at_s = 0.0

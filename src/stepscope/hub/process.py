@@ -26,6 +26,7 @@ from stepscope.errors import HubError, RunError
 from stepscope.hub.api.reader_tokens import ReaderTokens, tokens_path
 from stepscope.hub.api.readers import Readers
 from stepscope.hub.app import make_app
+from stepscope.hub.audit import AUDIT, AuditLog
 from stepscope.hub.gate.entrance import ServerLimits
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.hub.gate.server import Server, run_loop
@@ -110,6 +111,7 @@ class _Hub:
         self._looks = Looks(self._live)
         self._runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         self._refusals = Refusals()
+        self._audit = AuditLog(path=settings.run_dir / AUDIT)
         self._gathering: Gathering | None = None
         if settings.nnodes > 1:
             self._gathering = Gathering(
@@ -120,6 +122,7 @@ class _Hub:
                 nnodes=settings.nnodes,
                 fingerprint=bytes.fromhex(about.fingerprint),
                 own_spool=str(meta.get("spool", "")),
+                audit=self._audit,
             )
 
     async def run(self) -> bool:
@@ -131,6 +134,7 @@ class _Hub:
         server = self._server()
         serving = asyncio.create_task(server.run())
         feeding = asyncio.create_task(keep_up(self._live, poll=self._tail.poll, looks=self._looks))
+        auditing = asyncio.create_task(self._audit.keep())
         try:
             await self._until_over(server, [serving, feeding])
             self._tail.poll()
@@ -141,8 +145,11 @@ class _Hub:
             feeding.cancel()
             server.stop()
             done = await asyncio.gather(serving, feeding, return_exceptions=True)
+            auditing.cancel()
+            await asyncio.gather(auditing, return_exceptions=True)
             if self._gathering is not None:
                 self._gathering.close()
+            self._audit.close()
         for outcome in done:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -156,6 +163,7 @@ class _Hub:
             secure=tls is not None,
             port=self._listening.getsockname()[1],
             named=ReaderTokens(tokens_path(os.environ)),
+            audit=self._audit,
         )
         ingest = self._gathering.ingest if self._gathering is not None else None
         app = make_app(self._runs, readers, ingest, refusals=self._refusals)

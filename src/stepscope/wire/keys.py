@@ -4,23 +4,40 @@
 With a home folder that all nodes see that is all there is to do; elsewhere the file is copied once, or the variable
 set.  The key itself never travels: it signs the handshake (``wire/joining.py``), in which a run's own random tokens are
 handed out.
+
+To change the key while jobs run, the file has two lines for a while: the new key and the one before it
+(``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both (``KeyRing``).  An agent
+reads it whenever it joins, and tries them in this order.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stepscope.errors import UsageError
+from stepscope.records.messages import say
 
-__all__ = ["ENV_KEY", "kept_secret", "key_path", "load_key", "sign", "signed"]
+__all__ = [
+    "ENV_KEY",
+    "KeyRing",
+    "kept_secret",
+    "key_path",
+    "load_keys",
+    "retire_key",
+    "rotate_key",
+    "sign",
+    "signed",
+]
 
 ENV_KEY = "STEPSCOPE_KEY"
 SHORTEST = 16
+_MOST_KEYS = 2
 
 
 def key_path(environ: Mapping[str, str]) -> Path:
@@ -28,14 +45,109 @@ def key_path(environ: Mapping[str, str]) -> Path:
     return Path(folder) / "stepscope" / "key"
 
 
-def load_key(environ: Mapping[str, str] | None = None) -> bytes:
-    """UsageError when there is none and none can be made, or others could have read it."""
+def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
+    """The one to use, and the one before it if that is still believed.
+
+    UsageError when there is none and none can be made, or others could have read it.
+    """
     environ = os.environ if environ is None else environ
     if given := environ.get(ENV_KEY):
         if len(given) < SHORTEST:
             raise UsageError(f"{ENV_KEY} is too short for a secret: at least {SHORTEST} characters")
-        return hashlib.sha256(given.encode()).digest()
-    return hashlib.sha256(kept_secret(key_path(environ), "key", f"set {ENV_KEY}").encode()).digest()
+        return (_digest(given),)
+    path = key_path(environ)
+    return tuple(map(_digest, _lines(path, kept_secret(path, "key", f"set {ENV_KEY}"))))
+
+
+class KeyRing:
+    """The keys that a hub believes: ``KeyRing(environ)`` as ``load_keys``, then call it for what they are now.
+
+    A file that is missing, cut off or readable by others changes nothing: that is said once, and the hub keeps what it
+    has.  Used from one thread.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._path = None if environ.get(ENV_KEY) else key_path(environ)
+        self._seen = self._state()
+        self._keys = load_keys(environ)
+        self._told = ""
+
+    def __call__(self) -> tuple[bytes, ...]:
+        state = self._state()
+        if self._path is None or state == self._seen:
+            return self._keys
+        try:
+            self._keys = tuple(map(_digest, _lines(self._path, _read(self._path, "key"))))
+            self._told = ""
+        except (OSError, UsageError) as error:
+            why = f"cannot read the key {self._path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            if why != self._told:
+                self._told = why
+                say(f"{why}; the hub continues with the key that it has")
+        self._seen = state
+        return self._keys
+
+    def _state(self) -> tuple[int, ...]:
+        """Another one when the file may be another."""
+        try:
+            found = self._path.stat() if self._path is not None else None
+        except OSError:
+            return (0,)
+        return () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def rotate_key(environ: Mapping[str, str]) -> Path:
+    """Put a new key before the present one; where the file is.  UsageError when that cannot be done."""
+
+    def changed(lines: list[str]) -> list[str]:
+        if len(lines) >= _MOST_KEYS:
+            raise UsageError("the key before this one still works; `stepscope key retire` ends it, then rotate again")
+        return [secrets.token_hex(32), *lines]
+
+    return _change(environ, changed)
+
+
+def retire_key(environ: Mapping[str, str]) -> Path:
+    """Leave the newest key only; where the file is.  UsageError when that cannot be done."""
+
+    def changed(lines: list[str]) -> list[str]:
+        if len(lines) < _MOST_KEYS:
+            raise UsageError("there is no old key to retire; `stepscope key rotate` makes a new one")
+        return lines[:1]
+
+    return _change(environ, changed)
+
+
+def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]]) -> Path:
+    if environ.get(ENV_KEY):
+        raise UsageError(
+            f"{ENV_KEY} is set, which a running job cannot read again; only a key in a file can be changed"
+        )
+    path = key_path(environ)
+    kept_secret(path, "key", "check the folder")
+    path = path.resolve()  # a link stays one
+    try:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"the key {path} is being changed by another command") from None
+            except OSError:
+                pass  # a file system without locks
+            lines = changed(_lines(path, _read(path, "key")))
+            beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            try:
+                fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "w") as new:
+                    new.write("".join(f"{line}\n" for line in lines))
+                    new.flush()
+                    os.fsync(new.fileno())
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write the key {path}: {error.strerror}") from error
+    return path
 
 
 def kept_secret(path: Path, what: str, instead: str) -> str:
@@ -78,6 +190,19 @@ def sign(key: bytes, purpose: str, *said: bytes) -> str:
 def signed(key: bytes, proof: str, purpose: str, *said: bytes) -> bool:
     """In constant time, whatever ``proof`` is."""
     return hmac.compare_digest(sign(key, purpose, *said).encode(), proof.encode(errors="replace"))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _lines(path: Path, text: str) -> list[str]:
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(lines) > _MOST_KEYS:
+        raise UsageError(f"the key {path} has {len(lines)} lines; there may be two, the new key and the one before it")
+    if any(len(line) < SHORTEST for line in lines):
+        raise UsageError(f"a line of the key {path} is cut off: at least {SHORTEST} characters")
+    return lines
 
 
 def _read(path: Path, what: str) -> str:

@@ -37,7 +37,7 @@ def until(done: Callable[[], Any]) -> None:
 
 
 def shipper(spool: Any, hub: Any) -> Shipper:
-    made = Shipper(spool.run_dir, Destination(url=hub.url, run="job", node=1, nnodes=2), key=lambda: hub.key)
+    made = Shipper(spool.run_dir, Destination(url=hub.url, run="job", node=1, nnodes=2), keys=lambda: (hub.key,))
     made.start()
     return made
 
@@ -125,7 +125,7 @@ def test_without_a_key_it_says_so(spool: Any, hub: Any) -> None:
         raise UsageError("others may read the key")
 
     to = Destination(url=hub.url, run="job", node=1, nnodes=2)
-    ship = Shipper(spool.run_dir, to, key=no_key)
+    ship = Shipper(spool.run_dir, to, keys=no_key)
     ship.start()
     assert ship.finish(BYE, 0.2).why == "others may read the key"
 

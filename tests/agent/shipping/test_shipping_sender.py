@@ -18,7 +18,7 @@ FAULTS = [401, 409, 413, 429, 507, 400, 403, 500, "drop", "drop ack", "garbage",
 
 def sender(spool: Any, hub: Any, **options: Any) -> Sender:
     to = Destination(url=hub.url, run="job", node=1, nnodes=2)
-    return Sender(spool.run_dir, to, lambda: KEY, **options)
+    return Sender(spool.run_dir, to, lambda: (KEY,), **options)
 
 
 def deliver(sending: Sender, *, most: int = 200) -> None:

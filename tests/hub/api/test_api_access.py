@@ -22,7 +22,7 @@ from starlette.responses import Response
 from stepscope.hub.api import readers as readers_module
 from stepscope.hub.api.answers import json_body
 from stepscope.hub.api.headers import POLICY
-from stepscope.hub.api.readers import OPEN_PATHS, Readers
+from stepscope.hub.api.readers import OPEN_PATHS, Reader, Readers
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import resources_of
 from stepscope.hub.runs import Runs
@@ -147,18 +147,23 @@ def test_cookies_cannot_be_made_up_and_run_out() -> None:
     assert cookie.startswith("__Host-stepscope-")
     pair = cookie.split(";")[0]
 
-    def admitted(text: str) -> bool | None:
+    def admitted(text: str) -> Any:
         return readers.admits(Headers({"cookie": text}))
 
-    assert admitted(pair) is True
+    assert admitted(pair) == Reader(via="hub token")
     name, _, value = pair.partition("=")
-    expires, _, signature = value.partition(".")
+    expires, token_id, signature = value.split(".")
+    assert token_id == ""
     for wrong in (
         "",
         "x",
-        f"{int(expires) + 1}.{signature}",
-        f"{expires}.",
-        f"{expires}.{'0' * 64}",
+        f"{int(expires) + 1}..{signature}",
+        f"{expires}.{signature}",
+        f"{expires}.{'0' * 32}.{signature}",
+        f"{expires}. {signature}",
+        f"{expires}..",
+        f"{expires}..{'0' * 64}",
+        f"{expires}.\xe9.{signature}",
         f"{'9' * 40}.x",
         ".",
     ):
@@ -178,17 +183,22 @@ def test_a_cookie_is_worth_nothing_elsewhere_and_renews_nothing(hub: Any) -> Non
     pair = response.headers["set-cookie"].split(";")[0]
     headers = Headers({"cookie": pair})
     assert pair.startswith("stepscope-7070-")
-    assert readers.admits(headers, "127.0.0.1 1000") is True
+    assert readers.admits(headers, "127.0.0.1 1000") == Reader(via="hub token")
     assert readers.admits(headers, "127.0.0.1 1001") is False, "another user of this machine"
     assert readers.admits(headers, "10.0.0.9 ") is False, "from another machine"
     assert Readers(READER, now=lambda: now[0], port=7071).admits(headers, "127.0.0.1 1000") is None
     now[0] += 1000
-    assert readers.session_left_s(headers, "127.0.0.1 1000") == readers_module.SESSION_S - 1000
+    assert readers.session(headers, "127.0.0.1 1000")[1] == readers_module.SESSION_S - 1000
     with httpx.Client(base_url=hub.url) as browser:
         assert "set-cookie" in browser.post("/api/v1/session", json={"token": READER}).headers
         again = browser.post("/api/v1/session")
         assert (again.status_code, "set-cookie" in again.headers) == (200, False)
         assert 0 < again.json()["seconds"] <= readers_module.SESSION_S
+
+
+def test_an_ipv4_address_is_the_same_on_a_socket_for_ipv6() -> None:
+    """Otherwise all of them would be one /64, and share its limits."""
+    assert readers_module.address_of({"client": ("::ffff:10.0.0.9", 5)}) == "10.0.0.9"
 
 
 def test_a_hub_without_a_token_is_no_hub() -> None:
@@ -206,7 +216,7 @@ def test_wrong_tokens_are_counted_and_slowed_but_nobody_else() -> None:
 
     async def wrong(address: str, times: int = 1) -> None:
         for _ in range(times):
-            assert (await readers.refuse(address, tried=True)).status_code == 401
+            assert (await readers.refuse({"client": (address, 1)}, tried=True)).status_code == 401
 
     asyncio.run(wrong("a", 8))
     assert slept == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
@@ -215,7 +225,7 @@ def test_wrong_tokens_are_counted_and_slowed_but_nobody_else() -> None:
     clock[0] = 61.0
     asyncio.run(wrong("a"))
     assert slept[-1] == 0.05
-    asyncio.run(readers.refuse("c", tried=False))
+    asyncio.run(readers.refuse({"client": ("c", 1)}, tried=False))
     assert len(slept) == 10
     assert readers.refused == 10
     for number in range(2 * readers_module.ADDRESSES):
@@ -231,7 +241,10 @@ def test_those_who_wait_for_their_refusal_are_bounded() -> None:
             await held.wait()
 
         readers = Readers(READER, sleep=sleep)
-        waiting = [asyncio.create_task(readers.refuse(str(i), tried=True)) for i in range(readers_module.WAITING + 5)]
+        waiting = [
+            asyncio.create_task(readers.refuse({"client": (str(i), 1)}, tried=True))
+            for i in range(readers_module.WAITING + 5)
+        ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         early = [task.result().status_code for task in waiting if task.done()]
@@ -400,7 +413,7 @@ def test_every_parameter_is_held_to_its_bounds(hub: Any, resource: Any) -> None:
 
 
 def test_comparisons_take_as_long_whatever_is_compared() -> None:
-    source = inspect.getsource(Readers.right) + inspect.getsource(Readers._left_s)
+    source = inspect.getsource(Readers.right) + inspect.getsource(Readers._with_cookie)
     assert source.count("compare_digest") == 2
     assert " == " not in source
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.api.reader_tokens import ALL, METRICS, ReaderTokens, run_scope
-from stepscope.hub.api.readers import Readers, TrustedProxy
+from stepscope.hub.api.readers import SESSION_S, Readers, TrustedProxy
+from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
+from stepscope.hub.audit import AuditLog, read_audit
 from stepscope.hub.runs import Runs
 from tests.hub.run_parts import READER, Hub
+
+
+async def at_once(_seconds: float) -> None:
+    """Wrong tokens are slowed down, which other tests have seen enough of."""
 
 
 def test_each_opens_what_it_is_for_until_it_is_revoked_or_over(folder: Path, tmp_path: Path) -> None:
@@ -27,7 +35,8 @@ def test_each_opens_what_it_is_for_until_it_is_revoked_or_over(folder: Path, tmp
     assert kept.stat().st_mode & 0o777 == 0o600
     assert not any(token in kept.read_text() for token in (everything, figures, one))
     named = ReaderTokens(kept)
-    hub = Hub(lambda: make_app(Runs.of_folder(folder), Readers(READER, now=lambda: now[0], named=named)))
+    readers = Readers(READER, now=lambda: now[0], named=named, sleep=at_once)
+    hub = Hub(lambda: make_app(Runs.of_folder(folder), readers))
 
     def statuses(token: str) -> list[int]:
         paths = ("/api/v1/runs", "/metrics", "/api/v1/runs/demo", "/api/v1/runs/demo/steps", "/api/v1/runs/plain")
@@ -36,14 +45,110 @@ def test_each_opens_what_it_is_for_until_it_is_revoked_or_over(folder: Path, tmp
     try:
         assert statuses(everything) == [200] * 5
         assert statuses(figures) == [403, 200, 403, 403, 403]
-        assert statuses(one) == [403, 403, 200, 200, 403]
-        assert hub.get("/api/v1/session", token=one, method="POST").status == 401, "no cookie for it"
+        assert statuses(one) == [200, 403, 200, 200, 403]
+        assert [run["id"] for run in hub.get("/api/v1/runs", token=one).json["runs"]] == ["demo"]
+        assert hub.get("/api/v1/runs", token=one).json["total"] == 1
         now[0] += 61.0
         assert statuses(everything) == [401] * 5
         tokens.revoke("c")
         assert statuses(one) == [401] * 5
     finally:
         hub.close()
+
+
+@contextmanager
+def signed_in(
+    folder: Path, tokens: ReaderTokens, now: list[float], token: str, audit: AuditLog | None = None
+) -> Iterator[httpx.Client]:
+    """A browser with a session for that token."""
+    readers = Readers(READER, named=tokens, now=lambda: now[0], sleep=at_once, audit=audit)
+    streams = Streams(heartbeat_s=0.05, pause_s=0.0)
+    hub = Hub(lambda: make_app(Runs.of_folder(folder), readers, streams=streams))
+    try:
+        with httpx.Client(base_url=hub.url, timeout=60) as browser:
+            assert browser.post("/api/v1/session", json={"token": token}).status_code == 200
+            yield browser
+    finally:
+        hub.close()
+
+
+def test_a_session_has_the_scope_of_its_token_and_ends_with_it(folder: Path, tmp_path: Path) -> None:
+    tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
+    one = tokens.create("anna", run_scope("demo"), now_s=1000.0, seconds=600.0)
+    with signed_in(folder, tokens, now, one) as browser:
+        (cookie,) = browser.cookies.jar
+        assert one not in str(cookie.value)
+        assert browser.post("/api/v1/session").json()["seconds"] == 600
+        paths = ("/api/v1/runs", "/metrics", "/api/v1/runs/demo", "/api/v1/runs/plain")
+        assert [browser.get(path).status_code for path in paths] == [200, 403, 200, 403]
+        tokens.revoke("anna")
+        assert browser.get("/api/v1/runs/demo").status_code == 401
+        assert tokens.create("anna", ALL, now_s=1000.0, seconds=600.0) != one
+        assert browser.get("/api/v1/runs/demo").status_code == 401, "another token of that name"
+    with signed_in(folder, tokens, now, tokens.create("bert", ALL, now_s=1000.0, seconds=60.0)) as browser:
+        now[0] += 59.0
+        assert browser.get("/api/v1/runs/demo").status_code == 200
+        now[0] += 1.0
+        assert browser.get("/api/v1/runs/demo").status_code == 401, "it ends with its token"
+
+
+def test_a_file_that_somebody_edited_makes_no_session_that_never_ends(folder: Path, tmp_path: Path) -> None:
+    tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
+    token = tokens.create("anna", ALL, now_s=1000.0, seconds=float("inf"))
+    with signed_in(folder, tokens, now, token) as browser:
+        assert browser.post("/api/v1/session").json()["seconds"] == SESSION_S
+        text = (tmp_path / "tokens.json").read_text()
+        (tmp_path / "tokens.json").write_text(text.replace("Infinity", "NaN"))
+        assert browser.get("/api/v1/runs").status_code == 401
+        (tmp_path / "tokens.json").write_text(text[:-5])
+        assert browser.get("/api/v1/runs").status_code == 401, "cut off"
+        (tmp_path / "tokens.json").write_text(text)
+        assert browser.get("/api/v1/runs").status_code == 200
+        (tmp_path / "tokens.json").unlink()
+        assert browser.get("/api/v1/runs").status_code == 401
+
+
+def test_what_is_open_when_a_token_is_revoked_ends(folder: Path, tmp_path: Path) -> None:
+    tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
+    audit = AuditLog(path=tmp_path / "audit.jsonl")
+    with signed_in(folder, tokens, now, tokens.create("anna", ALL, now_s=1000.0, seconds=600.0), audit) as browser:
+        with browser.stream("GET", "/api/v1/runs/plain/stream") as stream:
+            told = stream.iter_lines()
+            assert any(line == "event: heartbeat" for line in told)
+            tokens.revoke("anna")
+            for _ in told:
+                pass  # to its end, which is a clean one
+        assert browser.get("/api/v1/runs/plain/stream").status_code == 401
+    audit.close()
+    assert [(line["event"], line["who"], line["status"]) for line in read_audit(audit.path)] == [
+        ("signed in", "anna", 200),
+        ("read", "anna", 200),
+        ("refused", "anna", 401),
+        ("refused", "", 401),
+    ]
+
+
+def test_another_token_takes_the_place_of_a_session(folder: Path, tmp_path: Path) -> None:
+    tokens, now = ReaderTokens(tmp_path / "tokens.json"), [1000.0]
+    audit = AuditLog(path=tmp_path / "audit.jsonl")
+    one = tokens.create("anna", run_scope("demo"), now_s=1000.0, seconds=600.0)
+    figures = tokens.create("grafana", METRICS, now_s=1000.0, seconds=600.0)
+    with signed_in(folder, tokens, now, one, audit) as browser:
+        refused = browser.post("/api/v1/session", json={"token": figures})
+        assert (refused.status_code, refused.json()["error"]) == (403, "this token is for /metrics only")
+        assert browser.post("/api/v1/session", json={"token": "wrong"}).status_code == 401
+        assert browser.get("/api/v1/runs/demo").status_code == 200, "the session is as it was"
+        assert browser.post("/api/v1/session", json={"token": READER}).status_code == 200
+        assert browser.get("/api/v1/runs/plain").status_code == 200
+    audit.close()
+    assert [(line["event"], line["who"], line["route"], line["run"]) for line in read_audit(audit.path)] == [
+        ("signed in", "anna", "/api/v1/session", ""),
+        ("refused", "grafana", "/api/v1/session", ""),
+        ("refused", "", "/api/v1/session", ""),
+        ("read", "anna", "/api/v1/runs/{run}", "demo"),
+        ("signed in", "", "/api/v1/session", ""),
+        ("read", "", "/api/v1/runs/{run}", "plain"),
+    ]
 
 
 def test_a_file_that_others_may_read_counts_for_nothing(tmp_path: Path) -> None:
@@ -69,7 +174,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run_command(["token", "list"]) == 0
     listed = shown().out
     assert ("the run night" in listed, token in listed) == (True, False)
-    for words in (["create", "anna"], ["create"], ["create", "x", "--expires", "soon"], ["revoke", "nobody"]):
+    hostile = ("a\nb", "\x1b[2J", "x" * 65, "../x", "-x", "")
+    for words in (
+        ["create", "anna"],
+        ["create"],
+        ["create", "x", "--expires", "soon"],
+        ["create", "x", "--run", ""],  # as of a variable that is not set
+        ["revoke", "nobody"],
+        *(["create", "--", name] for name in hostile),
+    ):
         with pytest.raises(UsageError):
             run_command(["token", *words])
     assert run_command(["token", "revoke", "anna"]) == 0

@@ -20,6 +20,7 @@ import pytest
 from stepscope.cli import serve as command
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
+from stepscope.hub.audit import read_audit
 from stepscope.store.load import open_run
 from stepscope.store.meta import read_meta, write_meta
 from stepscope.testing.cluster import Cluster
@@ -67,6 +68,14 @@ def test_a_folder_is_served_to_whoever_can_read_the_token_file(
     assert token not in done.stdout + done.stderr
     assert f"the token is in {place}" in done.stderr
     assert not place.exists(), "it goes with the server, and the next one has another"
+    noted = list(read_audit(tmp_path / "config" / "stepscope" / "audit.jsonl"))
+    assert [(line["event"], line["run"], line["status"]) for line in noted] == [
+        ("read", "", 200),
+        ("read", "plain", 200),
+        ("refused", "", 401),
+    ]
+    assert {line["served"] for line in noted} == {str(folder.resolve())}
+    assert not (folder / "audit.jsonl").exists(), "a folder that is served is not written to"
     again = commands.start("serve", folder / "plain", "--port", url.rpartition(":")[2], env=home)
     assert url_of(again) == url
     assert ask(url, other := place.read_text().strip(), "/api/v1/runs")["total"] == 1

@@ -67,6 +67,9 @@ export function WhereTheTokenIs() {
       <li>
         of a run that goes on: in <code>hub.json</code> in the run’s folder, behind <code>token</code>
       </li>
+      <li>
+        one that was made for you with <code>stepscope token create</code>
+      </li>
     </ul>
   );
 }

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from stepscope.errors import FrameError, HubError, HubRefused, UsageError
+from stepscope.errors import FrameError, HubError, HubRefused, KeyRefused, UsageError
 from stepscope.records.messages import printable
 from stepscope.wire.joining import (
     HELLO_PATH,
@@ -117,7 +117,9 @@ class HubClient:
         status, proof, text, _ = self._ask(HELLO_PATH, body, headers, deadline_s, HELLO_BYTES)
         if status != 200:
             said = plain(_object(text).get("why"))
-            raise HubRefused(f"{self._where} does not take us: {said or f'{UNPROVED} (it answers {status})'}")
+            raise (KeyRefused if status == 403 else HubRefused)(
+                f"{self._where} does not take us: {said or f'{UNPROVED} (it answers {status})'}"
+            )
         return read_challenge(text, proof, nonce, self._key, self._certificate)
 
     def send(self, run: str, frame: bytes, *, patience_s: float) -> Answer:

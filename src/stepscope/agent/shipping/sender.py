@@ -22,7 +22,7 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from stepscope.agent.shipping.client import Answer, HubClient
 from stepscope.agent.shipping.clock import HubClock
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
-from stepscope.errors import FrameError, HubError, HubRefused, UsageError
+from stepscope.errors import FrameError, HubError, HubRefused, KeyRefused, UsageError
 from stepscope.records import run_clock
 from stepscope.store.meta import read_meta
 from stepscope.wire.frames import FrameHead, pack_frame
@@ -89,15 +89,15 @@ class Sender:
         self,
         run_dir: Path,
         to: Destination,
-        key: Callable[[], bytes],
+        keys: Callable[[], Sequence[bytes]],
         *,
         probe_port: int = 0,
         lost_after_s: float = LOST_AFTER_S,
     ) -> None:
-        """``key`` is asked for when it is needed (UsageError: not now).  NotARun when ``run_dir`` is none."""
+        """``keys`` is asked whenever we join (UsageError: not now).  NotARun when ``run_dir`` is none."""
         meta = read_meta(run_dir)
         self._to = to
-        self._key = key
+        self._keys = keys
         self._spool = str(meta.get("spool", ""))
         self._meta = {name: meta[name] for name in EXPLAINS if name in meta}
         self._probe_port = probe_port
@@ -167,9 +167,7 @@ class Sender:
             self._client.close()
 
     def _join(self, patience_s: float, *, hurry: bool) -> Turn:
-        if self._client is None:
-            self._client = HubClient(self._to.url, self._key())
-        self._welcome = welcome = self._client.join(self._who(), patience_s=patience_s)
+        self._welcome = welcome = self._taken_in(patience_s)
         self.heard_s = time.monotonic()
         self.refusal = ""
         self._joined_run = welcome.run
@@ -179,6 +177,21 @@ class Sender:
         self._next_s = _seconds(welcome.next_s)
         # By chance: the nodes of a job begin together, and should not all send together for ever after.
         return Turn(wait_s=0.0 if hurry or self._tries else random.uniform(0, self._next_s))
+
+    def _taken_in(self, patience_s: float) -> Welcome:
+        """By the newest key; while keys are being changed the hub may have only the one before it."""
+        *newer, last = self._keys()
+        for key in newer:
+            try:
+                return self._join_with(key, patience_s)
+            except KeyRefused:
+                continue
+        return self._join_with(last, patience_s)
+
+    def _join_with(self, key: bytes, patience_s: float) -> Welcome:
+        self.close()
+        self._client = HubClient(self._to.url, key)
+        return self._client.join(self._who(), patience_s=patience_s)
 
     def _who(self) -> Join:
         join = Join(

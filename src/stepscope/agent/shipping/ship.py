@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Outgoing
 from stepscope.agent.shipping.sender import PATIENCE_S, Counts, News, Sender
 from stepscope.wire.joining import Peer
-from stepscope.wire.keys import load_key
+from stepscope.wire.keys import load_keys
 
 __all__ = ["Delivered", "Shipper"]
 
@@ -54,12 +54,12 @@ class Shipper:
     """``start``, then ``finish`` or ``stop``; neither raises, whatever the hub does."""
 
     def __init__(
-        self, run_dir: Path, to: Destination, *, key: Callable[[], bytes] = load_key, probe_port: int = 0
+        self, run_dir: Path, to: Destination, *, keys: Callable[[], Sequence[bytes]] = load_keys, probe_port: int = 0
     ) -> None:
         """NotARun when ``run_dir`` is none."""
         self.to = to
         self._run_dir = run_dir
-        self._sender = Sender(run_dir, to, key, probe_port=probe_port)
+        self._sender = Sender(run_dir, to, keys, probe_port=probe_port)
         self._wake = threading.Event()
         self._bye: Mapping[str, Any] | None = None
         self._ending_s = self._deadline_s = float("inf")

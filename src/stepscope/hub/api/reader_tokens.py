@@ -24,7 +24,8 @@ __all__ = ["ALL", "METRICS", "NamedToken", "ReaderTokens", "run_scope", "tokens_
 
 ALL, METRICS = "all runs", "/metrics"
 _RUN = "the run "
-_RUNS = "/api/v1/runs/"
+_RUNS = "/api/v1/runs"
+_ID_CHARS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,23 @@ class NamedToken:
     expires_s: float
     sha256: str
 
+    @property
+    def id(self) -> str:
+        """Which token it is, for a cookie: nothing can be done with it, and another token of that name has another."""
+        return self.sha256[:_ID_CHARS]
+
+    @property
+    def only_run(self) -> str | None:
+        return self.scope.removeprefix(_RUN) if self.scope.startswith(_RUN) else None
+
     def allows(self, path: str) -> bool:
+        """The list of runs is open to a token for one run, too, and then has that run only."""
         if self.scope == ALL:
             return True
         if self.scope == METRICS:
             return path == "/metrics"
-        own = _RUNS + self.scope.removeprefix(_RUN)
-        return self.scope.startswith(_RUN) and (path == own or path.startswith(f"{own}/"))
+        own = f"{_RUNS}/{self.only_run}"
+        return self.only_run is not None and (path in (_RUNS, own) or path.startswith(f"{own}/"))
 
 
 def run_scope(run: str) -> str:
@@ -75,6 +86,11 @@ class ReaderTokens:
     def find(self, token: str, now_s: float) -> NamedToken | None:
         given = hashlib.sha256(token.encode(errors="replace")).hexdigest()
         found = [one for one in self.all() if hmac.compare_digest(one.sha256, given)]
+        return found[0] if found and found[0].expires_s > now_s else None
+
+    def with_id(self, token_id: str, now_s: float) -> NamedToken | None:
+        """The token that a cookie was given for; None as soon as it is revoked or over."""
+        found = [one for one in self.all() if one.id == token_id and len(one.sha256) > _ID_CHARS]
         return found[0] if found and found[0].expires_s > now_s else None
 
     def create(self, name: str, scope: str, *, now_s: float, seconds: float) -> str:

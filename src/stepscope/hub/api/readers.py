@@ -1,17 +1,18 @@
 """Who may read: everybody who has the reader's token, as a header or as a cookie that was given for it.
 
-    Authorization: Bearer TOKEN                     tools, Prometheus, the terminal view
-    Cookie: stepscope-PORT-XXXX=EXPIRES.SIGNATURE   a browser, after POST /api/v1/session: EventSource sends no headers
+    Authorization: Bearer TOKEN                        tools, Prometheus, the terminal view
+    Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SIGNATURE   a browser, after POST /api/v1/session: EventSource has no headers
 
-Besides the hub's own token there are those with a name, a scope and an end (``reader_tokens.py``).  They are for
-headers only: a cookie would outlive the day on which one is revoked.
+Besides the hub's own token there are those with a name, a scope and an end (``reader_tokens.py``).  The cookie of one
+says which it is (``ID``; empty for the hub's own), and everything else is looked up at each request: when the token is
+revoked or runs out, its sessions and the streams that are open with it end, too.
 
-The cookie is signed with the token and says until when it holds; the hub keeps nothing, so that one that was restarted
-with its old token knows its readers again.  Browsers do not keep cookies apart by port: they send ours to every server
-of this host, also to one of another user.  So it is worth something only here (the port is signed), only to whoever it
-was given to (the address and, on this machine, the user are signed), and only until its end: asking with a cookie gives
-no new one.  The token itself is in no cookie, no URL and no log.  All comparisons take
-the same time whatever is wrong.  A wrong one is counted by address, and each next answer to that address comes later;
+The cookie is signed with the hub's token and says until when it holds; the hub keeps nothing, so that one that was
+restarted with its old token knows its readers again.  Browsers do not keep cookies apart by port: they send ours to
+every server of this host, also to one of another user.  So it is worth something only here (the port is signed), only
+to whoever it was given to (the address and, on this machine, the user are signed), and only until its end: asking with
+a cookie gives no new one.  No token is in a cookie, a URL or a log.  All comparisons take the same time whatever is
+wrong.  A wrong one is counted by address, and each next answer to that address comes later;
 those who have the token never wait.
 """
 
@@ -24,22 +25,27 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope.hub.api.answers import failure
 from stepscope.hub.api.reader_tokens import NamedToken, ReaderTokens
+from stepscope.hub.audit import AuditLog, Via, route_and_run
+from stepscope.hub.gate.entrance import plain_address, source_of
 
-__all__ = ["OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Readers", "ReadersOnly", "TrustedProxy"]
+__all__ = ["ONLY_RUN", "OPEN_FOLDER", "OPEN_PATHS", "SESSION_PATH", "Reader", "Readers", "ReadersOnly", "TrustedProxy"]
 
 SESSION_PATH = "/api/v1/session"
 OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
 """What needs no token: nothing of a run is there.  (POST to the session looks at the token by itself.)"""
 OPEN_FOLDER = "/assets/"
 """The script and the style sheet of the page."""
+ONLY_RUN = "stepscope.only_run"
+"""In ``scope["state"]``: the one run that somebody may read; None or missing: all of them."""
 SESSION_S = 12 * 3600
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
@@ -62,10 +68,21 @@ class TrustedProxy:
     header: str
     uids: frozenset[int]
 
-    def vouches(self, scope: Scope) -> bool:
+    def vouches_for(self, scope: Scope) -> str:
+        """The user that it names; empty: nobody."""
         said = Headers(scope=scope).getlist(self.header)
         peer = scope.get("state", {}).get("stepscope.peer")
-        return len(said) == 1 and bool(said[0].strip()) and peer is not None and peer() in self.uids
+        return said[0].strip() if len(said) == 1 and peer is not None and peer() in self.uids else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Somebody who may read, and how they were recognized."""
+
+    via: Via
+    name: str = ""
+    """Of a named token, or of the user for whom a proxy vouches."""
+    token: NamedToken | None = None
 
 
 class Readers:
@@ -79,6 +96,7 @@ class Readers:
         port: int = 0,
         named: ReaderTokens | None = None,
         trusted: TrustedProxy | None = None,
+        audit: AuditLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -90,6 +108,7 @@ class Readers:
         self._secure = secure
         self._named = named
         self._trusted = trusted
+        self._audit = audit
         self._clock = clock
         self._now = now
         self._sleep = sleep
@@ -105,39 +124,80 @@ class Readers:
         given = hashlib.sha256(token.encode(errors="replace")).digest()
         return hmac.compare_digest(given, self._token)
 
-    def admits(self, headers: Headers, whose: str = "") -> bool | None:
+    def with_token(self, token: str) -> Reader | Literal[False]:
+        """Whoever has it; one with a name that ran out or was revoked is wrong."""
+        if self.right(token):
+            return Reader(via="hub token")
+        named = self._named.find(token, self._now()) if self._named is not None else None
+        return False if named is None else _named(named)
+
+    def admits(self, headers: Headers, whose: str = "") -> Reader | Literal[False] | None:
         """None: nobody tried, there is neither a token nor a cookie of ours.  ``whose``: as ``browser_of`` says."""
         given = headers.get("authorization")
         if given is not None:
             kind, _, token = given.partition(" ")
-            return kind.lower() == "bearer" and self.right(token.strip())
+            return self.with_token(token.strip()) if kind.lower() == "bearer" else False
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
-        return None if cookie is None else self._left_s(cookie, whose) > 0
+        return None if cookie is None else self._with_cookie(cookie, whose)[0]
 
-    def vouched(self, scope: Scope) -> bool:
-        """Whether a proxy that may do so says who asks."""
-        return self._trusted is not None and self._trusted.vouches(scope)
+    def holds(self, reader: Reader, path: str) -> bool:
+        """Whether somebody who was admitted would still be: a named token may have been revoked since."""
+        if reader.token is None or self._named is None:
+            return True
+        token = self._named.with_id(reader.token.id, self._now())
+        return token is not None and token.allows(path)
 
-    def named(self, headers: Headers) -> NamedToken | None:
-        """The token with a name that came as a header; one that ran out or was revoked is none."""
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if self._named is None or kind.lower() != "bearer":
-            return None
-        return self._named.find(token.strip(), self._now())
+    def reader_of(self, scope: Scope) -> Reader | Literal[False] | None:
+        """Who asks.  None: nobody tried.  False: a token or a cookie that is wrong."""
+        if self._trusted is not None and (user := self._trusted.vouches_for(scope)):
+            return Reader(via="proxy", name=user)
+        return self.admits(Headers(scope=scope), browser_of(scope))
 
-    def open_session(self, response: Response, whose: str = "") -> None:
-        expires = int(self._now()) + SESSION_S
-        self._set(response, f"{expires}.{self._signature(expires, whose)}", SESSION_S)
+    def note(
+        self,
+        event: Literal["read", "signed in", "signed out", "refused"],
+        scope: Scope,
+        reader: Reader | None,
+        status: int,
+    ) -> None:
+        """For the audit log, if there is one."""
+        if self._audit is None:
+            return
+        route, run = route_and_run(scope["path"])
+        self._audit.note(
+            event,
+            via=reader.via if reader is not None else "unknown",
+            who=reader.name if reader is not None else "",
+            address=address_of(scope) if reader is not None else source_of(address_of(scope)),
+            method=scope["method"],
+            route=route,
+            run=run,
+            status=status,
+        )
 
-    def session_left_s(self, headers: Headers, whose: str) -> int:
-        """Of the cookie that came along; 0: there is none that holds."""
-        return self._left_s(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
+    def session_s(self, token: NamedToken | None) -> int:
+        """How long a session lasts that is opened now: never longer than a named token."""
+        return SESSION_S if token is None else int(min(SESSION_S, token.expires_s - self._now()))
+
+    def open_session(self, response: Response, whose: str = "", token: NamedToken | None = None) -> None:
+        seconds, token_id = self.session_s(token), "" if token is None else token.id
+        expires = int(self._now()) + seconds
+        self._set(response, f"{expires}.{token_id}.{self._signature(expires, token_id, whose)}", seconds)
+
+    def session(self, headers: Headers, whose: str) -> tuple[Reader | Literal[False], int]:
+        """Whose cookie came along, and for how many seconds it still holds."""
+        return self._with_cookie(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
 
     def end_session(self, response: Response) -> None:
         self._set(response, "", 0)
 
-    async def refuse(self, address: str, *, tried: bool) -> Response:
-        """The answer to somebody who may not read; who tried a wrong token waits for it."""
+    async def refuse(self, scope: Scope, *, tried: bool) -> Response:
+        """The answer to somebody who may not read; whoever tried a wrong token waits for it."""
+        response = await self._refusal(address_of(scope), tried=tried)
+        self.note("refused", scope, None, response.status_code)
+        return response
+
+    async def _refusal(self, address: str, *, tried: bool) -> Response:
         if tried:
             self.refused += 1
             delay_s = self._delay(address)
@@ -160,19 +220,35 @@ class Readers:
             self._wrong.popitem(last=False)
         return float(min(FIRST_DELAY_S * 2 ** min(count - 1, 16), LONGEST_DELAY_S))
 
-    def _signature(self, expires: int, whose: str) -> str:
-        return hmac.new(self._signing, f"{expires} {whose}".encode(), hashlib.sha256).hexdigest()
+    def _signature(self, expires: int, token_id: str, whose: str) -> str:
+        said = f"{expires} {token_id} {whose}".encode(errors="replace")
+        return hmac.new(self._signing, said, hashlib.sha256).hexdigest()
 
-    def _left_s(self, cookie: str, whose: str) -> int:
-        until, _, signature = cookie.partition(".")
+    def _with_cookie(self, cookie: str, whose: str) -> tuple[Reader | Literal[False], int]:
+        until, _, rest = cookie.partition(".")
+        token_id, _, signature = rest.partition(".")
         expires = int(until) if until.isascii() and until.isdecimal() and len(until) <= 12 else 0
-        right = hmac.compare_digest(self._signature(expires, whose).encode(), signature.encode(errors="replace"))
-        return max(0, expires - int(self._now())) if right else 0
+        made = self._signature(expires, token_id, whose)
+        left_s = expires - int(self._now())
+        if not hmac.compare_digest(made.encode(), signature.encode(errors="replace")) or left_s <= 0:
+            return False, 0
+        if not token_id:
+            return Reader(via="hub token"), left_s
+        named = self._named.with_id(token_id, self._now()) if self._named is not None else None
+        return (False, 0) if named is None else (_named(named), left_s)
 
     def _set(self, response: Response, value: str, seconds: int) -> None:
         response.set_cookie(
             self.cookie, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=self._secure
         )
+
+
+def _named(token: NamedToken) -> Reader:
+    return Reader(via="named token", name=token.name, token=token)
+
+
+class _RevokedError(Exception):
+    """Raised through an answer that is being sent."""
 
 
 class ReadersOnly:
@@ -186,20 +262,33 @@ class ReadersOnly:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             await self._app(scope, receive, send)
             return
-        admitted = self._readers.admits(Headers(scope=scope), browser_of(scope))
-        admitted = self._readers.vouched(scope) or admitted
-        if not admitted and (token := self._readers.named(Headers(scope=scope))) is not None:
-            if not token.allows(scope["path"]):
-                await failure(403, f"this token is for {token.scope} only")(scope, receive, send)
-                return
-            admitted = True
-        if admitted:
-            if (told := scope.get("state", {}).get("stepscope.known")) is not None:
-                told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
-            await self._app(scope, receive, send)
+        readers, reader = self._readers, self._readers.reader_of(scope)
+        if not reader:
+            refusal = await readers.refuse(scope, tried=reader is False)
+            await refusal(scope, receive, send)
             return
-        refusal = await self._readers.refuse(address_of(scope), tried=admitted is False)
-        await refusal(scope, receive, send)
+        if reader.token is not None and not reader.token.allows(scope["path"]):
+            readers.note("refused", scope, reader, 403)
+            await failure(403, f"this token is for {reader.token.scope} only")(scope, receive, send)
+            return
+        if (told := scope.get("state", {}).get("stepscope.known")) is not None:
+            told()  # ``hub/gate/guard.py``: it is no stranger to the entrance
+
+        if reader.token is not None:
+            scope.setdefault("state", {})[ONLY_RUN] = reader.token.only_run
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                readers.note("read", scope, reader, message["status"])
+            elif message.get("more_body") and not readers.holds(reader, scope["path"]):
+                raise _RevokedError
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        except _RevokedError:
+            readers.note("refused", scope, reader, 401)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def browser_of(scope: Scope) -> str:
@@ -212,4 +301,4 @@ def browser_of(scope: Scope) -> str:
 def address_of(scope: Scope) -> str:
     """Whoever is at the other end; a proxy's word for it is not believed."""
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return plain_address(str(client[0])) if client else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stepscope.hub.api.readers import ONLY_RUN
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.views.findings import findings_of, status_of
 
@@ -17,6 +18,9 @@ _HIDDEN = ("path",)
 
 async def _list(asked: Asked) -> Mapping[str, Any]:
     entries = await asked.runs.entries()
+    only = asked.request.scope.get("state", {}).get(ONLY_RUN)
+    if only is not None:
+        entries = [entry for entry in entries if entry.path.name == only]
     first, limit = asked.values["first"], asked.values["limit"]
     chosen = entries[first : first + limit]
     open_now = {run.name: findings_of(run)["verdict"] for run in asked.runs.live() if not run.over}

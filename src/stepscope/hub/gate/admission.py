@@ -53,6 +53,7 @@ LATE_SPOOLS: Final = 4096
 CHALLENGE_S: Final = 60.0
 """Between a hello and its join."""
 OTHER_KEY: Final = "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes"
+Keys = Callable[[], Sequence[bytes]]
 _BEARER: Final = b"bearer "
 _PURPOSE: Final = "token"
 
@@ -74,20 +75,21 @@ class Admitted:
 class Challenges:
     """What hellos are answered with.  Nothing is kept of them: a challenge carries its own proof, for this process."""
 
-    def __init__(self, key: bytes, certificate: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._key, self._certificate, self._clock = key, certificate, clock
+    def __init__(self, keys: Keys, certificate: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keys, self._certificate, self._clock = keys, certificate, clock
         self._secret = secrets.token_bytes(32)
 
     def answer(self, body: bytes, proof: str) -> tuple[bytes, str]:
         """The body and the proof of the answer to a hello; Refused to those who do not have the key."""
-        try:
-            nonce = read_hello(body, proof, self._key, self._certificate)
-        except FrameError as error:
-            raise Refused(400, "join", str(error)) from error
-        if nonce is None:
-            raise Refused(403, "key", OTHER_KEY)
-        said = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
-        return write_challenge(f"{said}.{self._sum(said)}", nonce, self._key, self._certificate)
+        for key in self._keys():
+            try:
+                nonce = read_hello(body, proof, key, self._certificate)
+            except FrameError as error:
+                raise Refused(400, "join", str(error)) from error
+            if nonce is not None:
+                said = f"{int(self._clock() + CHALLENGE_S)}.{secrets.token_hex(16)}"
+                return write_challenge(f"{said}.{self._sum(said)}", nonce, key, self._certificate)
+        raise Refused(403, "key", OTHER_KEY)
 
     def holds(self, challenge: str) -> bool:
         said, _, given = challenge.rpartition(".")
@@ -107,7 +109,7 @@ class Admission:
     def __init__(
         self,
         *,
-        key: bytes,
+        keys: Keys,
         certificate: bytes,
         names: Sequence[str],
         nnodes: int,
@@ -118,9 +120,11 @@ class Admission:
     ) -> None:
         """``names``: what the run may be called, its real name first.  ``certificate``: its fingerprint, or nothing.
 
+        ``keys``: those that are believed now (``KeyRing``).
+
         ``challenges``: of a server that admits to several runs.
         """
-        self.challenges = challenges if challenges is not None else Challenges(key, certificate, clock=clock)
+        self.challenges = challenges if challenges is not None else Challenges(keys, certificate, clock=clock)
         self.nnodes = nnodes
         self.names = tuple(names)
         self.senders: dict[str, Sender] = {}
@@ -131,11 +135,14 @@ class Admission:
         self.watched = False
         """Whether somebody looks: then agents come more often, as far as there are few of them."""
         self.probe_key = secrets.token_hex(32)
-        self._key, self._certificate = key, certificate
+        self._keys, self._certificate = keys, certificate
+        self._believed = keys()
         self._limits = limits if limits is not None else SenderLimits()
         self._clock = clock
         self._nodes: dict[int, Sender] = {}
         self._tokens: dict[bytes, Sender] = {}
+        self._ended: set[bytes] = set()
+        """Tokens that ended with the key they were given for."""
         self._nonces: dict[str, None] = {}
         self._known: dict[str, None] = {}
         self._arrivals: Buckets[str] = Buckets(rate=self._limits.joins_per_s, burst=self._limits.joins, most=ADDRESSES)
@@ -163,12 +170,7 @@ class Admission:
         positions: Callable[[str], Positions],
     ) -> Admitted:
         """Refused, with the reason; else the welcome, with a token that nobody else has."""
-        try:
-            join = read_join(body, proof, self._key, self._certificate)
-        except FrameError as error:
-            raise Refused(400, "join", str(error)) from error
-        if join is None:
-            raise Refused(403, "key", OTHER_KEY)
+        join, key = self._read(body, proof)
         self._check(join)
         now_s = self._clock()
         sender = self.senders.get(join.spool)
@@ -187,10 +189,21 @@ class Admission:
             raise Refused(429, "join_rate", "this node joins again and again", retry_s=wait_s)
         sender.host, sender.address, sender.hub_address = join.host, address, hub_address
         sender.probe_port, sender.heard_s, sender.peers_version = join.probe_port, now_s, -1
-        sender.current = how != "late"
+        sender.current, sender.key = how != "late", key
         self._settle(sender, other if how == "replaced" else None)
         token = self._mint(sender)
         return self._welcome(sender, join, token, how, other if how == "replaced" else None, positions(join.spool))
+
+    def _read(self, body: bytes, proof: str) -> tuple[Join, bytes]:
+        """And the key that it was signed with."""
+        for key in self._keys():
+            try:
+                join = read_join(body, proof, key, self._certificate)
+            except FrameError as error:
+                raise Refused(400, "join", str(error)) from error
+            if join is not None:
+                return join, key
+        raise Refused(403, "key", OTHER_KEY)
 
     def _check(self, join: Join) -> None:
         if join.run not in self.names:
@@ -241,7 +254,7 @@ class Admission:
 
     def _mint(self, sender: Sender) -> str:
         token = secrets.token_urlsafe(32)
-        token = f"{token}.{sign(self._key, _PURPOSE, token.encode())}"
+        token = f"{token}.{sign(sender.key, _PURPOSE, token.encode())}"
         self._tokens.pop(sender.token, None)
         sender.token = hashlib.sha256(token.encode()).digest()
         self._tokens[sender.token] = sender
@@ -266,7 +279,7 @@ class Admission:
             peers=sender.peers,
             local=sender.local,
         )
-        body, proof = write_welcome(welcome, join.nonce, self._key, self._certificate)
+        body, proof = write_welcome(welcome, join.nonce, sender.key, self._certificate)
         return Admitted(sender=sender, join=join, how=how, before=before, body=body, proof=proof)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -281,8 +294,10 @@ class Admission:
 
     def was_ours(self, authorization: bytes) -> bool:
         """Whether a token that is not known was given out by a hub with our key, as by this one before a restart."""
-        token, _, proof = authorization[len(_BEARER) :].partition(b".")
-        return signed(self._key, proof.decode("latin-1"), _PURPOSE, token)
+        given = authorization[len(_BEARER) :]
+        token, _, proof = given.partition(b".")
+        marked = (signed(key, proof.decode("latin-1"), _PURPOSE, token) for key in self._keys())
+        return any(marked) or hashlib.sha256(given).digest() in self._ended
 
     def heard(self, sender: Sender, *, bye: bool) -> bool:
         """It sent a frame; True if it was lost before."""
@@ -320,6 +335,7 @@ class Admission:
 
     def look(self) -> list[Sender]:
         """Once a second or so: those who are lost since the last look."""
+        self._end_retired()
         now_s = self._clock()
         limit_s = self.silence_s
         quiet = [one for one in self.senders.values() if not (one.bye or one.lost) and one.silent_s(now_s) > limit_s]
@@ -329,6 +345,17 @@ class Admission:
         self._version += bool(quiet)
         self._pace()
         return quiet
+
+    def _end_retired(self) -> None:
+        """Whoever joined with a key that is not believed any more joins again, with one that is."""
+        believed = self._keys()
+        if believed == self._believed:
+            return
+        self._believed = believed
+        ended = {sender.token: sender for sender in self._tokens.values() if sender.key not in believed}
+        for token in ended:
+            del self._tokens[token]
+        self._ended = (self._ended if len(self._ended) < ADDRESSES else set()) | ended.keys()
 
     def awaited(self) -> list[Sender]:
         """Who is there and has not said bye; the hub's own run directory aside."""

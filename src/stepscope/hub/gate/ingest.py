@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
 from stepscope.errors import FrameError
+from stepscope.hub.audit import AuditLog, route_and_run
 from stepscope.hub.gate.admission import Admission, Admitted, Challenges
-from stepscope.hub.gate.entrance import plain_address
+from stepscope.hub.gate.entrance import plain_address, source_of
 from stepscope.hub.gate.guard import AGENT, known
 from stepscope.hub.gate.journal import HubJournal, LineSink
 from stepscope.hub.gate.refusals import Refusals, Refused
@@ -82,11 +83,13 @@ class IngestApp:
         live: Live,
         journal: HubJournal,
         refusals: Refusals,
+        audit: AuditLog | None = None,
         wall: Callable[[], int] = run_clock.wall_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = admission
         self.refusals = refusals
+        self._audit = audit
         self.figures = IngestFigures()
         self._inbox, self._live, self._journal = inbox, live, journal
         self._wall, self._clock = wall, clock
@@ -133,6 +136,7 @@ class IngestApp:
                 self._journal.event("refused", reason=refused.reason, why=refused.why, source=source)
             if sender is not None:
                 self._inbox.refuse(sender.spool)
+            note_refused(self._audit, scope, refused, address, sender)
             await _answer(send, refused.status, _refusal(refused), close=refused.status in (401, 403))
 
     # ── joins ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,6 +164,10 @@ class IngestApp:
         scope.setdefault("state", {})[AGENT] = True
         self.figures.joins += 1
         self._tell_join(admitted)
+        if self._audit is not None:
+            if (before := admitted.before) is not None and not (before.bye or before.lost):
+                note_end(self._audit, self.admission.names[0], before, "replaced")
+            note_begin(self._audit, self.admission.names[0], admitted.sender, scope["path"])
         proved = (PROOF_HEADER.encode(), admitted.proof.encode())
         await _answer(send, 200, admitted.body, proved)
 
@@ -225,6 +233,8 @@ class IngestApp:
 
     def _take(self, sender: Sender, frame: Frame, accepted: Accepted, size: int) -> None:
         """It is on disk; now the model may know."""
+        sender.taken_frames += 1
+        sender.taken_bytes += size
         self._journal.accepted()
         figures, node = self.figures, str(sender.node)
         figures.frames += 1
@@ -247,8 +257,12 @@ class IngestApp:
         who = {"node": sender.node, "host": sender.host}
         if self.admission.heard(sender, bye=head.bye is not None):
             self._journal.event("node_back", **who, silent_s=round(silent_s, 1))
+            if self._audit is not None:
+                note_begin(self._audit, self.admission.names[0], sender, f"{_RUNS}{self.admission.names[0]}/frames")
         if sender.bye and not said_bye:
             self._journal.event("node_bye", **who, end=dict(head.bye or {}))
+            if self._audit is not None:
+                note_end(self._audit, self.admission.names[0], sender, "bye")
         if not sender.skewed and head.offset_ns is not None and head.rtt_ns is not None:
             off_ns = abs(head.offset_ns) - abs(head.rtt_ns) // 2
             if off_ns > _SKEW_NS:
@@ -289,6 +303,51 @@ class IngestApp:
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         finally:
             self._reading -= length
+
+
+def who_of(sender: Sender) -> str:
+    return f"node {sender.node} ({sender.host})"
+
+
+def note_begin(audit: AuditLog, run: str, sender: Sender, path: str) -> None:
+    """A node's session begins, or continues after a silence."""
+    who, route = who_of(sender), route_and_run(path)[0]
+    audit.note("joined", via="node", who=who, address=sender.address, method="POST", route=route, run=run, status=200)
+
+
+def note_end(audit: AuditLog, run: str, sender: Sender, why: str) -> None:
+    """A node's session is over: what came in it.  The next one counts anew."""
+    audit.note(
+        "ended",
+        via="node",
+        who=who_of(sender),
+        address=sender.address,
+        run=run,
+        frames=sender.taken_frames,
+        bytes=sender.taken_bytes,
+        why=why,
+    )
+    sender.taken_frames = sender.taken_bytes = 0
+
+
+def note_refused(
+    audit: AuditLog | None, scope: Scope, refused: Refused, address: str, sender: Sender | None = None
+) -> None:
+    """Somebody who wanted to send, and could not; ``sender``: a node that had joined."""
+    if audit is None:
+        return
+    route, run = route_and_run(scope["path"])
+    audit.note(
+        "refused",
+        via="node" if sender is not None else "unknown",
+        who=who_of(sender) if sender is not None else "",
+        address=address if sender is not None else source_of(address),
+        method=scope["method"],
+        route=route,
+        run=run,
+        status=refused.status,
+        why=refused.reason,
+    )
 
 
 def for_agents(path: str) -> bool:

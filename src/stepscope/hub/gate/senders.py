@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from stepscope.hub.gate.buckets import Bucket
@@ -53,6 +53,11 @@ class Sender:
     joins: Bucket
     frames: Bucket
     volume: Bucket
+    key: bytes = field(default=b"", repr=False)
+    """With which it joined."""
+    taken_frames: int = 0
+    taken_bytes: int = 0
+    """Since it joined, or was back; for the audit log."""
     token: bytes = b""
     """The SHA-256 of it."""
     current: bool = True

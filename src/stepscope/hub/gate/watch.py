@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from stepscope.hub.audit import AuditLog
 from stepscope.hub.gate.admission import Admission
+from stepscope.hub.gate.ingest import note_end
 from stepscope.hub.gate.journal import HubJournal
 from stepscope.hub.gate.refusals import Refusals
 from stepscope.store.inbox import Inbox
@@ -31,9 +33,11 @@ class NodeWatch:
         inbox: Inbox,
         journal: HubJournal,
         refusals: Refusals,
+        audit: AuditLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admission, self._inbox, self._journal, self._refusals = admission, inbox, journal, refusals
+        self._audit = audit
         self._clock = clock
         self._save_at_s = 0.0
         self._absent_at_s = clock() + ABSENT_S
@@ -43,6 +47,8 @@ class NodeWatch:
         for sender in self._admission.look():
             silent_s = round(sender.silent_s(self._clock()), 1)
             self._journal.event("node_lost", node=sender.node, host=sender.host, silent_s=silent_s)
+            if self._audit is not None:
+                note_end(self._audit, self._admission.names[0], sender, "silent")
         if self._clock() >= self._absent_at_s:
             self._absent_at_s = float("inf")
             came = {node.node for node in self._inbox.nodes()}
@@ -60,6 +66,10 @@ class NodeWatch:
 
     def close(self) -> None:
         """Everything that is known, a last time."""
+        if self._audit is not None:
+            for sender in self._admission.senders.values():
+                if not (sender.bye or sender.lost):
+                    note_end(self._audit, self._admission.names[0], sender, "the hub ends")
         if self._refusals.total:
             self._journal.event("refused_in_all", counts=self._counts())
         self._save()

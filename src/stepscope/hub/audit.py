@@ -1,0 +1,306 @@
+"""The audit log: who read and who sent what, one JSON object a line, in a private file of bounded size.
+
+    runs/NAME/audit.jsonl              of the hub of a run
+    ~/.config/stepscope/audit.jsonl    of ``stepscope serve``, unless ``--audit-log`` names another
+    audit.jsonl.1 … .7                 what was in it before; the oldest goes
+
+The first time that somebody does something is a line at once (``AuditLog.note``).  What they repeat within ten minutes
+is counted and becomes one more line, so neither a page that polls nor a node that sends twice a second fills a disk.
+Somebody with a token gets ``LINES`` such lines in ten minutes and all strangers together ``STRANGERS``; everything
+beyond that is counted in one line.  Nodes have a line when their session begins and one, with figures, when it ends.
+
+Neither tokens nor query strings are ever passed in.  A path that is not one of the API's is written as ``other``.
+
+``note`` only changes memory, in the hub's event loop; ``keep`` writes once a second, in a thread.  A file that cannot
+be written, or that is not an ordinary file of ours, stops nothing: this is said once, and what was to be written waits
+within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from stepscope.records.messages import say
+from stepscope.store.jsonl import record_in
+from stepscope.store.reading import open_file
+from stepscope.wire.keys import key_path
+
+__all__ = ["AUDIT", "AuditLog", "Via", "audit_path", "read_audit", "route_and_run"]
+
+AUDIT: Final = "audit.jsonl"
+Via = Literal["hub token", "named token", "proxy", "node", "unknown"]
+"""How somebody was recognized.  ``unknown``: not at all, and nothing was read or taken."""
+
+WINDOW_S: Final = 600.0
+"""How long repetitions are counted before they are written."""
+LINES: Final = 100
+STRANGERS: Final = 8
+OPEN: Final = 1 << 14
+"""Different things that are counted at one time, in all."""
+WAITING: Final = 20_000
+"""Lines that a disk may keep waiting."""
+FILE_BYTES: Final = 4 << 20
+FILES: Final = 8
+_BATCH: Final = 1000
+"""Lines that are written at once."""
+_TICK_S: Final = 1.0
+_MOST_READ: Final = 4 * FILE_BYTES
+"""Of one file: a run may come from a stranger."""
+_TEXT: Final = 128
+"""Characters of a name, an address or a run."""
+_RUNS: Final = "/api/v1/runs"
+_PLAIN: Final = frozenset({"/metrics", "/api/v1/hello", "/api/v1/session", "/api/v1/openapi.json", _RUNS})
+_BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}){1,3}")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Repeated:
+    line: Mapping[str, Any]
+    group: tuple[str, str]
+    since_s: float
+    count: int = 0
+    first: str = ""
+    """When the first of those that were counted came, and the last."""
+    last: str = ""
+    figures: dict[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class AuditLog:
+    """``note`` in the event loop, ``keep`` as a task of it, ``close`` when that has ended."""
+
+    path: Path
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What every line says besides."""
+    now: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    file_bytes: int = FILE_BYTES
+    files: int = FILES
+
+    def __post_init__(self) -> None:
+        self._repeated: dict[tuple[Any, ...], _Repeated] = {}
+        self._groups: Counter[tuple[str, str]] = Counter()
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._lost = 0
+        self._failed = False
+
+    def note(
+        self,
+        event: Literal["read", "signed in", "signed out", "joined", "ended", "refused"],
+        *,
+        via: Via,
+        who: str = "",
+        address: str = "",
+        method: str = "",
+        route: str = "",
+        run: str = "",
+        status: int = 0,
+        **figures: str | int,
+    ) -> None:
+        """Cheap, and never fails.  ``figures``: where several lines become one, numbers are added up."""
+        who, address, run = who[:_TEXT], address[:_TEXT], run[:_TEXT]
+        line: dict[str, Any] = {"event": event, "via": via, "who": who, "address": address, "method": method}
+        line |= {"route": route, "run": run, "status": status}
+        again = line
+        if via == "unknown":  # what strangers ask for is theirs to choose: it is told of the first, and not counted
+            again = {"event": event, "via": via, "address": address, "status": status}
+        key: tuple[Any, ...] = tuple(again.values())
+        seen = self._repeated.get(key)
+        if seen is None:
+            group = (via, who)
+            if self._groups[group] >= (STRANGERS if via == "unknown" else LINES) or len(self._repeated) >= OPEN:
+                again = {"event": event, "via": via, "who": who, "others": True}
+                if len(self._repeated) >= OPEN and tuple(again.values()) not in self._repeated:
+                    again = {"event": event, "via": via, "others": True}
+                line, key, figures = again, tuple(again.values()), {}
+                seen = self._repeated.get(key)
+        when = self._time()
+        if seen is not None:
+            seen.count += 1
+            seen.first, seen.last = seen.first or when, when
+            for name, value in figures.items():
+                before = seen.figures.get(name, 0)
+                seen.figures[name] = before + value if isinstance(value, int) and isinstance(before, int) else value
+            return
+        self._repeated[key] = _Repeated(line=again, group=group, since_s=self.clock())
+        self._groups[group] += 1
+        self._queue({"time": when, **line, **figures})
+
+    async def keep(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.gather()
+            if self._waiting:
+                await asyncio.to_thread(self.write)
+
+    def close(self) -> None:
+        """Write everything, also what is still being counted."""
+        self.gather(all_of_it=True)
+        for _ in range(10):
+            if self.write():
+                return
+            time.sleep(0.02)  # another process has the file, for a moment
+
+    def gather(self, *, all_of_it: bool = False) -> None:
+        """Repetitions whose time is over become lines."""
+        now_s = self.clock()
+        for key, seen in list(self._repeated.items()):
+            if not all_of_it and now_s - seen.since_s < WINDOW_S:
+                continue
+            if seen.count:
+                self._queue({"time": seen.last, **seen.line, **seen.figures, "count": seen.count, "first": seen.first})
+                seen.since_s, seen.count, seen.first, seen.figures = now_s, 0, "", {}
+            else:
+                del self._repeated[key]
+                self._groups[seen.group] -= 1
+                if not self._groups[seen.group]:
+                    del self._groups[seen.group]
+
+    def write(self) -> bool:
+        """Whether nothing waits any more, or nothing can be done about it.  Called from one thread at a time."""
+        while self._waiting or self._lost:
+            lines = [self._waiting[n] for n in range(min(len(self._waiting), _BATCH))]  # the loop may append meanwhile
+            taken, lost = len(lines), 0
+            if taken < _BATCH and self._lost:
+                lost = self._lost
+                lines.append({"time": self._time(), "lost": lost})
+            try:
+                self._append(b"".join(self._line(line) for line in lines))
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if not self._failed:
+                    self._failed = True
+                    _tell(f"cannot write the audit log {self.path}: {error.strerror}; everything else continues")
+                return True
+            if self._failed:
+                self._failed = False
+                _tell(f"the audit log {self.path} can be written again")
+            for _ in range(taken):
+                self._waiting.popleft()
+            self._lost -= lost
+        return True
+
+    def _line(self, line: Mapping[str, Any]) -> bytes:
+        return json.dumps({"schema": 1, **line, **self.about}, separators=(",", ":")).encode() + b"\n"
+
+    def _queue(self, line: dict[str, Any]) -> None:
+        if len(self._waiting) >= WAITING:
+            self._lost += 1
+        else:
+            self._waiting.append(line)
+
+    def _time(self) -> str:
+        when = datetime.fromtimestamp(self.now(), timezone.utc)
+        return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def _append(self, text: bytes) -> None:
+        """All of it, or nothing (OSError); BlockingIOError while another process is at it."""
+        fd = self._locked()
+        try:
+            size = os.lseek(fd, 0, os.SEEK_END)
+            if size and size + len(text) > self.file_bytes:
+                self._rotate()
+                os.close(fd)
+                fd, size = -1, 0
+                fd = self._locked()
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                text = b"\n" + text
+            try:
+                view = memoryview(text)
+                while view:
+                    view = view[os.write(fd, view) :]
+            except OSError:
+                os.ftruncate(fd, size)
+                raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _locked(self) -> int:
+        """The file, made if need be.  Whoever can write to its folder can put something else there: that is refused."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(self.path, flags, 0o600)
+        try:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_nlink > 1:
+                raise OSError(errno.EINVAL, "it is not an ordinary file of yours")
+            if stat.S_IMODE(about.st_mode) != 0o600:
+                os.fchmod(fd, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # a file system without locks
+            if not os.path.samestat(self.path.lstat(), about):
+                raise BlockingIOError(errno.EAGAIN, "another process just rotated it")
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _rotate(self) -> None:
+        older = rotated(self.path, self.files)
+        for younger, place in zip([*older[-2::-1], self.path], older[::-1], strict=True):
+            if younger.exists():
+                younger.replace(place)
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody listens any more: the hub continues all the same
+        say(text)
+
+
+def rotated(path: Path, files: int = FILES) -> list[Path]:
+    """Where what was in the log before is, youngest first."""
+    return [path.with_name(f"{path.name}.{number}") for number in range(1, files)]
+
+
+def audit_path(environ: Mapping[str, str]) -> Path:
+    """Of ``stepscope serve``."""
+    return key_path(environ).with_name(AUDIT)
+
+
+def read_audit(path: Path) -> Iterator[dict[str, Any]]:
+    """Its lines, oldest first; lines that are not ours are passed over.  OSError when one of its files cannot be read.
+
+    A log that is not there is empty.
+    """
+    for place in (*reversed(rotated(path)), path):
+        try:
+            file = open_file(place)
+        except FileNotFoundError:
+            continue
+        with file:
+            for line in file.read(_MOST_READ).splitlines():
+                record = record_in(line)
+                if record is not None:
+                    yield record
+
+
+def route_and_run(path: str) -> tuple[str, str]:
+    """What the API calls a path, and the run that is meant: ``("/api/v1/runs/{run}/steps", "night")``."""
+    if path in _PLAIN:
+        return path, ""
+    run, slash, rest = path.removeprefix(f"{_RUNS}/").partition("/")
+    if not path.startswith(f"{_RUNS}/") or not run:
+        return "other", ""
+    below = slash + rest
+    if below and not _BELOW.fullmatch(below):
+        return "other", run
+    return f"{_RUNS}/{{run}}" + re.sub(r"/\d+(?=/|$)", "/{n}", below), run
