@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.excess import Place, by_phase_ms, locate, some, typical, where_text
+from stepscope.diagnosis.passes import longer_by_passes
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.series_stats import Fold, Rhythm, at_least, fold
 from stepscope.diagnosis.spike_steps import Spike, SpikeSeries, beat_of, saved_at, stop_phases, without_stops
@@ -227,7 +228,11 @@ def _besides(view: View, series: SpikeSeries, found: _Recurring) -> str:
         return ""
     took = {name: np.fmax.reduce(view.phase(name), axis=0) for name in stop_phases(view)}
     names = [name for name, own in took.items() if np.median([own[group].max() for group in found.groups]) > 0]
-    return " and ".join(STOPS.get(name, f"the phase {name!r}") for name in names) or "what is explained already"
+    causes = [STOPS.get(name, f"the phase {name!r}") for name in names]
+    designed_ns = longer_by_passes(view)
+    if np.median([designed_ns[group].max() for group in found.groups]) > 0:
+        causes.append("its additional backward passes")
+    return " and ".join(causes) or "what is explained already"
 
 
 def _ordinal(number: int) -> str:

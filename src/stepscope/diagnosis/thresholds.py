@@ -275,6 +275,13 @@ REGULAR_SHARE = 0.8
 """Of the spikes (or periods) must keep the beat; a stray one does not hide it."""
 BEATS_SHARE = 0.6
 """Of the beats must have a spike: a few may drown in the noise."""
+USUAL_PASSES_SHARE = 0.10
+"""Of the steps have as many backward passes at least, or it is no ordinary step: the last of an epoch may have fewer."""
+ALIKE_STEPS = 3
+"""Steps with as many backward passes, whose median says what such a step takes; of fewer it is taken in proportion."""
+PASS_AT_MOST = 5.0
+"""Times a usual pass, what a further one may take by design: a generator is larger than its critic, but a kernel that
+is compiled anew is not a pass."""
 RHYTHM_CHANCE = 0.1
 """Chance that spikes at random would keep a beat as well, by a careful count: of spikes at random less than 1% do."""
 LONGEST_PERIOD = 100
