@@ -293,3 +293,14 @@ def test_an_odd_step_with_more_passes_may_take_as_much_longer_and_no_more() -> N
         Cluster(ranks=1, steps=100, backwards=counts, faults=everywhere(1, "forward", 2000.0, range(50, 51))).run()
     )
     assert ("stall", (50, 50)) in {(finding.kind, finding.steps) for finding in stalled}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_scatter_of_longer_steps_has_no_beat(seed: int) -> None:
+    """On a busy machine what takes longest is lengthened most."""
+    job = gan(generator_ms=80.0, noise=0.0)
+    scatter = np.random.default_rng(seed).exponential(1.0, 200)
+    late = (slow_at(0, "forward", 60.0 * scatter[step], range(step, step + 1)) for step in range(5, 200, 5))
+    found = diagnose(replace(job, faults=(*job.faults, *late)).run())
+    assert [finding for finding in found if finding.evidence.get("period") is not None] == []
+    assert {finding.severity for finding in found} == {"info"}

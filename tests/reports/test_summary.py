@@ -172,6 +172,35 @@ def test_from_the_beginning_the_steps_are_the_same() -> None:
     assert "resumed" not in render_text(summarise(with_facts({"global_step": {"by": "lightning", "first": 0}})))
 
 
+@pytest.mark.parametrize(
+    ("counted", "told"),
+    [
+        (
+            {"by": "lightning", "first": 240, "last": 439, "at": 99},
+            (
+                "resumed step 0 here is global step 240 and step 99 is global step 439 of Lightning's Trainer, "
+                "which counts the steps of each optimizer "
+            ),
+        ),
+        (
+            {"by": "lightning", "first": 0, "last": 199, "at": 99},
+            "counted step 99 here is global step 199 of Lightning's Trainer, which counts the steps of each optimizer ",
+        ),
+        (
+            {"by": "optimizer", "first": 50, "last": 524, "at": 99},
+            "resumed step 0 here is global step 50 and step 99 is global step 524 by the optimizer's own count ",
+        ),
+    ],
+)
+def test_both_numbers_of_a_step_where_the_framework_counts_otherwise(counted: dict[str, Any], told: str) -> None:
+    assert told in " ".join(render_text(summarise(with_facts({"global_step": counted}))).split())
+
+
+def test_one_of_several_optimizers_counts_otherwise_from_the_beginning() -> None:
+    text = render_text(summarise(with_facts({"global_step": {"by": "optimizer", "first": 0, "last": 599, "at": 99}})))
+    assert "counted" not in text
+
+
 FSDP = {
     "version": 2,
     "units": 25,

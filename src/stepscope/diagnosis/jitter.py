@@ -56,6 +56,8 @@ def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Cl
         alike = _alike(spikes)
         beat = beat_of(view, alike)
         spikes = spikes if beat is None else alike
+    if beat is not None and _only_scatter(view, series, spikes):
+        beat = None
     found: _Recurring | None = None
     if beat is not None or len(spikes) >= thresholds.RECURRING_SPIKES:
         found = _of_spikes(series, spikes, beat)
@@ -77,6 +79,19 @@ def _alike(spikes: list[Spike]) -> list[Spike]:
         return []
     middle = float(np.median([spike.extra_ns for spike in spikes]))
     return [spike for spike in spikes if middle / 2 <= spike.extra_ns <= middle * 2]
+
+
+def _only_scatter(view: View, series: SpikeSeries, spikes: list[Spike]) -> bool:
+    """Whether the beat is that of the steps with more backward passes, most of which are no longer than they should be.
+
+    They are the longest, so what a busy machine adds is most in them.
+    """
+    longer = longer_by_passes(view) > 0
+    on_longer = [bool(longer[spike.columns].any()) for spike in spikes]
+    if not longer.any() or np.mean(on_longer) < thresholds.EXPLAINS_SHARE:
+        return False
+    usual_ns = float(np.median([spike.extra_ns for spike in spikes]))
+    return float(np.median(series.rest_ns[longer])) < thresholds.EXPLAINS_SHARE * usual_ns
 
 
 def _of_spikes(series: SpikeSeries, spikes: list[Spike], beat: Rhythm | None) -> _Recurring:

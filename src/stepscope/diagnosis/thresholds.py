@@ -276,7 +276,7 @@ REGULAR_SHARE = 0.8
 BEATS_SHARE = 0.6
 """Of the beats must have a spike: a few may drown in the noise."""
 USUAL_PASSES_SHARE = 0.10
-"""Of the steps have as many backward passes at least, or it is no ordinary step: the last of an epoch may have fewer."""
+"""Of the steps have as many backward passes, or it is no ordinary step: the last one of an epoch may have fewer."""
 ALIKE_STEPS = 3
 """Steps with as many backward passes, whose median says what such a step takes; of fewer it is taken in proportion."""
 PASS_AT_MOST = 5.0

@@ -191,9 +191,9 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     code = summary["exit_code"]
     status = summary["status"] + (f" (exit code {code})" if code else "")
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
-    resumed = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
-    if resumed:
-        page.labelled("resumed", [resumed])
+    counted = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
+    if counted:
+        page.labelled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
     if run["command"]:
         page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
     for label, facts in node_items(summary["nodes"]):
