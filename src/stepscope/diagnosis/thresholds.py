@@ -172,6 +172,11 @@ BYTES_RATIO = 1.25
 """Times the bytes of the sibling groups: from here on it is the work that differs, not the network …"""
 BYTES_ALIKE = 1.1
 """… and up to here the same was sent; in between nobody can say."""
+SAME_SIZE_SHARE = 0.2
+"""Of the large all_to_alls of a step have one size on all ranks, where it is the router that deals out unequally: in
+forward those to the experts, in backward those from them, half of all; fewer where not all of them are seen."""
+ROUTED_SHARE = 0.6
+"""Of the steps: the rank that works longest is the one whose experts got most; of two ranks chance makes a half."""
 OVERLAP_SHARE = 0.10
 """Of the step that is exchange and not hidden, though it could be: as much as is a bottleneck in any other phase."""
 OVERLAP_HIDDEN = 0.5

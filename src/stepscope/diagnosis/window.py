@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.communication import Communication, build_communication
-from stepscope.diagnosis.peers import is_pipeline, peer_groups, share_samples
+from stepscope.diagnosis.expert_tokens import Routed, routed_bytes
+from stepscope.diagnosis.peers import is_pipeline, peer_groups, share_samples, splits_sequences
 from stepscope.diagnosis.robust import mean_rank, spread
 from stepscope.diagnosis.samples import during, of_kind
 from stepscope.records.identity import RankIdentity
@@ -97,6 +98,10 @@ class Window(Planes):
     """[R]; how many batches make a step, in the median one; 1 without gradient accumulation, 0: not known."""
     backwards: NDArray[np.int64]
     """[S]; how many backward passes a step has, on the rank with the most; 0: none was seen."""
+    splits_sequences: bool
+    """Whether some ranks hold parts of one sequence (context parallelism)."""
+    routed: Routed | None
+    """What the router of a mixture of experts sent to whom; None: there is none, or it is not known."""
     samples: tuple[dict[str, Any], ...]
     """What the agents saw of hosts, processes and GPUs while these steps ran."""
     probes: tuple[dict[str, Any], ...]
@@ -184,6 +189,8 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         share_samples=share_samples(trained),
         batches=np.array([_batches(series) for series in trained], np.float64),
         backwards=_backwards(trained, steps),
+        splits_sequences=splits_sequences(trained),
+        routed=routed_bytes(trained, steps),
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
