@@ -234,7 +234,7 @@ def _one_cause_twice(summary: Summary) -> Iterator[str]:
             if len(changes) == 1:
                 (always,) = (each for each in (one, other) if each is not changes[0])
                 part = changes[0]["cost"].get("share", 0.0)
-                if part < 0.55 * always["cost"].get("share", 0.0):
+                if part < 0.75 * always["cost"].get("share", 0.0):
                     continue  # most of it has always been so
             elif one["kind"] != other["kind"] or one["kind"] == "stall" or one["steps"] != other["steps"]:
                 continue
