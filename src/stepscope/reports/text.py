@@ -39,6 +39,8 @@ OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 NATIVE_SHOWN = 5
 FILES_SHOWN = 6
+TIMERS_SHOWN = 4
+"""Of those that Megatron-LM prints, the longest."""
 COMMAND_LINES = 3
 MANY_HOSTS = 3
 WORTH_TELLING = 0.001
@@ -231,6 +233,8 @@ def _training(said: Mapping[str, Any]) -> list[str]:
         parts.append(f"MFU {figures['mfu_percent']['median']:.3g}%")
     if "iteration_ms" in figures:
         parts.append(f"{ms_text(figures['iteration_ms']['median'])} an iteration")
+    timers = sorted(said.get("timers_ms", {}).items(), key=lambda item: -item[1]["median"])[:TIMERS_SHOWN]
+    parts += [f"{name} {ms_text(took['median'])}" for name, took in timers]
     return parts
 
 
