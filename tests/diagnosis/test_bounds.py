@@ -210,3 +210,9 @@ def test_on_a_device_input_counts_only_where_the_device_waited() -> None:
     (bound,) = of(Cluster(ranks=1, steps=60, device_timed=True, phases_ms=compute(30.0)).run())
     assert (bound.kind, bound.evidence["clock"]) == ("input_bound", "device")
     assert "pin_memory" in bound.advice[1]
+
+
+def test_one_process_waits_for_nobody() -> None:
+    """DDP of one process: backward less what the gradients took is its own work."""
+    alone = diagnose(Cluster(ranks=1, phases_ms={"forward": 10.0, "backward": 10.0, "comm": 20.0}).run())
+    assert "comm_bound" not in {finding.kind for finding in alone}

@@ -12,7 +12,7 @@ import pytest
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.peers import is_pipeline, peer_groups
 from stepscope.diagnosis.practices import remarks_on
-from stepscope.records.collectives import COMM_ROW, OPS, GroupKind, ProcessGroup
+from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, OPS, GroupKind, ProcessGroup
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.testing.cluster import Cluster, slow_at
@@ -290,3 +290,79 @@ def test_workers_by_the_name_of_the_framework() -> None:
     facts = {"loader": {"num_workers": 2}, "frameworks": ["transformers"]}
     run = Cluster(ranks=1, steps=60, phases_ms={"input": 20.0, "forward": 10.0, "backward": 20.0}, facts=facts).run()
     assert "raise dataloader_num_workers from 2" in only(run, "input_bound").advice[0]
+
+
+# -- experts and parts of a sequence ----------------------------------------------------------------------------------
+
+TOKENS = 1 << 20
+
+
+def routed(run: RunData, given: Any, *, own: Any = TOKENS) -> RunData:
+    """Every step sends ``own`` bytes to the experts and ``given`` [R, S] back, and the same again in backward."""
+    ranks, steps = len(run.ranks), len(run.ranks[0].steps)
+    given, own = np.broadcast_to(given, (ranks, steps)), np.broadcast_to(own, (ranks, steps))
+    about = []
+    for rank in range(ranks):
+        comm = traffic(steps, (0, "all_to_all"))
+        comm["bytes"] = 2 * (own[rank] + given[rank])
+        calls = np.zeros((steps, 4), np.dtype(COLLECTIVE_ROW))
+        calls["step"], calls["nth"], calls["op"] = np.arange(steps)[:, None], np.arange(4), OPS.index("all_to_all")
+        calls["bytes"] = np.stack([own[rank], given[rank], own[rank], given[rank]], axis=1)
+        calls["end_ns"] = calls["start_ns"] + 1
+        about.append({"groups": (WORLD,), "comm": comm, "collectives": calls.reshape(-1)})
+    return told(run, *about)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_rank_whose_experts_get_more_tokens_is_no_slow_machine(phase: str) -> None:
+    run = Cluster(ranks=4, steps=60, faults=(slow_at(2, phase, 30.0),)).run()
+    first, *rest = diagnose(routed(run, np.array([[1], [1], [3], [1]]) * TOKENS))
+    assert (first.kind, first.severity, first.ranks, first.phase) == ("imbalance", "critical", (2,), phase)
+    assert (first.evidence["by"], first.evidence["times_the_bytes"]) == ("experts", 2.0)
+    assert first.title == (
+        f"Rank 2 is 30.0 ms slower than the peers in {phase} every step: its experts get more tokens "
+        "(it has 2× the bytes of the peers in all_to_all); all other ranks wait."
+    )
+    assert "router" in first.advice[0]
+    assert {finding.kind for finding in rest} <= {"compute_bound"}
+
+
+def test_a_rank_with_as_many_tokens_is_a_straggler_as_ever() -> None:
+    run = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 30.0),)).run()
+    first, *_ = diagnose(routed(run, TOKENS))
+    assert (first.kind, first.ranks, first.phase) == ("compute_straggler", (2,), "forward")
+
+
+def test_waiting_for_input_is_not_the_routers() -> None:
+    run = Cluster(ranks=4, steps=60, faults=(slow_at(2, "input", 30.0),)).run()
+    first, *_ = diagnose(routed(run, np.array([[1], [1], [3], [1]]) * TOKENS))
+    assert (first.kind, first.ranks) == ("input_straggler", (2,))
+
+
+def test_longer_batches_are_not_told_from_the_router_where_nothing_tells() -> None:
+    run = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 30.0),)).run()
+    more = np.array([[1], [1], [2], [1]]) * TOKENS
+    first, *_ = diagnose(routed(run, more, own=more))
+    assert (first.kind, first.evidence["by"]) == ("imbalance", "experts")
+    assert "experts" not in first.title
+    assert any("batches" in line for line in first.advice)
+
+
+def test_experts_that_get_most_in_turn() -> None:
+    steps = 60
+    hot = np.arange(steps) % 4
+    faults = tuple(slow_at(int(rank), "forward", 30.0, range(step, step + 1)) for step, rank in enumerate(hot))
+    given = np.where(np.arange(4)[:, None] == hot, 3, 1) * TOKENS
+    first, *rest = diagnose(routed(Cluster(ranks=4, steps=steps, faults=faults).run(), given))
+    assert (first.kind, first.severity, first.ranks, first.evidence["by"]) == ("imbalance", "warning", (), "experts")
+    assert first.title.startswith("The ranks' experts get unequal numbers of tokens from step to step; ")
+    assert {finding.kind for finding in rest} <= {"compute_bound"}
+
+
+def test_parts_of_a_sequence_have_unequal_work_under_a_causal_mask() -> None:
+    run = Cluster(ranks=4, steps=60, faults=(slow_at(3, "forward", 30.0),)).run()
+    parts = told(run, *[{"facts": {"mesh": {"names": ["cp"], "shape": [4]}}}] * 4)
+    first, *_ = diagnose(parts)
+    assert (first.kind, first.ranks) == ("compute_straggler", (3,))
+    assert "causal mask" in " ".join(first.advice)
+    assert "causal mask" not in " ".join(diagnose(run)[0].advice)

@@ -193,3 +193,13 @@ def test_code_that_a_compiler_made_is_not_the_users() -> None:
     made = [("/tmp/torchinductor_me/ab/cab.py", 90, "call"), ("<eval_with_key>.7", 6, "forward")]
     seen = view(*[in_phase("input", *made, ITEM, FETCH, *LOOP)] * 3)
     assert seen_at(seen, phase="input") == "Data.__getitem__, train.py:12"
+
+
+def test_a_change_names_the_line_of_the_phase_that_it_is_in() -> None:
+    faults = tuple(slow_at(rank, "input", 30.0, range(50, 100)) for rank in (0, 1))
+    stacks = [in_phase("input", ITEM, FETCH, *LOOP, rank=rank) for rank in (0, 0, 1, 1)]
+    run = run_of(*stacks, cluster=Cluster(ranks=2, steps=100, faults=faults))
+    (change,) = (finding for finding in diagnose(run) if finding.severity != "info")
+    assert (change.kind, change.evidence["place"]) == ("change_point", "Data.__getitem__, train.py:12")
+    assert change.title.endswith("in input, mostly in Data.__getitem__, train.py:12.")
+    assert change.advice[0] == "Look at Data.__getitem__, train.py:12: that is where the ranks were seen."

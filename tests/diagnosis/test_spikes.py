@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.diagnosis import build_window
+from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.claims import Claim, unexplained
 from stepscope.diagnosis.spikes import find_spikes
 from stepscope.diagnosis.timing_advice import for_jitter, for_stall
@@ -238,3 +238,69 @@ def test_advice_names_nccl_only_where_it_is_used(nccl: bool) -> None:
     run = Cluster(ranks=2).run()
     ranks = tuple(replace(one, identity=replace(one.identity, backend=backend)) for one in run.ranks)
     assert view_of(build_window(replace(run, ranks=ranks))).nccl is nccl
+
+
+# -- steps that have more to do than most -----------------------------------------------------------------------------
+
+
+def gan(*, ranks: int = 1, steps: int = 200, every: int = 5, generator_ms: float = 40.0, **more: Any) -> Cluster:
+    """A generator that is stepped with every n-th batch: a second backward pass, and what it takes."""
+    with_generator = range(every, steps, every)
+    counts = np.ones(steps, np.int64)
+    counts[with_generator.start :: every] = 2
+    own = tuple(
+        fault
+        for phase, share in (("forward", 0.4), ("backward", 0.4), ("optimizer", 0.2))
+        for fault in everywhere(ranks, phase, share * generator_ms, with_generator)
+    )
+    return Cluster(ranks=ranks, steps=steps, backwards=counts, faults=(*own, *more.pop("faults", ())), **more)
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 10, 50])
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_generator_of_every_nth_step_is_no_jitter(ranks: int, every: int, noise: float) -> None:
+    found = diagnose(gan(ranks=ranks, every=every, noise=noise).run())
+    assert {finding.kind for finding in found} <= {"healthy", "compute_bound"}
+    assert noise > 0.1 or "slow steps" not in found[0].title
+
+
+def test_what_else_comes_every_fifth_step_is_still_found_and_told_apart() -> None:
+    first, *_ = diagnose(gan(faults=everywhere(1, "other", 60.0, range(5, 200, 5))).run())
+    assert (first.kind, first.phase) == ("jitter", "other")
+    found = diagnose(gan(faults=everywhere(1, "input", 12.0, range(5, 200, 5))).run())
+    (read,) = (finding for finding in found if finding.kind == "jitter")
+    assert (read.phase, read.evidence["period"]) == ("input", 5)
+    assert "besides its additional backward passes" in read.title
+
+
+def test_more_passes_from_a_step_on_are_no_change_of_the_pace() -> None:
+    """Gradient accumulation that grows during the run."""
+    counts = np.where(np.arange(200) < 100, 2, 4)
+    twice = tuple(slow_at(0, phase, ms, range(100, 200)) for phase, ms in (("forward", 10.0), ("backward", 20.0)))
+    found = diagnose(Cluster(ranks=1, steps=200, backwards=counts, faults=twice).run())
+    assert {finding.kind for finding in found} <= {"healthy", "compute_bound"}
+
+
+def test_an_odd_step_with_more_passes_may_take_as_much_longer_and_no_more() -> None:
+    counts = np.ones(100, np.int64)
+    counts[50] = 2
+    twice = diagnose(
+        Cluster(ranks=1, steps=100, backwards=counts, faults=everywhere(1, "forward", 30.0, range(50, 51))).run()
+    )
+    assert {finding.kind for finding in twice} <= {"healthy", "compute_bound"}
+    stalled = diagnose(
+        Cluster(ranks=1, steps=100, backwards=counts, faults=everywhere(1, "forward", 2000.0, range(50, 51))).run()
+    )
+    assert ("stall", (50, 50)) in {(finding.kind, finding.steps) for finding in stalled}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_scatter_of_longer_steps_has_no_beat(seed: int) -> None:
+    """On a busy machine what takes longest is lengthened most."""
+    job = gan(generator_ms=80.0, noise=0.0)
+    scatter = np.random.default_rng(seed).exponential(1.0, 200)
+    late = (slow_at(0, "forward", 60.0 * scatter[step], range(step, step + 1)) for step in range(5, 200, 5))
+    found = diagnose(replace(job, faults=(*job.faults, *late)).run())
+    assert [finding for finding in found if finding.evidence.get("period") is not None] == []
+    assert {finding.severity for finding in found} == {"info"}

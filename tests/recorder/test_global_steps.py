@@ -86,6 +86,54 @@ def test_a_count_on_a_device_is_not_asked_for() -> None:
     assert GlobalSteps().facts([], on_device) == {}
 
 
+def counting(first: int) -> tuple[GlobalSteps, Trainer]:
+    steps, trainer = GlobalSteps(), Trainer(first)
+    steps.meet(trainer, "lightning", ("global_step",))
+    assert steps.facts(["lightning"], None) == {"global_step": {"by": "lightning", "first": first}}
+    return steps, trainer
+
+
+def test_where_the_framework_counts_otherwise_both_counts_are_kept() -> None:
+    """Lightning counts the steps of each optimizer: here two in a step of ours."""
+    steps, trainer = counting(240)
+    trainer.global_step = 240 + 2 * 99 + 1
+    both = {"global_step": {"by": "lightning", "first": 240, "last": 439, "at": 99}}
+    assert steps.facts_later(100) == both
+    trainer.global_step += 1  # the last step has been counted
+    assert steps.facts_later(100, at_end=True) == both
+
+
+@pytest.mark.parametrize("counted", [339, 340, 100, None, 2.5])
+def test_as_expected_or_anew_the_count_tells_nothing_more(counted: Any) -> None:
+    steps, trainer = counting(240)
+    trainer.global_step = counted
+    assert steps.facts_later(100) == {}
+
+
+def test_who_is_gone_or_followed_by_another_is_not_asked_any_more() -> None:
+    for another in (False, True):
+        steps, trainer = counting(0)
+        trainer.global_step = 500
+        second = Trainer(0)
+        if another:
+            steps.meet(second, "lightning", ("global_step",))
+        else:
+            del trainer
+        assert steps.facts_later(100) == {}
+
+
+def test_a_critic_that_steps_five_times_has_counted_more(recording: Recording) -> None:
+    critic, generator = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    of_critic = torch.optim.Adam([critic])
+    of_critic.state[critic] = {"step": torch.tensor(50.0), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+    of_generator = torch.optim.Adam([generator])
+    for _ in range(100):
+        train(of_critic, critic, 5)
+        train(of_generator, generator, 1)
+    # Five steps of the critic came before the generator was known; after 100 steps it has been stepped 95 times.
+    assert recording.facts()["global_step"] == {"by": "optimizer", "first": 50, "last": 524, "at": 99}
+
+
 def test_two_may_wait_for_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints and steps are both found in ``transformers.trainer``."""
     (tmp_path / "waited_for_by_two.py").write_text("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.records.training_lines import summed_up, training_line
+from stepscope.records.training_lines import summed_up, timer_line, training_line
 
 TITAN = (
     "[titan] 2026-11-16 12:00:00,123 - root - INFO - step: 10  loss:  7.1250  grad_norm:  1.5000  "
@@ -79,5 +79,29 @@ def test_last_and_median() -> None:
             "tflops": {"last": 12.34, "median": 12.34},
             "mfu_percent": {"last": 3.21, "median": 3.21},
         },
+        "timers_ms": {},
     }
     assert summed_up([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "timer"),
+    [
+        ("    forward-backward ...............................: (1201.20, 1210.90)", ("forward-backward", 1210.9)),
+        ("    optimizer-inner-step ...........................: 12.30", ("optimizer-inner-step", 12.3)),
+        ("[rank3]:    optimizer ....: 12.30", None),
+        ("(min, max) time across ranks (ms):", None),
+        ("    optimizer ......................................: many", None),
+        ("    loading ..: done", None),
+    ],
+)
+def test_timers_of_megatron(line: str, timer: tuple[str, float] | None) -> None:
+    assert timer_line(line) == timer
+
+
+def test_timers_are_summed_up_where_there_are_lines() -> None:
+    line = training_line(MEGATRON)
+    assert line is not None
+    timers = [("optimizer", 10.0), ("optimizer", 14.0), ("optimizer", 12.0)]
+    assert summed_up([line], timers)["timers_ms"] == {"optimizer": {"last": 12.0, "median": 12.0}}
+    assert summed_up([], timers) == {}

@@ -17,7 +17,7 @@ from stepscope.records.series import RankError, RunData
 from stepscope.reports import render_text, summarise
 from stepscope.reports.price import finding_price
 from stepscope.reports.summary import status_of
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, Fault, slow_at
 from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
 KEYS = [
@@ -170,6 +170,35 @@ def test_which_steps_of_the_training_they_are_after_a_resume(by: str, whose: str
 
 def test_from_the_beginning_the_steps_are_the_same() -> None:
     assert "resumed" not in render_text(summarise(with_facts({"global_step": {"by": "lightning", "first": 0}})))
+
+
+@pytest.mark.parametrize(
+    ("counted", "told"),
+    [
+        (
+            {"by": "lightning", "first": 240, "last": 439, "at": 99},
+            (
+                "resumed step 0 here is global step 240 and step 99 is global step 439 of Lightning's Trainer, "
+                "which counts the steps of each optimizer "
+            ),
+        ),
+        (
+            {"by": "lightning", "first": 0, "last": 199, "at": 99},
+            "counted step 99 here is global step 199 of Lightning's Trainer, which counts the steps of each optimizer ",
+        ),
+        (
+            {"by": "optimizer", "first": 50, "last": 524, "at": 99},
+            "resumed step 0 here is global step 50 and step 99 is global step 524 by the optimizer's own count ",
+        ),
+    ],
+)
+def test_both_numbers_of_a_step_where_the_framework_counts_otherwise(counted: dict[str, Any], told: str) -> None:
+    assert told in " ".join(render_text(summarise(with_facts({"global_step": counted}))).split())
+
+
+def test_one_of_several_optimizers_counts_otherwise_from_the_beginning() -> None:
+    text = render_text(summarise(with_facts({"global_step": {"by": "optimizer", "first": 0, "last": 599, "at": 99}})))
+    assert "counted" not in text
 
 
 FSDP = {
@@ -536,3 +565,66 @@ def test_a_gap_in_the_samples_is_told(event: str, why: str) -> None:
     events = ({"event": event, "wall_ns": ANCHOR_WALL_NS + 11 * 10**9},)
     run = replace(Cluster(samples=samples).run(), events=events)
     assert summarise(run)["notices"] == [f"For 8.0 s there are no samples of host node0: {why}."]
+
+
+def on_all(ranks: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> tuple[Fault, ...]:
+    return tuple(slow_at(rank, phase, ms, steps, ramp=ramp) for rank in range(ranks))
+
+
+LATER = range(50, 100)
+ONE_CAUSE = {
+    "input from a step on": (Cluster(ranks=2, faults=on_all(2, "input", 30.0, LATER)), "change_point"),
+    "input that grows": (Cluster(ranks=2, faults=on_all(2, "input", 40.0, ramp=True)), "drift"),
+    "between steps from a step on": (Cluster(ranks=1, faults=on_all(1, "other", 30.0, LATER)), "change_point"),
+    "between steps that grows": (Cluster(ranks=1, faults=on_all(1, "other", 40.0, ramp=True)), "drift"),
+    "inside the step from a step on": (Cluster(ranks=1, faults=on_all(1, "inside", 30.0, LATER)), "change_point"),
+    "the optimizer from a step on": (Cluster(ranks=2, faults=on_all(2, "optimizer", 30.0, LATER)), "change_point"),
+    "the optimizer for a while": (
+        Cluster(ranks=2, faults=on_all(2, "optimizer", 60.0, range(30, 70))),
+        "throughput_drop",
+    ),
+    "a rank from a step on": (Cluster(faults=(slow_at(1, "forward", 30.0, LATER),)), "compute_straggler"),
+    "a rank up to a step": (
+        Cluster(
+            steps=200, faults=(slow_at(1, "forward", 30.0, range(150)), *on_all(4, "optimizer", 6.0, range(150, 200)))
+        ),
+        "compute_straggler",
+    ),
+    "evaluation and what is beside it": (
+        Cluster(
+            ranks=2,
+            steps=200,
+            faults=(*on_all(2, "eval", 300.0, range(20, 200, 20)), *on_all(2, "other", 60.0, range(20, 200, 20))),
+        ),
+        "between_steps",
+    ),
+    "checkpoints of one rank": (
+        Cluster(ranks=2, steps=200, faults=(slow_at(0, "checkpoint", 500.0, range(50, 200, 50)),)),
+        "between_steps",
+    ),
+    "input that is always slow and becomes slower": (
+        Cluster(ranks=1, phases_ms={"input": 40.0, "forward": 10.0}, faults=on_all(1, "input", 20.0, LATER)),
+        "input_bound",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONE_CAUSE)
+def test_one_cause_is_one_finding(name: str) -> None:
+    cluster, kind = ONE_CAUSE[name]
+    summary = summarise(cluster.run())
+    assert summary["findings"][0]["kind"] == kind
+    warned = [finding["kind"] for finding in summary["findings"] if finding["severity"] != "info"]
+    assert len(warned) == (2 if name.startswith("input that is always") else 1), warned
+    assert contradictions(summary, render_text(summary)) == []
+
+
+def test_one_cause_told_twice_is_seen() -> None:
+    summary = summarise(ONE_CAUSE["input that grows"][0].run())
+    grown = summary["findings"][0]
+    summary["findings"].append({**grown, "kind": "input_bound", "title": "Training waits for input."})
+    assert any(
+        "one cause is told twice" in line for line in contradictions(summary, render_text(summary), measured=True)
+    )
+    grown["title"] = "From step 136 on steps take 24.1 ms instead of 39.2 ms (+-39%)."
+    assert any("an odd number" in line for line in contradictions(summary, render_text(summary), measured=True))

@@ -22,8 +22,9 @@ Finding = Mapping[str, Any]
 
 ROUNDING = 0.03
 """Relative: three digits in a sentence, and a median of ranks against a mean."""
-CLAIMS_NO_TIME = ("healthy", "insufficient_data", "compute_bound", "rank_crashed", "slow_network")
+CLAIMS_NO_TIME = ("healthy", "insufficient_data", "compute_bound", "rank_crashed", "slow_network", "memory_creep")
 """And hangs: what they cost is not a part of the steps, or no part that could be taken off."""
+CHANGES = ("drift", "change_point", "throughput_drop")
 FULL_PERCENT = 90.0
 UNITS_MS = {"µs": 0.001, "ms": 1.0, "s": 1000.0}
 TIME = r"([\d,.]+) (µs|ms|s)"
@@ -49,12 +50,13 @@ def contradictions(summary: Summary, text: str, *, measured: bool = False) -> li
     ``measured``: of a real job, a short one on a busy machine perhaps, where a mean may be far from its median.  What
     compares the two is then left out.
     """
-    found = [*_tables(summary), *_verdict(summary, text), *_promises(text)]
+    found = [*_tables(summary), *_verdict(summary, text), *_promises(text), *_same_time_twice(summary)]
+    found += _one_cause_twice(summary)
     for finding in summary["findings"]:
-        found += [_line(finding, line) for line in (*_price(summary, finding), *_quoted(finding))]
+        lines = (*_price(summary, finding), *_quoted(finding), *_slower(finding), *_worded(finding))
+        found += [_line(finding, line) for line in lines]
     if measured:
         return found
-    found += _same_time_twice(summary)
     for finding in summary["findings"]:
         lines = (
             *_steps_counted(summary, finding),
@@ -176,14 +178,24 @@ def _period(summary: Summary, finding: Finding) -> Iterator[str]:
         yield f"it came at steps {at}"
 
 
+def _slower(finding: Finding) -> Iterator[str]:
+    before_ms, after_ms = finding["evidence"].get("before_ms"), finding["evidence"].get("after_ms")
+    if finding["kind"] in CHANGES and before_ms and after_ms and after_ms <= before_ms:
+        yield f"{after_ms} ms is not longer than {before_ms} ms"
+
+
+def _worded(finding: Finding) -> Iterator[str]:
+    """Numbers that nobody would write."""
+    if re.search(r"\+-|--|\bnan\b|\binf\b| -\d|\b0 of ", finding["title"]):
+        yield "an odd number"
+
+
 def _levels(summary: Summary, finding: Finding) -> Iterator[str]:
     """``30.3 ms instead of 15.0 ms``: the median step cannot be longer than both."""
     before_ms, after_ms = finding["evidence"].get("before_ms"), finding["evidence"].get("after_ms")
     times = summary["step_time"]
     if finding["kind"] != "change_point" or not before_ms or not after_ms or not times["p50_ms"]:
         return
-    if after_ms <= before_ms:
-        yield f"{after_ms} ms is not longer than {before_ms} ms"
     if _on_host(finding) and times["p50_ms"] > 1.1 * after_ms:
         yield f"the median step takes {times['p50_ms']} ms, longer than both"
     if _on_host(finding) and after_ms > times["max_ms"] * (1 + ROUNDING):
@@ -209,6 +221,24 @@ def _same_time_twice(summary: Summary) -> Iterator[str]:
         if len(own) > 1 and row["share"] is not None and claimed > 1.1 * row["share"] + 0.02:
             titles = " / ".join(one["title"] for one in own)
             yield f"{claimed:.0%} of the time is claimed of {name}, which takes {row['share']:.0%}: {titles}"
+
+
+def _one_cause_twice(summary: Summary) -> Iterator[str]:
+    """Two findings that warn of one phase on the same ranks and steps: something is always so, or it began."""
+    warnings = [one for one in summary["findings"] if one["severity"] != "info" and _claims_time(one)]
+    for at, one in enumerate(warnings):
+        for other in warnings[at + 1 :]:
+            if one["phase"] != other["phase"] or one["phase"] is None or one["ranks"] != other["ranks"]:
+                continue
+            changes = [each for each in (one, other) if each["kind"] in CHANGES]
+            if len(changes) == 1:
+                (always,) = (each for each in (one, other) if each is not changes[0])
+                part = changes[0]["cost"].get("share", 0.0)
+                if part < 0.75 * always["cost"].get("share", 0.0):
+                    continue  # most of it has always been so
+            elif one["kind"] != other["kind"] or one["kind"] == "stall" or one["steps"] != other["steps"]:
+                continue
+            yield f"one cause is told twice: {one['title']} / {other['title']}"
 
 
 def _promises(text: str) -> Iterator[str]:

@@ -9,9 +9,13 @@ from stepscope.diagnosis.framework_advice import loader_name, loader_setting
 from stepscope.records.phases import GRAPH_PHASE
 from stepscope.records.units import bytes_text, named_ranks, share_text
 
-__all__ = ["for_crash", "for_input", "for_straggler", "for_uneven_groups"]
+__all__ = ["for_crash", "for_experts", "for_input", "for_straggler", "for_uneven_groups"]
 
 
+ROUTER_ADVICE = (
+    "Balance the router: a load-balancing loss or a bias per expert; a capacity factor bounds what one expert gets.",
+    "If the same experts are always the busiest, place them on different ranks or give each a copy.",
+)
 FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
 FIRST_WORKERS = 4
 """DataLoader workers to begin with, where there are cores for them."""
@@ -27,11 +31,13 @@ def for_straggler(
     node: bool = False,
     side: str | None = None,
     share_samples: bool = False,
+    splits_sequences: bool = False,
 ) -> tuple[str, ...]:
     """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host.
 
     ``side``: ``host`` where it is known to launch late, ``device`` where its kernels are known to take longer.
-    ``share_samples``: some ranks read the same samples, because they hold parts of one model.
+    ``share_samples``: some ranks read the same samples, because they hold parts of one model; ``splits_sequences``: or
+    parts of one sequence.
     """
     if node:
         return (
@@ -77,11 +83,26 @@ def for_straggler(
     else:
         first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
         second = "Give every rank the same share of it, or take it out of the step."
+    if splits_sequences and phase in ("forward", "backward", GRAPH_PHASE) and side != "host":
+        second = (
+            "Ranks hold parts of one sequence: with a causal mask the later parts have more work. Deal them out in "
+            "pairs, early with late (torch's context_parallel does, unless load balancing is off)."
+        )
     if place and phase not in ("other", None):
         first = f"Look at {place}: {who}{where} was seen there in {phase}."
     if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
         second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
     return first, second
+
+
+def for_experts(*, same_batches: bool) -> tuple[str, ...]:
+    """``same_batches``: the ranks are known to have as many tokens each before the router deals them out."""
+    if same_batches:
+        return ROUTER_ADVICE
+    return (
+        "If the router sends its experts more tokens: a load-balancing loss, a bias per expert or a capacity factor.",
+        "If its batches are longer than those of the others: bucket samples by length, or batch by tokens.",
+    )
 
 
 def for_uneven_groups(

@@ -118,6 +118,11 @@ def _exchange_less(view: View) -> Iterator[str]:
             "Tensor parallelism exchanges in every layer: keep its groups within a host, or make them smaller and use "
             "more data parallelism."
         )
+    elif rows and rows[0]["op"] == "all_to_all":
+        yield (
+            "An all_to_all is part of each layer that has one: keep its group within a host, or smaller, and start it "
+            "before work that does not need its result."
+        )
     elif kind in ("context", "expert"):
         yield f"Ranks of a {kind}-parallel group exchange in every layer: keep the group within a host, or smaller."
     elif "deepspeed" in frameworks:

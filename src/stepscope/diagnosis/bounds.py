@@ -92,7 +92,10 @@ def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim]
     """
     if not view.enough:
         return []
-    rules = [rule for rule in RULES if rule.phase in view.phases and not (rule.phase == "h2d" and view.hides_device)]
+    unknown = {"h2d"} if view.hides_device else set()
+    if all(view.window.identities[row].world_size <= 1 for row in view.rows):
+        unknown.add("comm")  # DDP of one process exchanges with nobody: what it says of that is its own work
+    rules = [rule for rule in RULES if rule.phase in view.phases and rule.phase not in unknown]
     return [claim for rule in rules for claim in _apply(view, rule, network, rare)]
 
 
@@ -134,6 +137,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
             "clock": view.clock,
             f"{rule.phase}_share": round(part.share, 4),
             f"{rule.phase}_ms_per_step": round(part.mean_ns / 1e6, 3),
+            "taken_share": round(taken_share, 4),
             "lowest_share": round(float(finite.min()), 4),
             "highest_share": round(float(finite.max()), 4),
             "step_ms": round(view.median_step_ns / 1e6, 3),

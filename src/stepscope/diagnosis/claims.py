@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
+from stepscope.diagnosis.passes import longer_by_passes
 from stepscope.diagnosis.view import View
 from stepscope.records.finding import Finding, Severity
 
@@ -29,8 +30,8 @@ class Claim:
 
 
 def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
-    """[S]; the length of each step without what the claims explain."""
-    left = view.step_ns.copy()
+    """[S]; the length of each step without what the claims explain, and without what it has more to do than most."""
+    left = view.step_ns - longer_by_passes(view)
     for claim in claims:
         left -= np.clip(claim.saved_ns, 0.0, np.maximum(left, 0.0))
     return np.asarray(left, np.float64)

@@ -90,6 +90,7 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
         steps=view.span,
         cost=cost,
         evidence={
+            "clock": view.clock,
             "op": one.op,
             "exposed_ms": round(exposed_ns / 1e6, 3),
             "exchange_ms": round(span_ns / 1e6, 3),

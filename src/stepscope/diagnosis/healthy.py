@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.framework_advice import accumulation, frameworks_of
+from stepscope.diagnosis.passes import longer_by_passes
 from stepscope.diagnosis.robust import longest, mean_rank, median_rank, shortest
 from stepscope.diagnosis.shares import where_stopped
 from stepscope.diagnosis.unclaimed import STOPS, STOPS_ADVICE
@@ -203,7 +204,7 @@ def _opportunities(view: View) -> dict[str, Floats]:
     """What each step could save at most, by name.
 
     Of a phase of every step what all ranks have of it, so the wait of some is not counted as the network's.  Steps are
-    not called slow for what evaluation and checkpoints take.
+    not called slow for what evaluation, checkpoints and further backward passes take.
     """
     found: dict[str, Floats] = {}
     stopped = np.zeros_like(view.wall_ns)
@@ -217,7 +218,7 @@ def _opportunities(view: View) -> dict[str, Floats]:
     if len(view.ranks) > 1 and view.comm_measured:
         work_ns = view.work_ns - stopped
         found[SLOWEST_RANK] = longest(work_ns) - median_rank(work_ns)
-    found[SLOW_STEPS] = _over_median(view.step_ns - where_stopped(view, stopped))
+    found[SLOW_STEPS] = _over_median(view.step_ns - where_stopped(view, stopped) - longer_by_passes(view))
     return found
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.excess import Place, by_phase_ms, locate, some, typical, where_text
+from stepscope.diagnosis.passes import longer_by_passes
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.series_stats import Fold, Rhythm, at_least, fold
 from stepscope.diagnosis.spike_steps import Spike, SpikeSeries, beat_of, saved_at, stop_phases, without_stops
@@ -55,6 +56,8 @@ def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Cl
         alike = _alike(spikes)
         beat = beat_of(view, alike)
         spikes = spikes if beat is None else alike
+    if beat is not None and _only_scatter(view, series, spikes):
+        beat = None
     found: _Recurring | None = None
     if beat is not None or len(spikes) >= thresholds.RECURRING_SPIKES:
         found = _of_spikes(series, spikes, beat)
@@ -76,6 +79,19 @@ def _alike(spikes: list[Spike]) -> list[Spike]:
         return []
     middle = float(np.median([spike.extra_ns for spike in spikes]))
     return [spike for spike in spikes if middle / 2 <= spike.extra_ns <= middle * 2]
+
+
+def _only_scatter(view: View, series: SpikeSeries, spikes: list[Spike]) -> bool:
+    """Whether the beat is that of the steps with more backward passes, most of which are no longer than they should be.
+
+    They are the longest, so what a busy machine adds is most in them.
+    """
+    longer = longer_by_passes(view) > 0
+    on_longer = [bool(longer[spike.columns].any()) for spike in spikes]
+    if not longer.any() or np.mean(on_longer) < thresholds.EXPLAINS_SHARE:
+        return False
+    usual_ns = float(np.median([spike.extra_ns for spike in spikes]))
+    return float(np.median(series.rest_ns[longer])) < thresholds.EXPLAINS_SHARE * usual_ns
 
 
 def _of_spikes(series: SpikeSeries, spikes: list[Spike], beat: Rhythm | None) -> _Recurring:
@@ -227,7 +243,11 @@ def _besides(view: View, series: SpikeSeries, found: _Recurring) -> str:
         return ""
     took = {name: np.fmax.reduce(view.phase(name), axis=0) for name in stop_phases(view)}
     names = [name for name, own in took.items() if np.median([own[group].max() for group in found.groups]) > 0]
-    return " and ".join(STOPS.get(name, f"the phase {name!r}") for name in names) or "what is explained already"
+    causes = [STOPS.get(name, f"the phase {name!r}") for name in names]
+    designed_ns = longer_by_passes(view)
+    if np.median([designed_ns[group].max() for group in found.groups]) > 0:
+        causes.append("its additional backward passes")
+    return " and ".join(causes) or "what is explained already"
 
 
 def _ordinal(number: int) -> str:

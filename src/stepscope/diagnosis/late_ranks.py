@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_straggler
+from stepscope.diagnosis.advice import for_experts, for_straggler
 from stepscope.diagnosis.claims import Claim, severity_of
+from stepscope.diagnosis.expert_tokens import times_the_tokens
 from stepscope.diagnosis.host_bound import host_ns, waits_for_host
 from stepscope.diagnosis.least_step import least_step_ns
 from stepscope.diagnosis.places import seen_at
@@ -129,16 +130,22 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
     place = _place(view, ranks, kind, phase, at, side)
+    tokens = _times_the_tokens(view, culprits, at) if kind in ("compute_straggler", "straggler") else 1.0
+    routed = tokens >= thresholds.BYTES_ALIKE
     finding = Finding(
-        kind=kind,
+        kind="imbalance" if routed else kind,
         severity=severity_of(cost["share"], worst.excess_ns),
-        title=_title(view, kind, group, phase, at, place),
+        title=_title(view, kind, group, phase, at, place, tokens),
         ranks=ranks,
         phase=phase,
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
         cost=cost,
-        evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place) | {"side": side},
-        advice=for_straggler(
+        evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place)
+        | {"side": side}
+        | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
+        advice=for_experts(same_batches=_same_batches(view))
+        if routed
+        else for_straggler(
             ranks,
             hosts,
             phase,
@@ -147,10 +154,27 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
             node=kind == "node_straggler",
             side=side,
             share_samples=view.window.share_samples,
+            splits_sequences=view.window.splits_sequences,
         ),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> float:
+    """How many times the bytes of their peers these ranks have in all_to_alls; 1: as many, or not known."""
+    routed = view.window.routed
+    if routed is None:
+        return 1.0
+    peers = np.flatnonzero(np.isin(view.groups, view.groups[culprits]))
+    others = view.rows[np.setdiff1d(peers, culprits)]
+    return times_the_tokens(
+        routed, view.rows[culprits], others, slice(view.columns[at.start], view.columns[at.stop - 1] + 1)
+    )
+
+
+def _same_batches(view: View) -> bool:
+    return view.window.routed is not None and view.window.routed.same_batches
 
 
 def _place(view: View, ranks: tuple[int, ...], kind: str, phase: str | None, at: slice, side: str | None) -> str:
@@ -221,7 +245,7 @@ def _peers_median(view: View, durations_ns: Floats, culprits: NDArray[np.intp]) 
     return out
 
 
-def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: slice, place: str) -> str:
+def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: slice, place: str, tokens: float) -> str:
     ranks = tuple(view.ranks[suspect.rank] for suspect in sorted(group, key=lambda suspect: suspect.rank))
     worst = max(group, key=lambda suspect: suspect.excess_ns)
     excess = ms_text(worst.excess_ns / 1e6)
@@ -246,6 +270,12 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
     where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
         phase, f" in {phase}{seen}"
     )
+    if tokens >= thresholds.BYTES_ALIKE:
+        it = "it has" if len(ranks) == 1 else "they have"
+        more = f"{it} {tokens:.2g}× the bytes of the peers in all_to_all"
+        its = "its" if len(ranks) == 1 else "their"
+        why = f"{its} experts get more tokens ({more})" if _same_batches(view) else more
+        return f"{who} {excess} slower than the peers{where} {when}: {why}; {waiting}."
     return f"{who} {excess} slower than the peers{where} {when}; {waiting}."
 
 

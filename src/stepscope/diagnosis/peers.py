@@ -23,7 +23,7 @@ from stepscope.records.collectives import OPS, GroupKind, ProcessGroup
 from stepscope.records.group_kinds import ALIKE, kind_of
 from stepscope.records.series import RankSeries
 
-__all__ = ["is_pipeline", "peer_groups", "share_samples"]
+__all__ = ["is_pipeline", "peer_groups", "share_samples", "splits_sequences"]
 
 RANKS_AT_MOST = 1 << 24
 """More ranks in a group than any job has: the numbers are of another hand."""
@@ -64,9 +64,19 @@ def is_pipeline(ranks: Sequence[RankSeries]) -> bool:
 
 def share_samples(ranks: Sequence[RankSeries]) -> bool:
     """Whether some ranks are to read the same samples, because they hold parts of one model."""
-    if is_pipeline(ranks) or any(_has(series.facts.get("mesh"), ONE_MODEL) for series in ranks):
+    return is_pipeline(ranks) or _any_has(ranks, ONE_MODEL)
+
+
+def splits_sequences(ranks: Sequence[RankSeries]) -> bool:
+    """Whether some ranks hold parts of one sequence."""
+    return _any_has(ranks, ("context",))
+
+
+def _any_has(ranks: Sequence[RankSeries], kinds: Sequence[GroupKind]) -> bool:
+    """Whether a dimension of the mesh, or a process group, is of one of these kinds."""
+    if any(_has(series.facts.get("mesh"), kinds) for series in ranks):
         return True
-    return any(group.kind in ONE_MODEL and group.size > 1 for series in ranks for group in series.groups)
+    return any(group.kind in kinds and group.size > 1 for series in ranks for group in series.groups)
 
 
 class _Joined:

@@ -102,8 +102,8 @@ def _explained(view: View) -> list[Claim]:
     claims += spikes
     rare = [claim for claim in spikes if _is_rare(claim)]
     bounds = find_bounds(view, network, rare) if rare else bounds
-    claims += find_trends(view, unexplained(view, claims))
-    claims += [*outside, *bounds]
+    trends = find_trends(view, unexplained(view, claims))
+    claims += _one_cause([*outside, *bounds], trends)
     return [*_symptoms(view, claims, find_machine(view)), *find_memory(view)]
 
 
@@ -130,6 +130,42 @@ def _outside(
         *(claim for claim in again if claim.finding.phase == "other"),
         *find_wait_heavy(view, inside_ns, late=late),
     ]
+
+
+def _one_cause(always: list[Claim], trends: list[Claim]) -> list[Claim]:
+    """What takes time on all ranks, and steps that become slower: in one phase, and mostly the same time, it is one.
+
+    A phase that takes much because it began to, or grew, is told as the change, with the line in which it was seen.
+    Where the change alone would be no warning, the phase is what counts.
+    """
+    kept, changed = list(always), list(trends)
+    for phase in always:
+        for at, trend in enumerate(changed):
+            same = phase.finding.phase == trend.finding.phase is not None and not phase.finding.ranks
+            both_ns = float(np.minimum(phase.saved_ns, trend.saved_ns).sum())
+            if not same or both_ns < thresholds.EXPLAINS_SHARE * float(phase.saved_ns.sum()):
+                continue
+            if trend.finding.severity == "info" and phase.finding.severity != "info":
+                del changed[at]
+            else:
+                kept.remove(phase)
+                changed[at] = _seen_at(trend, phase.finding)
+            break
+    return [*changed, *kept]
+
+
+def _seen_at(trend: Claim, phase: Finding) -> Claim:
+    """With the line that the other finding names, and as severe as that."""
+    place, found = phase.evidence.get("place"), trend.finding
+    found = replace(found, severity=max(found.severity, phase.severity, key=SEVERITIES.index))
+    if place:
+        found = replace(
+            found,
+            title=f"{found.title[:-1]}, mostly in {place}." if found.kind != "throughput_drop" else found.title,
+            evidence={**found.evidence, "place": place},
+            advice=(f"Look at {place}: that is where the ranks were seen.", *found.advice),
+        )
+    return replace(trend, finding=found)
 
 
 def _is_part(claim: Claim, outside: list[Claim]) -> bool:

@@ -172,6 +172,11 @@ BYTES_RATIO = 1.25
 """Times the bytes of the sibling groups: from here on it is the work that differs, not the network …"""
 BYTES_ALIKE = 1.1
 """… and up to here the same was sent; in between nobody can say."""
+SAME_SIZE_SHARE = 0.2
+"""Of the large all_to_alls of a step have one size on all ranks, where it is the router that deals out unequally: in
+forward those to the experts, in backward those from them, half of all; fewer where not all of them are seen."""
+ROUTED_SHARE = 0.6
+"""Of the steps: the rank that works longest is the one whose experts got most; of two ranks chance makes a half."""
 OVERLAP_SHARE = 0.10
 """Of the step that is exchange and not hidden, though it could be: as much as is a bottleneck in any other phase."""
 OVERLAP_HIDDEN = 0.5
@@ -275,6 +280,13 @@ REGULAR_SHARE = 0.8
 """Of the spikes (or periods) must keep the beat; a stray one does not hide it."""
 BEATS_SHARE = 0.6
 """Of the beats must have a spike: a few may drown in the noise."""
+USUAL_PASSES_SHARE = 0.10
+"""Of the steps have as many backward passes, or it is no ordinary step: the last one of an epoch may have fewer."""
+ALIKE_STEPS = 3
+"""Steps with as many backward passes, whose median says what such a step takes; of fewer it is taken in proportion."""
+PASS_AT_MOST = 5.0
+"""Times a usual pass, what a further one may take by design: a generator is larger than its critic, but a kernel that
+is compiled anew is not a pass."""
 RHYTHM_CHANCE = 0.1
 """Chance that spikes at random would keep a beat as well, by a careful count: of spikes at random less than 1% do."""
 LONGEST_PERIOD = 100

@@ -55,8 +55,15 @@ class _Slow:
         return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + now_ns)
 
     def is_rest(self, explained_ns: Floats) -> bool:
-        """Whether most of the change is explained already: what is left of it is no cause of its own."""
-        return self.extra_ns < thresholds.EXPLAINS_SHARE * self.whole(explained_ns).extra_ns
+        """Whether most of the change is explained already, or the steps themselves hardly show it.
+
+        What is left of a change that is explained is no cause of its own.  And where what was explained ends just then,
+        as a late rank that is late no more, the rest grows while the steps become shorter.
+        """
+        whole_ns = self.whole(explained_ns).extra_ns
+        return (
+            self.extra_ns < thresholds.EXPLAINS_SHARE * whole_ns or whole_ns < thresholds.EXPLAINS_SHARE * self.extra_ns
+        )
 
 
 def find_trends(view: View, left_ns: Floats) -> list[Claim]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
-from stepscope.diagnosis.advice import for_straggler, for_uneven_groups
+from stepscope.diagnosis.advice import for_experts, for_straggler, for_uneven_groups
 from stepscope.diagnosis.claims import Claim, severity_of
 from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.robust import longest, median_rank, medians, peer_deviation, persistence_z, spread, z_needed
@@ -73,6 +73,8 @@ def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
     correlation = _together(view, kept)
     stands_out = typical_ns >= thresholds.ROTATING_SPREADS * noise_ns
     alike = typical_ns >= thresholds.ROTATING_EVEN * spread(excess_ns)
+    if _is_routed(view, kept, top):
+        return [_routed(view, kept, saved_ns, typical_ns)]
     if stands_out and alike and turns.max() <= thresholds.ROTATING_TURNS:
         return [_rotation(view, kept, top, saved_ns, typical_ns, turns)]
     if correlation >= thresholds.IMBALANCE_CORRELATION:
@@ -150,6 +152,48 @@ def _rotation(
             "If nothing takes turns, batches differ in size: bucket samples by length, so that all ranks get the like.",
         ),
         confidence=0.9 if view.comm_measured else 0.7,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> bool:
+    """Whether the rank that works longest in a step is the one whose experts were given most tokens in it."""
+    routed = view.window.routed
+    if routed is None:
+        return False
+    sent = routed.bytes[view.rows[kept]][:, view.columns]
+    known = ~np.isnan(sent).any(axis=0)
+    uneven = known & (
+        np.nanmax(sent, axis=0, initial=0.0) >= thresholds.BYTES_ALIKE * np.nanmin(sent, axis=0, initial=np.inf)
+    )
+    if uneven.mean() < thresholds.COMM_STEPS_SHARE:
+        return False
+    return bool((sent[:, uneven].argmax(axis=0) == top[uneven]).mean() >= thresholds.ROUTED_SHARE)
+
+
+def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: float) -> Claim:
+    routed = view.window.routed
+    same = routed is not None and routed.same_batches
+    what = "experts get unequal numbers of tokens" if same else "all_to_alls differ in size"
+    cost = cost_of(view, saved_ns)
+    finding = Finding(
+        kind="imbalance",
+        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
+        title=(
+            f"The ranks' {what} from step to step; waiting for the rank with the most costs "
+            f"{share_text(cost['share'])} of the time."
+        ),
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "by": "experts",
+            "ranks_compared": len(kept),
+            "steps_used": len(view.steps),
+        },
+        advice=for_experts(same_batches=same),
+        confidence=0.85,
     )
     return Claim(finding=finding, saved_ns=saved_ns)
 

@@ -46,6 +46,8 @@ class View:
     between_ns: Floats
     """[R, S]; of ``other``, what lies between two steps (host time)."""
     flags: NDArray[np.uint16]
+    backwards: NDArray[np.int64]
+    """[S]; see ``Window.backwards``."""
     comm_measured: bool
 
     @cached_property
@@ -169,6 +171,7 @@ def view_of(window: Window) -> View:
         phase_ns=phase_ns,
         between_ns=window.between_ns[there][:, kept],
         flags=window.flags[there][:, kept],
+        backwards=window.backwards[kept],
         comm_measured=_comm_measured(window.phases, phase_ns, every_rank=clock == "device")
         and not (clock == "host" and _on_nccl(window, present)),
     )

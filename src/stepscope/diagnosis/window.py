@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.communication import Communication, build_communication
-from stepscope.diagnosis.peers import is_pipeline, peer_groups, share_samples
+from stepscope.diagnosis.expert_tokens import Routed, routed_bytes
+from stepscope.diagnosis.peers import is_pipeline, peer_groups, share_samples, splits_sequences
 from stepscope.diagnosis.robust import mean_rank, spread
 from stepscope.diagnosis.samples import during, of_kind
 from stepscope.records.identity import RankIdentity
@@ -95,6 +96,12 @@ class Window(Planes):
     """Whether some ranks are to read the same samples, because they hold parts of one model."""
     batches: NDArray[np.float64]
     """[R]; how many batches make a step, in the median one; 1 without gradient accumulation, 0: not known."""
+    backwards: NDArray[np.int64]
+    """[S]; how many backward passes a step has, on the rank with the most; 0: none was seen."""
+    splits_sequences: bool
+    """Whether some ranks hold parts of one sequence (context parallelism)."""
+    routed: Routed | None
+    """What the router of a mixture of experts sent to whom; None: there is none, or it is not known."""
     samples: tuple[dict[str, Any], ...]
     """What the agents saw of hosts, processes and GPUs while these steps ran."""
     probes: tuple[dict[str, Any], ...]
@@ -181,6 +188,9 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         stages=is_pipeline(trained),
         share_samples=share_samples(trained),
         batches=np.array([_batches(series) for series in trained], np.float64),
+        backwards=_backwards(trained, steps),
+        splits_sequences=splits_sequences(trained),
+        routed=routed_bytes(trained, steps),
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
@@ -273,6 +283,16 @@ def _batches(series: RankSeries) -> float:
     """Of a loop without a DataLoader, backward passes: as many, unless there are several models."""
     taken = float(np.median(series.steps["batches"]))
     return taken or float(np.median(series.steps["micro_batches"]))
+
+
+def _backwards(trained: Sequence[RankSeries], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    most = np.zeros(len(steps), np.int64)
+    for series in trained:
+        own = series.steps["step"].astype(np.int64)
+        at = np.minimum(np.searchsorted(own, steps), max(len(own) - 1, 0))
+        there = own[at] == steps
+        most[there] = np.maximum(most[there], series.steps["micro_batches"][at[there]])
+    return most
 
 
 def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:

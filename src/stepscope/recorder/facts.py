@@ -80,8 +80,7 @@ class LiveObjects:
             **self._once_failed_never_again(self._of_optimizer),
             **self._once_failed_never_again(self._of_model, until_ns),
         }
-        if step == 1:
-            self.facts |= self._once_failed_never_again(self._of_global_steps, ended_by)
+        self.facts |= self._once_failed_never_again(self._of_global_steps, step, ended_by)
         if "ddp" in self.facts:
             reducer = self._once_failed_never_again(self._of_reducer)
             self.facts["ddp"] = {**self.facts["ddp"], **reducer}
@@ -95,6 +94,7 @@ class LiveObjects:
         self.facts = {**self.facts, **self._loaders.facts(step)}
         if in_order:
             self.facts |= self._once_failed_never_again(self._of_process_group)
+            self.facts |= self._once_failed_never_again(self._of_global_steps_at_end, step)
 
     def _once_failed_never_again(self, part: Callable[..., dict[str, Any] | None], *args: Any) -> dict[str, Any]:
         """A part that stumbles over a script's objects would do so each time: it is told once and left out."""
@@ -116,8 +116,14 @@ class LiveObjects:
         return self._callers.facts()
 
     @failsafe
-    def _of_global_steps(self, optimizer: Any) -> dict[str, Any]:
-        return self.global_steps.facts(self.facts.get("frameworks", []), optimizer)
+    def _of_global_steps(self, step: int, optimizer: Any) -> dict[str, Any]:
+        if step == 1:
+            return self.global_steps.facts(self.facts.get("frameworks", []), optimizer)
+        return self.global_steps.facts_later(step)
+
+    @failsafe
+    def _of_global_steps_at_end(self, step: int) -> dict[str, Any]:
+        return self.global_steps.facts_later(step, at_end=True)
 
     @failsafe
     def _of_optimizer(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ FORM: dict[str, Check | dict[str, Check]] = {
     "peers": lambda value: bool(value) and _list_of(_is_run)(value),
     "pipeline": _is_bool,
     "frameworks": lambda value: bool(value) and _list_of(_is_text)(value),
-    "global_step": {"by": _is_text, "first": _is_count},
+    "global_step": {"by": _is_text, "first": _is_count, "last": _is_count, "at": _is_count},
     "loader": {
         "num_workers": _is_count,
         "pin_memory": _is_bool,

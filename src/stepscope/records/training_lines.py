@@ -3,7 +3,11 @@
     step: 10  loss:  7.1234  grad_norm:  1.2  memory:  1.90GiB(2.4%)  tps: 1,234  tflops: 12.34  mfu: 3.20%
     iteration      100/    1000 | consumed samples: 6400 | elapsed time per iteration (ms): 123.4 | lm loss: 1.2E+00 |
 
-Both may have a time before them, torchtitan's colours in between.  Fields that a line lacks are left out.
+Both may have a time before them, torchtitan's colours in between.  Fields that a line lacks are left out.  Megatron-LM
+prints its timers as well, one to a line: the least and the most over the ranks, or the most alone.
+
+    (min, max) time across ranks (ms):
+        forward-backward ...............................: (1201.20, 1210.90)
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 
 from stepscope.records.native_lines import without_escapes
 
-__all__ = ["FIGURES", "TrainingLine", "summed_up", "training_line"]
+__all__ = ["FIGURES", "TrainingLine", "summed_up", "timer_line", "training_line"]
 
 FIGURES = ("loss", "grad_norm", "tokens_per_second", "tflops", "mfu_percent", "iteration_ms")
 """What a line may say, in this order; speed is that of one device."""
@@ -31,6 +35,8 @@ _TITAN_FIGURES = {
     "mfu_percent": re.compile(rf"(?<!\w)mfu:\s*{_NUMBER}%"),
 }
 _MEGATRON = re.compile(r"\biteration\s+(\d+)/\s*(?:\d+|infinity)\s*\|(.*)")
+_TIMER = re.compile(r"^\s{2,}([\w./ -]{1,80}?) \.{2,}: (?:([\d.]+)|\([\d.]+, ([\d.]+)\))\s*$")
+MOST_TIMERS = 64
 _MEGATRON_FIGURES = {
     "elapsed time per iteration (ms)": "iteration_ms",
     "throughput per GPU (TFLOP/s/GPU)": "tflops",
@@ -55,12 +61,23 @@ def training_line(line: str) -> TrainingLine | None:
     return _megatron(without_escapes(line)) if "iteration" in line and "|" in line else None
 
 
-def summed_up(lines: Iterable[TrainingLine]) -> dict[str, Any]:
-    """The last of each figure and its median; {}: there are no lines."""
+def timer_line(line: str) -> tuple[str, float] | None:
+    """The name of a timer and what it took on the slowest rank, in milliseconds; None: it is no such line."""
+    found = _TIMER.match(without_escapes(line)) if "..: " in line else None
+    number = _number(found[2] or found[3]) if found is not None else None
+    return None if found is None or number is None else (found[1], number)
+
+
+def summed_up(lines: Iterable[TrainingLine], timers: Iterable[tuple[str, float]] = ()) -> dict[str, Any]:
+    """The last of each figure and its median, and of each timer; {}: there are no lines."""
     said = list(lines)
     if not said:
         return {}
     by_figure = {name: [line.figures[name] for line in said if name in line.figures] for name in FIGURES}
+    by_timer: dict[str, list[float]] = {}
+    for name, ms in timers:
+        if name in by_timer or len(by_timer) < MOST_TIMERS:
+            by_timer.setdefault(name, []).append(ms)
     return {
         "framework": said[-1].framework,
         "iteration": said[-1].iteration,
@@ -70,6 +87,7 @@ def summed_up(lines: Iterable[TrainingLine]) -> dict[str, Any]:
             for name, values in by_figure.items()
             if values
         },
+        "timers_ms": {name: {"last": took[-1], "median": statistics.median(took)} for name, took in by_timer.items()},
     }
 
 

@@ -49,15 +49,34 @@ def differing_facts(current: Sequence[RankSeries]) -> list[str]:
 
 
 def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | None) -> str:
-    """Which of the training's own steps those of this run are, after a resume: otherwise they are the same."""
+    """Which of the training's own steps those of this run are, where they are not the same.
+
+    That is after a resume, and where a step here is another thing than one there.
+    """
     counted = facts.get("global_step")
-    if not isinstance(counted, dict) or not counted.get("first") or first is None or last is None:
+    if not isinstance(counted, dict) or "first" not in counted or first is None or last is None:
         return ""
     behind = counted["first"]
     by = COUNTED_BY.get(str(counted.get("by")), "")
+    if "last" in counted and "at" in counted:
+        return _counts_text(counted, by)
+    if not behind:
+        return ""
     which = f"steps {first:,}–{last:,} here are" if last > first else f"step {first:,} here is"
     theirs = f"steps {first + behind:,}–{last + behind:,}" if last > first else f"step {first + behind:,}"
     return f"{which} global {theirs}{by}"
+
+
+def _counts_text(counted: Mapping[str, Any], by: str) -> str:
+    """Of one who counts otherwise; an optimizer may be one of several, or have skipped some."""
+    behind, last, at = counted["first"], counted["last"], counted["at"]
+    if counted.get("by") == "optimizer" and not behind:
+        return ""
+    why = (
+        ", which counts the steps of each optimizer" if counted.get("by") == "lightning" and last > behind + at else ""
+    )
+    begin = f"step 0 here is global step {behind:,} and " if behind else ""
+    return f"{begin}step {at:,} {'' if behind else 'here '}is global step {last:,}{by}{why}"
 
 
 def settings_of(facts: Mapping[str, Any]) -> list[str]:

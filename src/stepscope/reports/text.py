@@ -39,6 +39,8 @@ OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 NATIVE_SHOWN = 5
 FILES_SHOWN = 6
+TIMERS_SHOWN = 4
+"""Of those that Megatron-LM prints, the longest."""
 COMMAND_LINES = 3
 MANY_HOSTS = 3
 WORTH_TELLING = 0.001
@@ -191,9 +193,9 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     code = summary["exit_code"]
     status = summary["status"] + (f" (exit code {code})" if code else "")
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
-    resumed = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
-    if resumed:
-        page.labelled("resumed", [resumed])
+    counted = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
+    if counted:
+        page.labelled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
     if run["command"]:
         page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
     for label, facts in node_items(summary["nodes"]):
@@ -231,6 +233,8 @@ def _training(said: Mapping[str, Any]) -> list[str]:
         parts.append(f"MFU {figures['mfu_percent']['median']:.3g}%")
     if "iteration_ms" in figures:
         parts.append(f"{ms_text(figures['iteration_ms']['median'])} an iteration")
+    timers = sorted(said.get("timers_ms", {}).items(), key=lambda item: -item[1]["median"])[:TIMERS_SHOWN]
+    parts += [f"{name} {ms_text(took['median'])}" for name, took in timers]
     return parts
 
 

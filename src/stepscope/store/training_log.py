@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.records.places import log_of_rank, log_path
 from stepscope.records.series import RankSeries
-from stepscope.records.training_lines import summed_up, training_line
+from stepscope.records.training_lines import summed_up, timer_line, training_line
 
 __all__ = ["read_training_log"]
 
@@ -25,7 +25,11 @@ def read_training_log(path: Path, ranks: Sequence[RankSeries]) -> dict[str, Any]
     chosen = dict.fromkeys([one.rank for one in (*current[:1], *current[-1:], *current[1:MOST_RANKS])])
     logs: list[tuple[int | None, Path]] = [(rank, log_of_rank(path, rank=rank, attempt=attempt)) for rank in chosen]
     for rank, log in (*logs, (None, log_path(path, rank=None, attempt=attempt))):
-        said = summed_up(line for line in map(training_line, _lines(log)) if line is not None)
+        lines = list(_lines(log))
+        said = summed_up(
+            (line for line in map(training_line, lines) if line is not None),
+            (timer for timer in map(timer_line, lines) if timer is not None),
+        )
         if said:
             own = next((one for one in current if one.rank == rank), current[0] if current else None)
             step = int(own.steps["step"][-1]) if own is not None and len(own.steps) else None

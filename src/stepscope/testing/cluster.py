@@ -121,6 +121,8 @@ class Cluster:
     compile_ms: float = 500.0
     epoch_every: int = 0
     epoch_input_ms: float = 100.0
+    backwards: NDArray[np.int64] | None = None
+    """[S]; backward passes of each step; None: one.  Their time is not added: that is for faults."""
     hosts: int = 1
     device_timed: bool = False
     backend: str = "gloo"
@@ -277,6 +279,8 @@ class Cluster:
         rows["flags"] = self._flags(keep)
         self._put_memory(rows, rank, keep)
         rows["batches"] = rows["micro_batches"] = rows["forwards"] = 1
+        if self.backwards is not None:
+            rows["micro_batches"] = self.backwards[keep]
         if self.ddp_hidden_ms is not None:
             rows["ddp_comm_ns"] = rows["phase_ns"][:, COMM] + np.uint64(self.ddp_hidden_ms * 1e6)
             rows["ddp_compute_ns"] = rows["phase_ns"][:, BACKWARD]

@@ -21,7 +21,7 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   straggler: { name: "A slow rank", meaning: "One rank takes longer than its peers, in no single phase or in one of your own, and all others wait for it." },
   node_straggler: { name: "A slow node", meaning: "Most ranks of one host are late while those of most other hosts are not: suspect the machine." },
   rotating_straggler: { name: "Another slow rank each step", meaning: "In each step another rank is late by about the same, as with work that one rank does in turn." },
-  imbalance: { name: "Uneven work", meaning: "The work of the ranks differs by design: batches of unequal length, or stages of unequal size." },
+  imbalance: { name: "Uneven work", meaning: "The work of the ranks differs by design: batches of unequal length, stages of unequal size, or experts that get unequal numbers of tokens." },
   low_overlap: { name: "Exchange is not hidden", meaning: "An exchange that could run beside the computation hardly does, so that it shows in the step." },
   slow_collective: { name: "A slow group", meaning: "The collectives of one group take longer than those of groups like it, or longer than before, for the same bytes." },
   comm_straggler: { name: "A slow link", meaning: "Every exchange with one rank, or with one host, is slow." },
