@@ -27,6 +27,7 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.probes import Probes
+from stepscope.agent.sample_keeper import SampleKeeper
 from stepscope.agent.stacks import SEEK_S, StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
@@ -108,6 +109,7 @@ class Agent:
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
         self._shipper = shipper
+        self._samples = SampleKeeper(run_dir, shipper.samples if shipper is not None else None)
         self._peers: tuple[Peer, ...] = ()
         self._launcher = launcher
         self.delivered: Delivered | None = None
@@ -202,6 +204,7 @@ class Agent:
             self._journal.event("context", git=git)
         self._take_news()
         self._journal.flush()
+        self._keep_samples()
 
     def _watched(self) -> bool:
         """Whether somebody looks at the run, here or at its hub."""
@@ -336,6 +339,12 @@ class Agent:
             self._journal.refused(error)
             return False
         return True
+
+    def _keep_samples(self) -> None:
+        try:
+            self._samples.look()
+        except OSError as error:
+            self._journal.refused(error)
 
     def _log_of(self, header: RingHeader) -> Path:
         return log_of_rank(self._run_dir, rank=header.identity.rank, attempt=header.identity.attempt)
