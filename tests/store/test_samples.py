@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import record
 
+from stepscope.agent.sample_keeper import SEGMENT_S, SampleKeeper
 from stepscope.store import samples, seal, thinning
+from stepscope.store.jsonl import append_jsonl
 from stepscope.store.load import open_run
 from stepscope.store.sample_columns import add_samples, sample_rows
+from stepscope.store.sample_segments import segments
 from stepscope.store.sql import query
 from stepscope.store.thinning import Thinner, source_of, thinned
 from stepscope.testing.cluster import Cluster
@@ -85,6 +88,29 @@ def test_open_and_sealed_are_thinned_alike_and_all_are_kept(night: tuple[Path, i
     assert sorted(child.name for child in path.iterdir() if "part" in child.name) == []
     ordered = query(path, "select wall_ns from samples").rows
     assert list(ordered) == sorted(ordered)
+
+
+def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) -> None:
+    run = with_samples(Cluster(ranks=2, steps=300, device_timed=True), every_s=0.05)
+    path = record(tmp_path, "weeks", run, sealed=False)
+    hour = iter(range(10**9))
+    keeper = SampleKeeper(path, clock=lambda: next(hour) * SEGMENT_S)
+    keeper.look()
+    append_jsonl(path / "samples.jsonl", [{"wall_ns": 5, "node": "a", "kind": "host", "cpu_percent": 3.0}])
+    for _ in range(4):
+        keeper.look()
+    assert [one.span_s for one in segments(path)] == [60, 0]
+    append_jsonl(path / "samples.jsonl", [{"wall_ns": 6, "node": "a", "kind": "host", "cpu_percent": 4.0}])
+    before = open_run(path).samples
+    assert sum(one["over"]["samples"] if "over" in one else 1 for one in before) == len(run.samples) + 2
+    told = "select count(*), max(span_s), sum(coalesce((extra->'over'->>'samples')::int, 1)) from samples"
+    expected = ((len(before), 60, len(run.samples) + 2),)
+    assert query(path, told).rows == expected
+    seal.seal(path)
+    assert open_run(path).samples == before
+    assert query(path, told).rows == expected
+    assert not (path / "samples.jsonl").exists()
+    assert not (path / "samples").exists()
 
 
 def test_lines_that_are_none_are_counted_in_long_files_too(night: tuple[Path, int]) -> None:

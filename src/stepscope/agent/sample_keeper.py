@@ -9,7 +9,8 @@ Age counts in segments of an hour by the monotonic clock, so a wall clock that j
 is done a little at a time between two looks at the rings.
 
 A hub that is sent the samples has the last word: what it has in part stays as it is until it has the rest
-(``SampleClaim``).  What it has not begun to receive may be thinned; it is sent thinned then, as it would have become there.
+(``SampleClaim``).  What it has not begun to receive may be thinned; it is sent thinned then, as it would have become
+there.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ Key = tuple[object, ...]
 NoneType = type(None)
 KEYS = {
     "host": (
-        "wall_ns", "span_s", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1", "cpu_pressure",
-        "mem_total", "mem_available", "swap_used", "memory_pressure",
+        "wall_ns", "span_s", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1",
+        "cpu_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure",
     ),
     "process": ("wall_ns", "node", "pid", "cpu_percent", "rss", "rss_file"),
     "gpu": (

@@ -153,7 +153,7 @@ def _of_steady_steps(window: Window, rows: Sequence[int], lines: Lines) -> Lines
     known = [number(line, "wall_ns") for line in lines]
     wall_ns = np.array([np.nan if at is None else at for at in known], np.float64)
     there = np.flatnonzero(in_steady_steps(window, rows or range(len(window.ranks)), wall_ns))
-    spans_s = np.array([number(lines[at], "span_s") or 0.0 for at in there], np.float64)
+    spans_s = np.array([number(lines[at], "span_s") or 0.0 for at in there.tolist()], np.float64)
     far_apart = there[spaced(wall_ns[there], spans_s)]
     # In a short run every sample counts; in a longer one those of its first seconds must not outweigh the rest.
     return [lines[at] for at in (far_apart if len(far_apart) >= ENOUGH_SAMPLES else there)]

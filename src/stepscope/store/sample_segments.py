@@ -4,8 +4,8 @@
     samples/BEGIN-END-SPAN.jsonl       what it was before; one line per source and SPAN seconds, 0: all of them
 
 All that was ever written is one stream of bytes, and BEGIN and END (16 hex digits each) are where in it a segment was
-before it was thinned: a position in the stream stays what it is, whatever becomes of the files.  ``samples.jsonl`` begins
-where the last segment ends.
+before it was thinned: a position in the stream stays what it is, whatever becomes of the files.  ``samples.jsonl``
+begins where the last segment ends.
 
 A segment is made by renaming ``samples.jsonl`` and thinned by writing another file, with another name, before the first
 one is removed.  Killed in between, both are there; then the coarser one counts, and so does one that covers several.

@@ -1,8 +1,8 @@
 """The samples of a run: all that disk has, of very many some in memory (``thinning.py``).
 
-While a run lasts they are lines of ``samples.jsonl`` and of the segments before it (``sample_segments.py``); sealed, they
-are rows of ``samples.parquet``.  The way from one to the other takes some thousands at a time: it is gone beside the end
-of a job, which may need the machine.
+While a run lasts they are lines of ``samples.jsonl`` and of the segments before it (``sample_segments.py``); sealed,
+they are rows of ``samples.parquet``.  The way from one to the other takes some thousands at a time: it is gone beside
+the end of a job, which may need the machine.
 """
 
 from __future__ import annotations
