@@ -79,7 +79,9 @@ class _Stretch:
         self._samples += count
         for name in self._figures:
             value = _figure(sample, name)
-            mean, most, least = (_number(_part(over, part), name, value) for part in ("mean", "max", "min"))
+            mean = most = least = value
+            if over:
+                mean, most, least = (_number(_part(over, part), name, value) for part in ("mean", "max", "min"))
             if mean is None or most is None or least is None:
                 continue
             total, counted = self._totals.get(name, (0.0, 0))
