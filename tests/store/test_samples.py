@@ -33,14 +33,14 @@ def lines_of(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 def test_few_are_all_kept() -> None:
     few = lines_of(thinning.MOST, **HOST)
-    assert thinned(few, len(few)) == few
+    assert thinned(few) == few
 
 
 def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thinning, "MOST", 100)
     both = [one for number in range(200) for one in ({"at": number, **HOST}, {"at": number, **GPU})]
-    kept = thinned(both, len(both))
-    assert thinning.stride(400) == 4
+    kept = thinned(both)
+    assert thinning.strides({0: 400}) == {0: 4}
     assert thinning.newest_of(2) == 12
     expected = sorted({*range(0, 200, 4), *range(188, 200)})
     assert [one["at"] for one in kept if one["kind"] == "host"] == expected
@@ -48,19 +48,35 @@ def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) 
     assert kept == sorted(kept, key=lambda one: (one["at"], one["kind"] == "gpu")), "in the order in which they came"
 
 
+def test_a_long_run_is_chosen_evenly_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last hours are at one a second, the days before at one a minute: they do not outweigh these."""
+    monkeypatch.setattr(thinning, "MOST", 1000)
+    monkeypatch.setattr(thinning, "NEWEST", 5)
+    minutes = [{**HOST, "wall_ns": at * 60 * 10**9, "span_s": 60} for at in range(1440)]
+    seconds = [{**HOST, "wall_ns": (86400 + at) * 10**9} for at in range(7200)]
+    kept = thinned([*minutes, *seconds])
+    assert thinning.strides({60: 1440, 0: 7200}) == {60: 2, 0: 120}
+    assert len([one for one in kept if "span_s" in one]) == 720
+    assert [one["wall_ns"] // 10**9 - 86400 for one in kept if "span_s" not in one] == [
+        *range(0, 7200, 120),
+        *range(7195, 7200),
+    ]
+    assert thinning.strides({600: 900, 0: 7200}) == {600: 1, 0: 72}, "those that are farther apart are all taken"
+
+
 def test_of_very_many_sources_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thinning, "MOST", 100)
     many = [{"pid": pid, "at": number} for number in range(50) for pid in range(40)]
-    kept = thinned(many, len(many))
+    kept = thinned(many)
     for pid in range(40):
         assert [one["at"] for one in kept if one["pid"] == pid] == [0, 20, 40, *range(42, 50)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.lists(st.integers()) | st.text(max_size=2)), max_size=60))
 def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
-    thinner: Thinner[int] = Thinner(3)
+    thinner: Thinner[int] = Thinner({0: 3})
     for number, (pid, node) in enumerate(drawn):
-        thinner.add(source_of({"pid": pid, "node": node}), number)
+        thinner.add(source_of({"pid": pid, "node": node}), 0, number)
     kept = thinner.kept()
     assert kept == sorted(set(kept))
     assert kept == list(range(len(drawn))), "fewer than the last that are always kept"
