@@ -13,6 +13,7 @@ from stepscope.hub.inbox_tail import InboxTail
 from stepscope.store import parts, sample_parts
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journals, read_journal
+from stepscope.store.meta import write_meta
 from stepscope.store.positions import read_positions
 from stepscope.store.remote import read_remote
 from stepscope.wire.frames import FrameHead, inflate_part, pack_frame, part_of, read_frame
@@ -25,11 +26,12 @@ FRAME_S = 1800
 class Days:
     """A hub whose nodes send every half hour; a journal is full after about half a day of both."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, **more: Any) -> None:
         self.run_dir = run_dir
         self.now_s = 1_000_000
         self.at = dict.fromkeys(SPOOLS, 0)
         self.sent: Counter[str] = Counter()
+        write_meta(run_dir, {"schema": 1, "name": "weeks", **more})
         self.inbox = Inbox(run_dir, journal_bytes=30_000, clock=lambda: self.now_s * 10**9)
         for node, spool in enumerate(SPOOLS, start=1):
             self.inbox.introduce(spool, node=node, host=f"host{node}")
@@ -141,6 +143,15 @@ def test_the_rest_of_a_part_has_no_samples(days: Days) -> None:
     frame = read_frame(next(read_journal(first.path(days.run_dir))).raw)
     assert [part.name for part in frame.parts] == ["samples.jsonl"]
     assert inflate_part(frame.parts[0]).endswith(b"\n")
+
+
+def test_a_hub_near_its_limit_keeps_less(tmp_path: Path) -> None:
+    hub = Days(tmp_path, max_disk=100_000)
+    hub.hours(24 * 4)
+    hub.inbox.close()
+    sealed = read_positions(tmp_path)
+    assert {one.span_s for one in sample_parts.sample_parts(tmp_path, sealed.parts)} == {0, 3600}
+    assert _stood_for(_read(tmp_path)) == hub.sent
 
 
 class _Heard:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.agent.context import GitContext
 from stepscope.agent.control import Control
+from stepscope.agent.disk_keeper import DiskKeeper
 from stepscope.agent.drain import RingDrain, Rings
 from stepscope.agent.flight_reader import FlightReader
 from stepscope.agent.gpu import GpuSampler
@@ -37,6 +38,7 @@ from stepscope.records.messages import say
 from stepscope.records.places import log_of_rank
 from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
+from stepscope.store.disk_use import disk_limit
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.lease import LeaseKeeper
 from stepscope.store.meta import read_meta, write_meta
@@ -109,7 +111,8 @@ class Agent:
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
         self._shipper = shipper
-        self._samples = SampleKeeper(run_dir, shipper.samples if shipper is not None else None)
+        samples = SampleKeeper(run_dir, shipper.samples if shipper is not None else None)
+        self._disk = DiskKeeper(run_dir, disk_limit(meta), journal=self._journal, samples=samples)
         self._peers: tuple[Peer, ...] = ()
         self._launcher = launcher
         self.delivered: Delivered | None = None
@@ -204,7 +207,7 @@ class Agent:
             self._journal.event("context", git=git)
         self._take_news()
         self._journal.flush()
-        self._keep_samples()
+        self._keep_disk()
 
     def _watched(self) -> bool:
         """Whether somebody looks at the run, here or at its hub."""
@@ -340,9 +343,9 @@ class Agent:
             return False
         return True
 
-    def _keep_samples(self) -> None:
+    def _keep_disk(self) -> None:
         try:
-            self._samples.look()
+            self._disk.look()
         except OSError as error:
             self._journal.refused(error)
 

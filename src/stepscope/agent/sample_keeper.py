@@ -58,6 +58,16 @@ RATES = (
 )
 
 
+SMALL_RATES = (
+    _Rate(span_s=0, newest=0, group=1, then_s=600),
+    _Rate(span_s=60, newest=0, group=1, then_s=600),
+    _Rate(span_s=600, newest=6, group=24, then_s=3600),
+)
+"""When the run takes nearly all the disk that it may …"""
+SMALL_SEGMENT_S = 600.0
+"""… and how long a segment is then."""
+
+
 class SampleClaim:
     """What of the stream of samples a hub has, and what may be on its way there.  Used by two threads."""
 
@@ -97,6 +107,11 @@ class SampleKeeper:
         self._clock = clock
         self._begun_s = self._looked_s = clock()
         self._work: Iterator[None] | None = None
+        self._rates, self._segment_s = RATES, SEGMENT_S
+
+    def save_space(self) -> None:
+        """From now on as little as can be of what is over."""
+        self._rates, self._segment_s = SMALL_RATES, SMALL_SEGMENT_S
 
     def look(self) -> None:
         """Do a little of what there is to do.  OSError when the disk refuses: it is tried again later."""
@@ -112,7 +127,7 @@ class SampleKeeper:
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
-        if now_s - self._begun_s >= SEGMENT_S or _size(self._run_dir / SAMPLES) >= SEGMENT_BYTES:
+        if now_s - self._begun_s >= self._segment_s or _size(self._run_dir / SAMPLES) >= SEGMENT_BYTES:
             rotate(self._run_dir)
             self._begun_s = now_s
         for left in superseded(self._run_dir):
@@ -127,7 +142,7 @@ class SampleKeeper:
 
     def _due(self) -> tuple[Sequence[Segment], int] | None:
         there = segments(self._run_dir)
-        for rate in RATES:
+        for rate in self._rates:
             own = [one for one in there if one.span_s == rate.span_s]
             for state, alike in itertools.groupby(own[: max(len(own) - rate.newest, 0)], self._claim.state):
                 group = list(alike)[: rate.group]

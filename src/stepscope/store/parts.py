@@ -31,11 +31,20 @@ from stepscope.records.sql_paths import quoted, unglobbed
 from stepscope.store import atomic
 from stepscope.store.assemble import STEP_DTYPE
 from stepscope.store.columns import BUILTIN_COLUMNS, PLAIN
+from stepscope.store.disk_use import NEARLY, disk_limit, run_bytes
 from stepscope.store.journal import JournalWriter, Received, journal_path, read_journal
 from stepscope.store.locks import locked
+from stepscope.store.meta import read_meta
 from stepscope.store.paths import PARTS, SAMPLES
 from stepscope.store.positions import Sealed, read_positions, write_positions
-from stepscope.store.sample_parts import SamplePartWriter, remove_sample_parts, samples_in, thin_sample_parts
+from stepscope.store.sample_parts import (
+    AGES,
+    SMALL_AGES,
+    SamplePartWriter,
+    remove_sample_parts,
+    samples_in,
+    thin_sample_parts,
+)
 from stepscope.store.spools import Spool, live_of, take_journalled
 from stepscope.store.taken import TakenRows, repack_block, unpack_block
 from stepscope.wire.frames import Frame, Part, pack_frame, part_of, read_frame
@@ -91,7 +100,9 @@ def rewrite_journal(run_dir: Path, number: int) -> None:
         sealed = replace(sealed, through=number, steps=sealed.steps + steps)
         write_positions(run_dir, sealed)
     path.unlink(missing_ok=True)
-    thin_sample_parts(run_dir, sealed.parts)
+    limit = disk_limit(read_meta(run_dir))
+    small = limit > 0 and run_bytes(run_dir) >= NEARLY * limit
+    thin_sample_parts(run_dir, sealed.parts, ages=SMALL_AGES if small else AGES)
 
 
 @contextmanager

@@ -34,6 +34,8 @@ from stepscope.store.paths import PARTS, SAMPLES
 from stepscope.wire.frames import Frame, FrameHead, inflate_part, pack_frame, part_of, read_frame
 
 __all__ = [
+    "AGES",
+    "SMALL_AGES",
     "SamplePart",
     "SamplePartWriter",
     "leaves_samples",
@@ -67,6 +69,13 @@ AGES = (
     _Age(span_s=60, after_s=26 * HOUR_S, covering_s=24 * HOUR_S, then_s=600),
     _Age(span_s=600, after_s=32 * 24 * HOUR_S, covering_s=30 * 24 * HOUR_S, then_s=3600),
 )
+
+SMALL_AGES = (
+    _Age(span_s=0, after_s=0, covering_s=0, then_s=600),
+    _Age(span_s=60, after_s=0, covering_s=0, then_s=600),
+    _Age(span_s=600, after_s=4 * HOUR_S, covering_s=4 * HOUR_S, then_s=3600),
+)
+"""When the run takes nearly all the disk that it may."""
 
 
 @dataclass(frozen=True, order=True)
