@@ -129,6 +129,27 @@ def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) ->
     assert not (path / "samples").exists()
 
 
+@pytest.mark.parametrize("large", [1, 1 << 30], ids=["large", "small"])
+def test_thinned_and_whole_ones_are_chosen_alike_open_and_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(thinning, "MOST", 300)
+    monkeypatch.setattr(thinning, "NEWEST", 20)
+    monkeypatch.setattr(samples, "BATCH", 130)
+    monkeypatch.setattr(samples, "LARGE_BYTES", large)
+    path = record(tmp_path, "long", with_samples(Cluster(ranks=2, steps=50), every_s=1.0), sealed=False)
+    (path / "samples.jsonl").unlink(missing_ok=True)
+    minutes = [{"wall_ns": at * 60 * 10**9, "span_s": 60, "over": {"samples": 60}} for at in range(400)]
+    seconds = [{"wall_ns": (24_000 + at) * 10**9} for at in range(3000)]
+    append_jsonl(path / "samples.jsonl", [{**one, **whose} for one in (*minutes, *seconds) for whose in (HOST, GPU)])
+    before = open_run(path).samples
+    spans = [one.get("span_s", 0) for one in before if one["kind"] == "host"]
+    assert 90 < spans.count(60) < 140, "a day at one a minute weighs more than its last fifty minutes"
+    assert 20 <= spans.count(0) < 40 + 20
+    seal.seal(path)
+    assert open_run(path).samples == before
+
+
 def test_lines_that_are_none_are_counted_in_long_files_too(night: tuple[Path, int]) -> None:
     path, total = night
     with (path / "samples.jsonl").open("ab") as file:
