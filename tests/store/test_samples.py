@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import record
 
+from stepscope.agent.sample_keeper import SEGMENT_S, SampleKeeper
 from stepscope.store import samples, seal, thinning
+from stepscope.store.jsonl import append_jsonl
 from stepscope.store.load import open_run
 from stepscope.store.sample_columns import add_samples, sample_rows
+from stepscope.store.sample_segments import segments
 from stepscope.store.sql import query
 from stepscope.store.thinning import Thinner, source_of, thinned
 from stepscope.testing.cluster import Cluster
@@ -30,14 +33,14 @@ def lines_of(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 def test_few_are_all_kept() -> None:
     few = lines_of(thinning.MOST, **HOST)
-    assert thinned(few, len(few)) == few
+    assert thinned(few) == few
 
 
 def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thinning, "MOST", 100)
     both = [one for number in range(200) for one in ({"at": number, **HOST}, {"at": number, **GPU})]
-    kept = thinned(both, len(both))
-    assert thinning.stride(400) == 4
+    kept = thinned(both)
+    assert thinning.strides({0: 400}) == {0: 4}
     assert thinning.newest_of(2) == 12
     expected = sorted({*range(0, 200, 4), *range(188, 200)})
     assert [one["at"] for one in kept if one["kind"] == "host"] == expected
@@ -45,19 +48,35 @@ def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) 
     assert kept == sorted(kept, key=lambda one: (one["at"], one["kind"] == "gpu")), "in the order in which they came"
 
 
+def test_a_long_run_is_chosen_evenly_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last hours are at one a second, the days before at one a minute: they do not outweigh these."""
+    monkeypatch.setattr(thinning, "MOST", 1000)
+    monkeypatch.setattr(thinning, "NEWEST", 5)
+    minutes = [{**HOST, "wall_ns": at * 60 * 10**9, "span_s": 60} for at in range(1440)]
+    seconds = [{**HOST, "wall_ns": (86400 + at) * 10**9} for at in range(7200)]
+    kept = thinned([*minutes, *seconds])
+    assert thinning.strides({60: 1440, 0: 7200}) == {60: 2, 0: 120}
+    assert len([one for one in kept if "span_s" in one]) == 720
+    assert [one["wall_ns"] // 10**9 - 86400 for one in kept if "span_s" not in one] == [
+        *range(0, 7200, 120),
+        *range(7195, 7200),
+    ]
+    assert thinning.strides({600: 900, 0: 7200}) == {600: 1, 0: 72}, "those that are farther apart are all taken"
+
+
 def test_of_very_many_sources_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thinning, "MOST", 100)
     many = [{"pid": pid, "at": number} for number in range(50) for pid in range(40)]
-    kept = thinned(many, len(many))
+    kept = thinned(many)
     for pid in range(40):
         assert [one["at"] for one in kept if one["pid"] == pid] == [0, 20, 40, *range(42, 50)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.lists(st.integers()) | st.text(max_size=2)), max_size=60))
 def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
-    thinner: Thinner[int] = Thinner(3)
+    thinner: Thinner[int] = Thinner({0: 3})
     for number, (pid, node) in enumerate(drawn):
-        thinner.add(source_of({"pid": pid, "node": node}), number)
+        thinner.add(source_of({"pid": pid, "node": node}), 0, number)
     kept = thinner.kept()
     assert kept == sorted(set(kept))
     assert kept == list(range(len(drawn))), "fewer than the last that are always kept"
@@ -85,6 +104,50 @@ def test_open_and_sealed_are_thinned_alike_and_all_are_kept(night: tuple[Path, i
     assert sorted(child.name for child in path.iterdir() if "part" in child.name) == []
     ordered = query(path, "select wall_ns from samples").rows
     assert list(ordered) == sorted(ordered)
+
+
+def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) -> None:
+    run = with_samples(Cluster(ranks=2, steps=300, device_timed=True), every_s=0.05)
+    path = record(tmp_path, "weeks", run, sealed=False)
+    hour = iter(range(10**9))
+    keeper = SampleKeeper(path, clock=lambda: next(hour) * SEGMENT_S)
+    keeper.look()
+    append_jsonl(path / "samples.jsonl", [{"wall_ns": 5, "node": "a", "kind": "host", "cpu_percent": 3.0}])
+    for _ in range(4):
+        keeper.look()
+    assert [one.span_s for one in segments(path)] == [60, 0]
+    append_jsonl(path / "samples.jsonl", [{"wall_ns": 6, "node": "a", "kind": "host", "cpu_percent": 4.0}])
+    before = open_run(path).samples
+    assert sum(one["over"]["samples"] if "over" in one else 1 for one in before) == len(run.samples) + 2
+    told = "select count(*), max(span_s), sum(coalesce((extra->'over'->>'samples')::int, 1)) from samples"
+    expected = ((len(before), 60, len(run.samples) + 2),)
+    assert query(path, told).rows == expected
+    seal.seal(path)
+    assert open_run(path).samples == before
+    assert query(path, told).rows == expected
+    assert not (path / "samples.jsonl").exists()
+    assert not (path / "samples").exists()
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30], ids=["large", "small"])
+def test_thinned_and_whole_ones_are_chosen_alike_open_and_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(thinning, "MOST", 300)
+    monkeypatch.setattr(thinning, "NEWEST", 20)
+    monkeypatch.setattr(samples, "BATCH", 130)
+    monkeypatch.setattr(samples, "LARGE_BYTES", large)
+    path = record(tmp_path, "long", with_samples(Cluster(ranks=2, steps=50), every_s=1.0), sealed=False)
+    (path / "samples.jsonl").unlink(missing_ok=True)
+    minutes = [{"wall_ns": at * 60 * 10**9, "span_s": 60, "over": {"samples": 60}} for at in range(400)]
+    seconds = [{"wall_ns": (24_000 + at) * 10**9} for at in range(3000)]
+    append_jsonl(path / "samples.jsonl", [{**one, **whose} for one in (*minutes, *seconds) for whose in (HOST, GPU)])
+    before = open_run(path).samples
+    spans = [one.get("span_s", 0) for one in before if one["kind"] == "host"]
+    assert 90 < spans.count(60) < 140, "a day at one a minute weighs more than its last fifty minutes"
+    assert 20 <= spans.count(0) < 40 + 20
+    seal.seal(path)
+    assert open_run(path).samples == before
 
 
 def test_lines_that_are_none_are_counted_in_long_files_too(night: tuple[Path, int]) -> None:

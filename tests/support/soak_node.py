@@ -34,6 +34,8 @@ from stepscope.store.meta import read_meta
 
 PATIENCE_S = 60.0
 KEY_TEXT = "the key of a soak, long enough"
+SMALL_JOURNALS = "from stepscope.store import journal; journal.JOURNAL_BYTES = 1 << 14"
+"""A day of a soak fills many: they become parts, and their samples thin out."""
 BYE = {"exit_code": 0, "status": "finished"}
 
 CLOCKS = textwrap.dedent(
@@ -170,8 +172,9 @@ class Cable:
 class Process:
     """A Python process on the simulated clocks."""
 
-    def __init__(self, clocks: Clocks, module: str, words: list[str], **more: Any) -> None:
-        code = f"{clocks.prelude}\nimport runpy, sys\nsys.argv = {[module, *words]!r}\n"
+    def __init__(self, clocks: Clocks, module: str, words: list[str], *, before: str = "", **more: Any) -> None:
+        """``before``: code that it runs before the module."""
+        code = f"{clocks.prelude}\n{before}\nimport runpy, sys\nsys.argv = {[module, *words]!r}\n"
         code += f"runpy.run_module({module!r}, run_name='__main__')"
         self.process = start(code, [], **more)
         self._memory = psutil.Process(self.process.pid)
@@ -249,7 +252,7 @@ class SoakNode:
             self.hub.kill()
         fd = self._listening.fileno()
         words = ["--run-dir", str(self.hub_paths.run_dir), "--fd", str(fd), "--nnodes", "2", "--name=job"]
-        self.hub = Process(self.clocks, "stepscope.hub", words, pass_fds=[fd])
+        self.hub = Process(self.clocks, "stepscope.hub", words, before=SMALL_JOURNALS, pass_fds=[fd])
 
     def start_agent(self) -> None:
         if self.agent is not None:

@@ -28,6 +28,8 @@ class Journal:
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
         self._stacks: deque[dict[str, Any]] = deque(maxlen=MAX_STACKS)
+        self.samples_wanted = True
+        """False: there is no room for more (``agent/disk_keeper.py``)."""
         self._refused = False
         self._recovered = False
 
@@ -35,7 +37,8 @@ class Journal:
         self._events.append({"schema": 1, "wall_ns": run_clock.wall_ns(), "event": event, **fields})
 
     def samples(self, records: Iterable[dict[str, Any]]) -> None:
-        self._samples.extend(records)
+        if self.samples_wanted:
+            self._samples.extend(records)
 
     def stack(self, record: dict[str, Any]) -> None:
         self._stacks.append(record)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.agent.context import GitContext
 from stepscope.agent.control import Control
+from stepscope.agent.disk_keeper import DiskKeeper
 from stepscope.agent.drain import RingDrain, Rings
 from stepscope.agent.flight_reader import FlightReader
 from stepscope.agent.gpu import GpuSampler
@@ -27,6 +28,7 @@ from stepscope.agent.on_hang import HangPolicy
 from stepscope.agent.oom import OomWatch
 from stepscope.agent.parents import Parents
 from stepscope.agent.probes import Probes
+from stepscope.agent.sample_keeper import SampleKeeper
 from stepscope.agent.stacks import SEEK_S, StackAsker
 from stepscope.agent.subjects import Subjects, last_call
 from stepscope.agent.watchdog import Watchdog
@@ -36,6 +38,7 @@ from stepscope.records.messages import say
 from stepscope.records.places import log_of_rank
 from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
+from stepscope.store.disk_use import disk_limit
 from stepscope.store.jsonl import read_jsonl
 from stepscope.store.lease import LeaseKeeper
 from stepscope.store.meta import read_meta, write_meta
@@ -108,6 +111,8 @@ class Agent:
         self._parents = Parents(meta, owner)
         self._git = self._ask_git(run_dir, meta)
         self._shipper = shipper
+        samples = SampleKeeper(run_dir, shipper.samples if shipper is not None else None)
+        self._disk = DiskKeeper(run_dir, disk_limit(meta), journal=self._journal, samples=samples)
         self._peers: tuple[Peer, ...] = ()
         self._launcher = launcher
         self.delivered: Delivered | None = None
@@ -202,6 +207,7 @@ class Agent:
             self._journal.event("context", git=git)
         self._take_news()
         self._journal.flush()
+        self._keep_disk()
 
     def _watched(self) -> bool:
         """Whether somebody looks at the run, here or at its hub."""
@@ -341,6 +347,12 @@ class Agent:
             self._journal.refused(error)
             return False
         return True
+
+    def _keep_disk(self) -> None:
+        try:
+            self._disk.look()
+        except OSError as error:
+            self._journal.refused(error)
 
     def _log_of(self, header: RingHeader) -> Path:
         return log_of_rank(self._run_dir, rank=header.identity.rank, attempt=header.identity.attempt)

@@ -74,6 +74,8 @@ class Job:
     """Show it on the terminal."""
     mode: int = PRIVATE
     """Of the run directory: who may read it."""
+    max_disk: int | None = None
+    """What the run may take on disk, in bytes; 0: as much as it needs; None: as always."""
     native_output: bool = False
     """Keep what native code prints, by way of files."""
 
@@ -243,6 +245,8 @@ def _meta(job: Job, link: HubLink | None) -> dict[str, Any]:
         found["hub"] = link.to_dict()
     if not job.html:
         found["html"] = False
+    if job.max_disk is not None:
+        found["max_disk"] = job.max_disk
     if job.step is not None:
         found["slurm"] = {"job": job.step.job, "step": job.step.step, "restarts": job.step.restarts}
     return found

@@ -35,10 +35,13 @@ The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were n
 """
 
 OPTIONS_BEFORE_JOB = (
-    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after", "--share"),
+    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
+    *("--share", "--max-disk", "--max_disk"),
     *("--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port", "--master_port"),
     *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
 )
+
+_UNITS = "KMGT"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--share",
         choices=tuple(SHARED_WITH),
         help="let your group, or all users of this machine, read the run (default: only you)",
+    )
+    parser.add_argument(
+        "--max-disk",
+        "--max_disk",
+        type=_size,
+        metavar="SIZE",
+        help="what the run may take on disk, on each node: 10G, 500M (default: 20G; 0 = no limit); near it samples get "
+        "coarser and logs shorter, and every step is kept",
     )
     parser.add_argument("--no-html", "--no_html", action="store_true", help="no report.html at the end")
     _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
@@ -159,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
         ranks_are_tasks=tasks,
         live=args.live,
         mode=SHARED_WITH.get(args.share, PRIVATE),
+        max_disk=args.max_disk,
         native_output=args.native_output,
     )
     return record(job)
@@ -185,6 +197,14 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(text)
     return seconds
+
+
+def _size(text: str) -> int:
+    """Bytes: a number with K, M, G or T behind it (of 1,024), or none."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple(_UNITS) else (text, "")
+    if not (number.isascii() and number.replace(".", "", 1).isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is no size, as 10G or 500M are")
+    return int(float(number) * (1 << 10 * (_UNITS.find(unit) + 1 if unit else 0)))
 
 
 def _port(text: str) -> int:

@@ -45,12 +45,12 @@ Key = tuple[object, ...]
 NoneType = type(None)
 KEYS = {
     "host": (
-        "wall_ns", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1", "cpu_pressure",
-        "mem_total", "mem_available", "swap_used", "memory_pressure",
+        "wall_ns", "span_s", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1",
+        "cpu_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure",
     ),
     "process": ("wall_ns", "node", "pid", "cpu_percent", "rss", "rss_file", "rss_answers"),
     "gpu": (
-        "wall_ns", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
+        "wall_ns", "span_s", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
         "throttle_reasons",
     ),
     "probe": ("wall_ns", "node", "peer", "sent", "lost", "rtt_us_p50"),
@@ -262,12 +262,15 @@ def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp
 def _steady(view: View, readings: Readings, rows: Sequence[Sequence[int]], *, far_apart: bool = False) -> Readings:
     """Without what was sampled outside the steady steps of the ranks (``rows`` of the view, by owner)."""
     wall_ns = _numbers(readings.columns["wall_ns"])[readings.order]
+    spans_s = _numbers(readings.columns["span_s"])[readings.order]
     keep = np.zeros(len(wall_ns), np.bool_)
     by_owner = np.argsort(readings.owner, kind="stable")
     ends = np.cumsum(np.bincount(readings.owner, minlength=readings.count))
     for lines, own in zip(np.split(by_owner, ends[:-1]), rows, strict=False):
         taken = lines[in_steady_steps(view.window, view.rows[list(own)].tolist(), wall_ns[lines])]
-        keep[taken[spaced(wall_ns[taken])] if far_apart else taken] = True
+        # Samples of earlier hours are thinned: without this the last hour would outweigh all of them.
+        thinned = bool((spans_s[taken] > 0).any())
+        keep[taken[spaced(wall_ns[taken], spans_s[taken])] if far_apart or thinned else taken] = True
     return Readings(
         count=readings.count, owner=readings.owner[keep], order=readings.order[keep], columns=readings.columns
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-__all__ = ["LARGEST", "during", "number", "numbers", "of_kind"]
+__all__ = ["LARGEST", "during", "extremes", "number", "numbers", "of_kind"]
 
 Line = TypeVar("Line", bound=Mapping[str, Any])
 LARGEST = 1e300
@@ -22,6 +22,19 @@ def number(line: Mapping[str, Any], key: str) -> float | None:
 
 def numbers(lines: Iterable[Mapping[str, Any]], key: str) -> list[float]:
     return [value for line in lines if (value := number(line, key)) is not None]
+
+
+def extremes(lines: Iterable[Mapping[str, Any]], key: str, end: Literal["max", "min"]) -> list[float]:
+    """As ``numbers``; of a sample that stands for many, the highest or the lowest of them."""
+    found = []
+    for line in lines:
+        over = line.get("over")
+        kept = over.get(end) if isinstance(over, dict) else None
+        value = number(kept, key) if isinstance(kept, dict) else None
+        value = number(line, key) if value is None else value
+        if value is not None:
+            found.append(value)
+    return found
 
 
 def during(lines: Iterable[Line], start_wall_ns: float, end_wall_ns: float) -> Iterator[Line]:

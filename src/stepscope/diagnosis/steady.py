@@ -38,13 +38,16 @@ def in_steady_steps(window: Window, rows: Iterable[int], wall_ns: Floats) -> Boo
     return np.asarray((inside & ~apart).any(axis=0) & ~apart.any(axis=0), np.bool_)
 
 
-def spaced(wall_ns: Floats) -> Bools:
+def spaced(wall_ns: Floats, spans_s: Floats | None = None) -> Bools:
     """By sample of one source: some of them, about a second apart.
 
-    The agent takes more in the first seconds of a run; without this they would outweigh the rest.
+    The agent takes more in the first seconds of a run; without this they would outweigh the rest.  Of a long run those
+    of earlier hours are thinned (``spans_s``: how many seconds each stands for): then all are as far apart as these.
     """
     out = np.zeros(len(wall_ns), np.bool_)
     if len(wall_ns):
-        numbers = np.floor((wall_ns - np.fmin.reduce(wall_ns)) / (thresholds.SAMPLES_APART_S * 1e9))
+        spans_s = np.zeros(0) if spans_s is None else spans_s
+        apart_s = np.fmax.reduce(spans_s, initial=thresholds.SAMPLES_APART_S)
+        numbers = np.floor((wall_ns - np.fmin.reduce(wall_ns)) / (apart_s * 1e9))
         out[np.unique(numbers, return_index=True)[1]] = True
     return out

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from stepscope.store.assemble import STEP_DTYPE
 from stepscope.store.journal import Received, journal_path, journals, read_journal
 from stepscope.store.parts import leaves_rest, part_steps, read_part_steps, rest_path
 from stepscope.store.positions import read_positions
+from stepscope.store.sample_parts import leaves_samples, sample_parts
 from stepscope.store.spools import LIVE_FIELDS, Live, sidecars_of
 from stepscope.store.taken import TABLE_DTYPE, TakenRows, unpack_block
 from stepscope.wire.frames import Frame, inflate_part, read_frame
@@ -39,6 +41,11 @@ MOST_S = 0.5
 ALL = ("rings", "steps", "lines")
 BESIDE = ("rings", "lines")
 """What is told of a journal ahead of its steps, or without them."""
+
+
+class _Left(NamedTuple):
+    rest: bool
+    samples: bool
 
 
 class InboxTail:
@@ -59,7 +66,9 @@ class InboxTail:
         self._journal = 0
         self._offset = 0
         self._rests = 0
-        """How many frames of this journal were told of which its part, once it is one, has a rest."""
+        """How many frames of this journal were told of which its part, once it is one, has a rest …"""
+        self._samples = 0
+        """… and of which it has the samples."""
         self._late: Iterator[int] = iter(())
         self._rows = 0
 
@@ -80,6 +89,9 @@ class InboxTail:
             self._begun = True
             sealed = read_positions(self._run_dir)
             self._journal = sealed.through + 1
+            for part in sample_parts(self._run_dir, sealed.parts):
+                for received in read_journal(part.path(self._run_dir)):
+                    self._tell(received, BESIDE)
             for number in sealed.parts:
                 for received in read_journal(rest_path(self._run_dir, number)):
                     self._tell(received, BESIDE)
@@ -98,10 +110,12 @@ class InboxTail:
             return  # not begun yet; or sealed just now, and the next poll finds its part
         for number in there:
             if number > self._journal:
-                self._journal, self._offset, self._rests = number, 0, 0
+                self._begin_journal(number)
             for received in read_journal(journal_path(self._run_dir, number), self._offset):
                 self._offset = received.end
-                self._rests += self._tell(received, ALL)
+                left = self._tell(received, ALL)
+                self._rests += left.rest
+                self._samples += left.samples
                 yield 1
 
     def _overtaken(self) -> Iterator[int]:
@@ -120,12 +134,17 @@ class InboxTail:
         senders = sealed.spools.values()
         rings = {ring.number: (ident, ring.live) for spool in senders for ident, ring in spool.rings.items()}
         while self._journal in sealed.parts:
-            number, told = self._journal, self._rests
-            self._journal, self._offset, self._rests = number + 1, 0, 0  # a part that cannot be read is passed
+            number, told, told_samples = self._journal, self._rests, self._samples
+            self._begin_journal(number + 1)  # a part that cannot be read is passed
             rest = rest_path(self._run_dir, number)
             for received in islice(read_journal(rest), told, None):
                 self._tell(received, BESIDE)
                 yield 1
+            for part in sample_parts(self._run_dir, range(number, number + 1)):
+                if not part.span_s and part.last == number:  # else it is hours old, and thinned
+                    for received in islice(read_journal(part.path(self._run_dir)), told_samples, None):
+                        self._tell(received, BESIDE)
+                        yield 1
             for path in part_steps(self._run_dir, [number]):
                 self._live.rows(self._steps(path, rings))
                 yield 0
@@ -133,7 +152,10 @@ class InboxTail:
                 self._tell(received, ("steps",))  # what is known of a step goes to it
             self._live.rows(_stand(list(rings.values())))
         if self._journal < there[0]:
-            self._journal, self._offset, self._rests = there[0], 0, 0  # what was before it is nowhere any more
+            self._begin_journal(there[0])  # what was before it is nowhere any more
+
+    def _begin_journal(self, number: int) -> None:
+        self._journal, self._offset, self._rests, self._samples = number, 0, 0, 0
 
     def _steps(self, path: Path, rings: dict[int, tuple[bytes, Live]]) -> TakenRows:
         """Those that the model does not have; a journal may have been read in part."""
@@ -151,18 +173,18 @@ class InboxTail:
         stand.table["rows"] = [len(own) for own in slots]
         return TakenRows(table=stand.table, slots=np.concatenate(slots))
 
-    def _tell(self, received: Received, kinds: tuple[str, ...]) -> bool:
-        """These parts of it; whether a sealed part keeps a rest of it."""
+    def _tell(self, received: Received, kinds: tuple[str, ...]) -> _Left:
+        """These parts of it; in which files a sealed part keeps something of it."""
         try:
             frame = read_frame(received.raw)
         except FrameError:
-            return True  # of another version
+            return _Left(rest=True, samples=False)  # of another version
         blocks = self._put(frame, kinds)
         self._rows += sum(len(block.slots) for block in blocks)
         if self._rows >= TICK_ROWS:
             self._rows = 0
             self._live.tick()
-        return leaves_rest(frame, blocks)
+        return _Left(rest=leaves_rest(frame, blocks), samples=leaves_samples(frame))
 
     def _put(self, frame: Frame, kinds: tuple[str, ...]) -> list[TakenRows]:
         """Its blocks of steps."""

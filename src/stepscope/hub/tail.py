@@ -28,6 +28,7 @@ from stepscope.hub.model.registry import STATES
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.store.jsonl import lines_from
 from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
+from stepscope.store.sample_segments import SamplePiece, first_within, read_samples
 from stepscope.store.segments import SegmentPart, parts_from
 from stepscope.store.sidecar import RingSidecar, guess_sidecar
 from stepscope.wire.blocks import TABLE_FIELDS, ring_id
@@ -146,18 +147,24 @@ class Tail:
     def _lines(self, name: str, until_s: float = math.inf) -> int:
         count = 0
         if name == SAMPLES and name not in self._offsets:
-            self._offsets[name] = max(0, _size_of(self.run_dir / name) - KEPT_BYTES)  # no more would be kept
+            self._offsets[name] = first_within(self.run_dir, KEPT_BYTES)  # no more would be kept
         while True:
             offset = self._offsets.get(name, 0)
-            data, _ = lines_from(self.run_dir / name, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
-            if not data:
+            piece = self._piece(name, offset)
+            if piece.end == offset:
                 return count
-            self._offsets[name] = offset + len(data)
-            lines = [line for line in data.split(b"\n") if line.strip()]
+            self._offsets[name] = piece.end
+            lines = [line for line in piece.data.split(b"\n") if line.strip()]
             self.live.lines(name, lines, node=self.node, offset_ns=0)
             count += len(lines)
             if self.clock() > until_s:
                 return count
+
+    def _piece(self, name: str, offset: int) -> SamplePiece:
+        if name == SAMPLES:
+            return read_samples(self.run_dir, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
+        data, _ = lines_from(self.run_dir / name, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
+        return SamplePiece(data=data, end=offset + len(data))
 
 
 def _joined(parts: Sequence[SegmentPart]) -> SegmentPart:
@@ -169,13 +176,6 @@ def _joined(parts: Sequence[SegmentPart]) -> SegmentPart:
         torn=sum(part.torn for part in parts),
         slots=b"".join([part.slots for part in parts]),
     )
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _taken(parts: list[tuple[_Ring, str, SegmentPart]]) -> _Read:

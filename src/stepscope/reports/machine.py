@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis import Window
 from stepscope.diagnosis.placed import gpus_in_use
-from stepscope.diagnosis.samples import number, numbers, of_kind
+from stepscope.diagnosis.samples import extremes, number, numbers, of_kind
 from stepscope.diagnosis.steady import in_steady_steps, spaced
 from stepscope.records.series import RankSeries
 from stepscope.reports.tables import finite
@@ -35,18 +35,17 @@ GPU_LEVELS = ("util_percent", "mem_util_percent", "temperature_c", "power_w", "s
 def memory_table(current: Sequence[RankSeries], samples: Lines, gpus: Lines) -> dict[str, Any]:
     """Per rank: device memory at the last step and at its peak, and what is left of it; resident memory of the process,
     first, last, peak, and its peak without mapped files.  ``gpus``: the rows of the host's table."""
-    by_pid: dict[tuple[Any, Any], list[tuple[float, float | None]]] = {}
+    by_pid: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for line in of_kind(samples, "process"):
-        rss = number(line, "rss")
-        if rss:  # a process that is just ending has none
-            by_pid.setdefault((line.get("node"), line.get("pid")), []).append((rss, number(line, "rss_file")))
+        if number(line, "rss"):  # a process that is just ending has none
+            by_pid.setdefault((line.get("node"), line.get("pid")), []).append(line)
     gpu_of_rank = {rank: gpu for gpu in gpus for rank in gpu["ranks"]}
     rows = []
     for series in current:
-        rss_levels = by_pid.get((series.identity.host, series.identity.pid), [])
+        lines = by_pid.get((series.identity.host, series.identity.pid), [])
         device = _device_memory(series)
         room = _device_room(series, device["device_reserved_max"], gpu_of_rank.get(series.rank))
-        rows.append({"rank": series.rank, **device, **room, **_resident(rss_levels)})
+        rows.append({"rank": series.rank, **device, **room, **_resident(lines)})
     return {
         "device_peak": _largest(rows, "device_peak", steps="device_peak_steps"),
         "rss_peak": _largest(rows, "rss_peak"),
@@ -104,15 +103,17 @@ def _device_room(series: RankSeries, reserved: int | None, gpu: Mapping[str, Any
     return {"device_total": total, "device_free": max(total - taken, 0), "device_free_from": source}
 
 
-def _resident(levels: Sequence[tuple[float, float | None]]) -> dict[str, int | None]:
-    if not levels:
+def _resident(lines: Lines) -> dict[str, int | None]:
+    if not lines:
         return {"rss_first": None, "rss_last": None, "rss_peak": None, "own_peak": None}
-    whole = [rss for rss, _ in levels]
+    whole = numbers(lines, "rss")
+    levels = [(number(line, "rss") or 0.0, number(line, "rss_file")) for line in lines]
     own = [max(rss - of_files, 0.0) for rss, of_files in levels if of_files is not None]
+    own += extremes(lines, "own", "max")
     return {
         "rss_first": int(whole[0]),
         "rss_last": int(whole[-1]),
-        "rss_peak": int(max(whole)),
+        "rss_peak": int(max(extremes(lines, "rss", "max"))),
         "own_peak": int(max(own)) if own else None,
     }
 
@@ -127,7 +128,7 @@ def _largest(rows: Iterable[Mapping[str, Any]], key: str, *, steps: str | None =
 
 
 def _node_row(window: Window, key: tuple[Any, ...], lines: Lines, probes: Lines) -> dict[str, Any]:
-    available = numbers(lines, "mem_available")
+    available = extremes(lines, "mem_available", "min")
     own = [row for row, host in enumerate(window.hosts) if (host,) == key]
     steady = _of_steady_steps(window, own, lines)
     return {
@@ -152,7 +153,8 @@ def _of_steady_steps(window: Window, rows: Sequence[int], lines: Lines) -> Lines
     known = [number(line, "wall_ns") for line in lines]
     wall_ns = np.array([np.nan if at is None else at for at in known], np.float64)
     there = np.flatnonzero(in_steady_steps(window, rows or range(len(window.ranks)), wall_ns))
-    far_apart = there[spaced(wall_ns[there])]
+    spans_s = np.array([number(lines[at], "span_s") or 0.0 for at in there.tolist()], np.float64)
+    far_apart = there[spaced(wall_ns[there], spans_s)]
     # In a short run every sample counts; in a longer one those of its first seconds must not outweigh the rest.
     return [lines[at] for at in (far_apart if len(far_apart) >= ENOUGH_SAMPLES else there)]
 
@@ -202,7 +204,7 @@ def _levels(lines: Lines, key: str) -> dict[str, float | None] | None:
     values = numbers(lines, key)
     if not values:
         return None
-    return {"median": finite(float(np.median(values)), 2), "max": finite(max(values), 2)}
+    return {"median": finite(float(np.median(values)), 2), "max": finite(max(extremes(lines, key, "max")), 2)}
 
 
 def _last_int(lines: Lines, key: str) -> int | None:
@@ -211,7 +213,7 @@ def _last_int(lines: Lines, key: str) -> int | None:
 
 
 def _max_int(lines: Lines, key: str) -> int | None:
-    values = numbers(lines, key)
+    values = extremes(lines, key, "max")
     return int(max(values)) if values else None
 
 

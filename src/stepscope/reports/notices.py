@@ -74,16 +74,17 @@ def _missing(current: Sequence[RankSeries], window: Window) -> Iterable[str]:
 
 def _gaps(run: RunData) -> list[str]:
     """Stretches without samples between the first and the last of a host."""
-    times: dict[str, list[float]] = {}
+    times: dict[str, list[tuple[float, float]]] = {}
     for line in of_kind(run.samples, "host"):
         wall_ns = number(line, "wall_ns")
         if wall_ns is not None:
-            times.setdefault(str(line.get("node")), []).append(wall_ns)
+            times.setdefault(str(line.get("node")), []).append((wall_ns, number(line, "span_s") or 0.0))
     starts = [number(event, "wall_ns") or 0.0 for event in run.events if event.get("event") == "agent_start"]
     found = []
     for node, at in sorted(times.items()):
-        for before, after in pairwise(sorted(at)):
-            if after - before > GAP_S * 1e9:
+        for (before, span_s), (after, _) in pairwise(sorted(at)):
+            # One that stands for a minute is anywhere in its minute.
+            if after - before > (GAP_S + 2 * span_s) * 1e9:
                 restarted = any(before < start <= after for start in starts)
                 why = "the agent was gone and started again" if restarted else "the agent did not get to it"
                 seconds = duration_text((after - before) / 1e9)

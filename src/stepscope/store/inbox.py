@@ -26,6 +26,7 @@ from stepscope.records import run_clock
 from stepscope.store.atomic import fsync_file, fsync_folder
 from stepscope.store.journal import JOURNAL_BYTES, JournalWriter, journal_path
 from stepscope.store.locks import LockBusy, take_lock
+from stepscope.store.log_limits import bound_log, share_of
 from stepscope.store.nodes import NodeInfo, read_nodes, write_nodes
 from stepscope.store.paths import INBOX
 from stepscope.store.received import PLACES, Places, append_at, cut_at, replace_whole, signed_file
@@ -173,6 +174,7 @@ class Inbox:
                 place = self._place(head, name, account)
                 logs.append((place, offset))
                 append_at(self._run_dir, place, data, offset)
+                self._bound_log(place, offset, offset + len(data))
             if self._journal.end >= self._journal_bytes:
                 self._rotate()
             if head.bye is not None:
@@ -185,6 +187,13 @@ class Inbox:
             for place, offset in logs:
                 cut_at(self._run_dir, place, offset)
             raise
+
+    def _bound_log(self, place: str, begin: int, end: int) -> None:
+        """Of a log of weeks the beginning and the end stay; looked at now and then, as it grows."""
+        share = share_of(self._places.logs)
+        if begin // (share // 4) != end // (share // 4):
+            with suppress(OSError):  # it is tried again when the log has grown
+                bound_log(self._run_dir / place, share)
 
     def _place(self, head: FrameHead, name: str, account: _Account) -> str:
         return self._places.of(head.spool, name, node=head.node, host=account.about.host)

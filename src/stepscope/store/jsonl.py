@@ -15,7 +15,7 @@ from typing import Any
 from stepscope.records.modes import file_mode
 from stepscope.store.reading import open_file
 
-__all__ = ["append_jsonl", "count_lines", "lines_from", "read_jsonl", "record_in", "write_all"]
+__all__ = ["append_jsonl", "blank", "count_lines", "lines_from", "lines_in", "read_jsonl", "record_in", "write_all"]
 
 
 def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -98,19 +98,25 @@ def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tup
     except FileNotFoundError:
         return b"", 0
     try:
-        data = os.pread(fd, most_bytes, offset)
-        if b"\n" not in data and len(data) == most_bytes < longest:
-            data = os.pread(fd, longest, offset)
-            data = data[: data.find(b"\n") + 1] or data
-        torn = bool(data) and offset > 0 and os.pread(fd, 1, offset - 1) != b"\n"
+        return lines_in(fd, offset, most_bytes=most_bytes, longest=longest)
     finally:
         os.close(fd)
+
+
+def lines_in(fd: int, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:
+    """``lines_from`` of a file that is open."""
+    data = os.pread(fd, most_bytes, offset)
+    if b"\n" not in data and len(data) == most_bytes < longest:
+        data = os.pread(fd, longest, offset)
+        data = data[: data.find(b"\n") + 1] or data
+    torn = bool(data) and offset > 0 and os.pread(fd, 1, offset - 1) != b"\n"
     first = data.find(b"\n") + 1
     if not first:
-        return (_blank(len(data)), 0) if len(data) == longest else (b"", 0)
+        return (blank(len(data)), 0) if len(data) == longest else (b"", 0)
     whole = data[: data.rfind(b"\n") + 1]
-    return (_blank(first) + whole[first:], 1) if torn else (whole, 0)
+    return (blank(first) + whole[first:], 1) if torn else (whole, 0)
 
 
-def _blank(length: int) -> bytes:
+def blank(length: int) -> bytes:
+    """A line of that length without anything in it."""
     return b" " * (length - 1) + b"\n"

@@ -255,7 +255,7 @@ def _in_order(own: Sequence[dict[str, Any]], others: list[dict[str, Any]]) -> tu
 
 def _samples(own: Sequence[dict[str, Any]], sent: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     both = _in_order(own, sent)
-    return tuple(thinned(both, len(both))) if sent else both
+    return tuple(thinned(both)) if sent else both
 
 
 def _wall_ns(event: dict[str, Any]) -> int:

@@ -1,6 +1,7 @@
 """Parts: journals of the hub rewritten in columns while the run goes on, one after the other, in bounded memory.
 
     parts/steps-NNNNNN.K.parquet   the steps of journal N, sorted by ring and sequence number
+    parts/samples-….frames         its samples, and those of journals before it (``store/sample_parts.py``)
     parts/rest-NNNNNN.frames       all else of it that is not in its place already, as frames (``store/journal.py``)
     positions.json                 how far the senders came; replaced last, and only then the part counts
 
@@ -30,10 +31,20 @@ from stepscope.records.sql_paths import quoted, unglobbed
 from stepscope.store import atomic
 from stepscope.store.assemble import STEP_DTYPE
 from stepscope.store.columns import BUILTIN_COLUMNS, PLAIN
+from stepscope.store.disk_use import NEARLY, disk_limit, run_bytes
 from stepscope.store.journal import JournalWriter, Received, journal_path, read_journal
 from stepscope.store.locks import locked
-from stepscope.store.paths import PARTS
+from stepscope.store.meta import read_meta
+from stepscope.store.paths import PARTS, SAMPLES
 from stepscope.store.positions import Sealed, read_positions, write_positions
+from stepscope.store.sample_parts import (
+    AGES,
+    SMALL_AGES,
+    SamplePartWriter,
+    remove_sample_parts,
+    samples_in,
+    thin_sample_parts,
+)
 from stepscope.store.spools import Spool, live_of, take_journalled
 from stepscope.store.taken import TakenRows, repack_block, unpack_block
 from stepscope.wire.frames import Frame, Part, pack_frame, part_of, read_frame
@@ -83,10 +94,15 @@ def rewrite_journal(run_dir: Path, number: int) -> None:
     if number > sealed.through:
         for left in [rest_path(run_dir, number), *part_steps(run_dir, [number])]:
             left.unlink(missing_ok=True)
+        remove_sample_parts(run_dir, number)
         steps = _write(run_dir, number, read_journal(path), sealed)
         atomic.fsync_folder(run_dir / PARTS)
-        write_positions(run_dir, replace(sealed, through=number, steps=sealed.steps + steps))
+        sealed = replace(sealed, through=number, steps=sealed.steps + steps)
+        write_positions(run_dir, sealed)
     path.unlink(missing_ok=True)
+    limit = disk_limit(read_meta(run_dir))
+    small = limit > 0 and run_bytes(run_dir) >= NEARLY * limit
+    thin_sample_parts(run_dir, sealed.parts, ages=SMALL_AGES if small else AGES)
 
 
 @contextmanager
@@ -142,6 +158,7 @@ def _write(run_dir: Path, number: int, frames: Iterable[Received], sealed: Seale
     chunk: list[tuple[NDArray[Any], NDArray[Any]]] = []
     rows = chunks = waiting = 0
     rest = JournalWriter(rest_path(run_dir, number), 0)
+    samples = SamplePartWriter(run_dir, number, number, 0)
     try:
         for received in frames:
             try:
@@ -157,6 +174,9 @@ def _write(run_dir: Path, number: int, frames: Iterable[Received], sealed: Seale
                     ring.number, numbers = numbers, numbers + 1
             chunk += [_steps_in(spool, block) for block in blocks.values()]
             waiting += sum(len(block.slots) for block in blocks.values())
+            own = samples_in(frame)
+            if own:
+                samples.append(own, wall_ns=received.wall_ns)
             kept = _rest(frame, blocks)
             if kept:
                 rest.append(kept, wall_ns=received.wall_ns)
@@ -164,8 +184,12 @@ def _write(run_dir: Path, number: int, frames: Iterable[Received], sealed: Seale
                 rows += _write_chunk(run_dir / PARTS / f"steps-{number:06d}.{chunks}.parquet", chunk)
                 chunks, waiting, chunk = chunks + 1, 0, []
         rows += _write_chunk(run_dir / PARTS / f"steps-{number:06d}.{chunks}.parquet", chunk)
+    except BaseException:
+        samples.abandon()
+        raise
     finally:
         rest.close()
+    samples.finish()
     atomic.fsync_file(rest.path)
     return rows
 
@@ -181,7 +205,7 @@ def _steps_in(spool: Spool, block: TakenRows) -> tuple[NDArray[Any], NDArray[Any
 
 def leaves_rest(frame: Frame, blocks: Iterable[TakenRows]) -> bool:
     """Whether anything of a frame with these blocks stands in ``rest``: who reads there needs to know how far it is."""
-    plain = frame.head.bye is not None or any(part.kind in ("rings", "lines") for part in frame.parts)
+    plain = frame.head.bye is not None or any(map(_is_plain, frame.parts))
     return plain or any(_beside_steps(block) is not None for block in blocks)
 
 
@@ -191,7 +215,7 @@ def _rest(frame: Frame, blocks: dict[int, TakenRows]) -> bytes:
         return b""
     parts: list[Part] = []
     for part in frame.parts:
-        if part.kind in ("rings", "lines"):
+        if _is_plain(part):
             parts.append(part)
         elif part.kind == "steps":
             block = blocks[id(part)]
@@ -202,6 +226,10 @@ def _rest(frame: Frame, blocks: dict[int, TakenRows]) -> bytes:
                 table["rows"] = np.bincount(whose[others], minlength=len(table))
                 parts.append(part_of("steps", repack_block(TakenRows(table=table, slots=block.slots[others]))))
     return pack_frame(frame.head, parts)
+
+
+def _is_plain(part: Part) -> bool:
+    return part.kind == "rings" or (part.kind == "lines" and part.name != SAMPLES)
 
 
 def _beside_steps(block: TakenRows) -> NDArray[np.bool_] | None:

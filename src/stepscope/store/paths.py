@@ -23,6 +23,7 @@ __all__ = [
     "REDACTED_FILE",
     "REPORT_FILE",
     "SAMPLES",
+    "SAMPLES_FOLDER",
     "SAMPLES_PARQUET",
     "SEGMENT_SUFFIX",
     "SIDECAR_SUFFIX",
@@ -40,6 +41,8 @@ __all__ = [
 META = "run.json"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
+SAMPLES_FOLDER = "samples"
+"""Older ones, thinned (``store/sample_segments.py``)."""
 STACKS = "stacks.jsonl"
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"

@@ -49,6 +49,8 @@ class Places:
             if _PLACE.fullmatch(place):
                 self._given[spool, name] = place
         self._taken = set(self._given.values())
+        self.logs = sum(place.startswith("logs/") for place in self._taken)
+        """How many logs there are."""
 
     def of(self, spool: str, name: str, *, node: int, host: str) -> str:
         """The path, inside the run, of the file that a sender calls ``name``.  OSError when there is no room."""
@@ -68,6 +70,7 @@ class Places:
         append_jsonl(self._path, [{"spool": spool, "name": name, "place": place}])
         self._given[spool, name] = place
         self._taken.add(place)
+        self.logs += folder == "logs"
         return place
 
     def _is_free(self, place: str) -> bool:
@@ -101,7 +104,10 @@ def append_at(run_dir: Path, place: str, data: bytes, offset: int) -> None:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(f"{place} is no plain file")
             try:
-                write_all(fd, data, offset)
+                if data.count(0) == len(data):
+                    os.ftruncate(fd, offset + len(data))  # what the sender dropped takes no room here either
+                else:
+                    write_all(fd, data, offset)
             except OSError:
                 os.ftruncate(fd, offset)
                 raise

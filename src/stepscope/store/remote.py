@@ -26,6 +26,7 @@ from stepscope.store.nodes import NodeInfo, read_nodes
 from stepscope.store.parts import part_steps, read_part_steps, rest_path
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 from stepscope.store.positions import Sealed
+from stepscope.store.sample_parts import sample_parts
 from stepscope.store.selection import Choice
 from stepscope.store.sidecar import RingSidecar
 from stepscope.store.spools import Live, briefly, heard_of, live_of
@@ -130,7 +131,8 @@ def read_remote(
     for (spool, ident), about in (known or {}).items():
         if spool in senders:
             senders[spool].rings[ident] = _Ring(about=about)
-    files = [rest_path(run_dir, number) for number in sealed.parts]
+    files = [one.path(run_dir) for one in sample_parts(run_dir, sealed.parts)]
+    files += [rest_path(run_dir, number) for number in sealed.parts]
     files += [journal_path(run_dir, number) for number in journals(run_dir, after=sealed.through)]
     unreadable = 0
     for received in itertools.chain.from_iterable(read_journal(path) for path in files if not nothing):

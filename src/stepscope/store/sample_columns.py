@@ -81,6 +81,7 @@ SAMPLE_COLUMNS = {
     "sm_clock_mhz": "DOUBLE",
     "mem_clock_mhz": "DOUBLE",
     "throttle_reasons": "VARCHAR[]",
+    "span_s": "BIGINT",
     "extra": "VARCHAR",
 }
 """``extra``: JSON of whatever has no column of its own or does not fit its type."""

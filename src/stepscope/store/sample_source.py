@@ -10,7 +10,7 @@ __all__ = ["Whose", "whose_of"]
 
 
 class Whose(msgspec.Struct):
-    """When, and the names of ``thinning.SOURCE``; whatever a stranger put there."""
+    """When, how long, and the names of ``thinning.SOURCE``; whatever a stranger put there."""
 
     wall_ns: Any = None
     node: Any = None
@@ -18,6 +18,12 @@ class Whose(msgspec.Struct):
     pid: Any = None
     index: Any = None
     peer: Any = None
+    span_s: Any = None
+
+    @property
+    def seconds(self) -> int:
+        """How many it stands for; 0: it is as it was taken."""
+        return self.span_s if type(self.span_s) is int and self.span_s > 0 else 0
 
 
 _decode = msgspec.json.Decoder(Whose).decode

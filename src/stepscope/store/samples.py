@@ -1,7 +1,8 @@
-"""The samples of a run: all of them on disk, of very many some in memory (``thinning.py``).
+"""The samples of a run: all that disk has, of very many some in memory (``thinning.py``).
 
-While a run lasts they are lines of ``samples.jsonl``; sealed, they are rows of ``samples.parquet``.  The way from one
-to the other takes some thousands at a time: it is gone beside the end of a job, which may need the machine.
+While a run lasts they are lines of ``samples.jsonl`` and of the segments before it (``sample_segments.py``); sealed,
+they are rows of ``samples.parquet``.  The way from one to the other takes some thousands at a time: it is gone beside
+the end of a job, which may need the machine.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import duckdb
 
 from stepscope.errors import NotARun
 from stepscope.records.sql_paths import quoted, unglobbed
-from stepscope.store import atomic
-from stepscope.store.jsonl import count_lines, read_jsonl, record_in
+from stepscope.store import atomic, thinning
+from stepscope.store.jsonl import record_in
 from stepscope.store.parquet import COPY, connect, first_line, refuse_bomb
-from stepscope.store.paths import SAMPLES, SAMPLES_PARQUET
+from stepscope.store.paths import SAMPLES_PARQUET
 from stepscope.store.reading import open_file
 from stepscope.store.sample_columns import SAMPLE_COLUMNS, add_samples, sample_rows
-from stepscope.store.thinning import SOURCE, Thinner, newest_of, source_of, stride, thinned
+from stepscope.store.sample_segments import open_sample_files
+from stepscope.store.thinning import SOURCE, Thinner, newest_of, source_of, span_of, strides, thinned
 
 __all__ = ["make_sample_table", "open_samples", "sealed_samples", "write_samples"]
 
@@ -36,10 +39,12 @@ _CHOSEN = """
     WITH chosen AS (
         SELECT file_row_number FROM (
             SELECT file_row_number,
-                row_number() OVER (PARTITION BY {who} ORDER BY file_row_number) - 1 AS place,
-                count(*) OVER (PARTITION BY {who}) AS there
+                row_number() OVER (PARTITION BY {who} ORDER BY file_row_number) - 1 AS number,
+                count(*) OVER (PARTITION BY {who}) AS there,
+                row_number() OVER (PARTITION BY {who}, {span} ORDER BY file_row_number) - 1 AS place,
+                CASE {span} {every} ELSE 1 END AS every
             FROM {table}
-        ) WHERE place % {every} = 0 OR place >= there - {newest}
+        ) WHERE place % every = 0 OR number >= there - {newest}
     )
     SELECT * EXCLUDE (file_row_number) FROM {table} SEMI JOIN chosen USING (file_row_number) ORDER BY file_row_number
 """
@@ -48,19 +53,30 @@ _CHOSEN = """
 
 def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
     """Of a run that is not sealed, those to keep; and how many lines were none."""
-    path = run_dir / SAMPLES
-    every = stride(count_lines(path))
-    if every == 1:
-        samples, bad = read_jsonl(path)
-        return [_told(sample) for sample in samples], bad
-    thinner: Thinner[bytes] = Thinner(every)
-    bad = 0
-    for line, source in _with_sources(path):
-        if source is not None:
-            thinner.add(source, line)
-        elif line.strip():
-            bad += 1
-    return [_told(json.loads(line)) for line in thinner.kept()], bad
+    with open_sample_files(run_dir) as files:
+        bad = 0
+        if sum(map(_count_lines, files)) <= thinning.MOST:
+            samples = []
+            for line in itertools.chain.from_iterable(files):
+                record = record_in(line)
+                if record is not None:
+                    samples.append(_told(record))
+                elif line.strip():
+                    bad += 1
+            return samples, bad
+        counts: Counter[int] = Counter()
+        for _, source, span_s in _with_sources(itertools.chain.from_iterable(files)):
+            if source is not None:
+                counts[span_s] += 1
+        for file in files:
+            file.seek(0)
+        thinner: Thinner[bytes] = Thinner(strides(counts))
+        for line, source, span_s in _with_sources(itertools.chain.from_iterable(files)):
+            if source is not None:
+                thinner.add(source, span_s, line)
+            elif line.strip():
+                bad += 1
+        return [_told(json.loads(line)) for line in thinner.kept()], bad
 
 
 def sealed_samples(folder: Path) -> list[dict[str, Any]]:
@@ -75,7 +91,7 @@ def sealed_samples(folder: Path) -> list[dict[str, Any]]:
     except duckdb.Error as error:
         raise NotARun(f"{path} is damaged: {first_line(error)}") from error
     samples = sample_rows(columns)
-    return samples if _is_large(path) else thinned(samples, len(samples))
+    return samples if _is_large(path) else thinned(samples)
 
 
 def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -> bool:
@@ -138,38 +154,46 @@ def _question(con: duckdb.DuckDBPyConnection, path: Path) -> str:
     table = f"read_parquet({unglobbed(path)}, file_row_number = true)"
     if not _is_large(path):
         return f"SELECT * FROM read_parquet({unglobbed(path)})"
-    counts = con.execute(f"SELECT count(*), count(DISTINCT ({_WHO})) FROM {table}").fetchone() or (0, 0)
-    return _CHOSEN.format(who=_WHO, table=table, every=stride(counts[0]), newest=newest_of(counts[1]))
+    columns = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
+    span = "greatest(coalesce(span_s, 0), 0)" if "span_s" in columns else "0"
+    sources = (con.execute(f"SELECT count(DISTINCT ({_WHO})) FROM {table}").fetchone() or (0,))[0]
+    counts = dict(con.execute(f"SELECT {span}, count(*) FROM {table} GROUP BY 1 ORDER BY 1").fetchall())
+    every = " ".join(f"WHEN {span_s} THEN {every}" for span_s, every in strides(counts).items()) or "WHEN 0 THEN 1"
+    return _CHOSEN.format(who=_WHO, table=table, span=span, every=every, newest=newest_of(sources))
 
 
 def _is_large(path: Path) -> bool:
     return path.stat().st_size >= LARGE_BYTES
 
 
-def _with_sources(path: Path) -> Iterator[tuple[bytes, Hashable | None]]:
-    """Each line, and whose it is; None: it is no sample."""
+def _count_lines(file: BinaryIO) -> int:
+    count = 0
+    while piece := file.read(1 << 20):
+        count += piece.count(b"\n")
+    file.seek(0)
+    return count
+
+
+def _with_sources(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Hashable | None, int]]:
+    """Each line, whose it is (None: it is no sample) and how many seconds it stands for."""
     from stepscope.store.sample_source import whose_of  # loads msgspec, which few runs have use for
 
-    with open_file(path) as file:
-        for line in file:
-            whose = whose_of(line)
-            if whose is not None:
-                yield line, (whose.node, whose.kind, whose.pid, whose.index, whose.peer)
-            else:  # another reader may take it all the same
-                record = record_in(line)
-                yield line, None if record is None else source_of(record)
+    for line in lines:
+        whose = whose_of(line)
+        if whose is not None:
+            yield line, (whose.node, whose.kind, whose.pid, whose.index, whose.peer), whose.seconds
+        else:  # another reader may take it all the same
+            record = record_in(line)
+            yield (line, None, 0) if record is None else (line, source_of(record), span_of(record))
 
 
 def _batches(run_dir: Path) -> Iterator[list[dict[str, Any]]]:
     """What is not sealed, some thousand lines at a time."""
     if (run_dir / SAMPLES_PARQUET).exists():
         return  # whoever sealed it was killed before the lines were removed
-    try:
-        file = open_file(run_dir / SAMPLES)
-    except FileNotFoundError:
-        return
-    with file:
-        while lines := list(itertools.islice(file, BATCH)):
+    with open_sample_files(run_dir) as files:
+        every = itertools.chain.from_iterable(files)
+        while lines := list(itertools.islice(every, BATCH)):
             yield _records(lines)
 
 

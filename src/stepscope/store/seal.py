@@ -30,8 +30,9 @@ from stepscope.store.load import Loaded, load_run
 from stepscope.store.locks import LockBusy, locked, take_lock
 from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.nodes import NodeInfo, read_refused, write_nodes
-from stepscope.store.paths import EVENTS, INBOX, PARTS, SAMPLES, STACKS, STEPS
+from stepscope.store.paths import EVENTS, INBOX, PARTS, STACKS, STEPS
 from stepscope.store.processes import process_alive, processes_alive
+from stepscope.store.sample_segments import remove_samples
 from stepscope.store.session import remove_session, ring_files, session_of
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _clean(run_dir: Path) -> None:
     meta = read_meta(run_dir)
     for folder in (STEPS, staging.STAGE, INBOX, *(() if _has_parts(run_dir) else (PARTS,))):
         shutil.rmtree(run_dir / folder, ignore_errors=True)
-    (run_dir / SAMPLES).unlink(missing_ok=True)
+    remove_samples(run_dir)
     for path in ring_files(run_dir, meta):
         with suppress(RingError, OSError):
             reader = RingReader(path)

@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from stepscope.agent.sample_keeper import claim_of
 from stepscope.agent.shipping.rings import Ring, RingClaim
 from stepscope.records.places import FLIGHT, HANGS
-from stepscope.store.jsonl import lines_from
-from stepscope.store.paths import SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
+from stepscope.store.jsonl import blank, lines_from
+from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
+from stepscope.store.sample_segments import read_samples, sample_bytes, samples_end
 from stepscope.wire.blocks import RingRows, pack_block
 from stepscope.wire.frames import LINE_FILES, Part, PartKind, may_be_named, part_of
 from stepscope.wire.joining import Positions
@@ -102,6 +104,7 @@ class Outgoing:
         self._whole: dict[str, Stamp] = {}
         self._turn = 0
         self._scale = self._most_scale = 1.0
+        self.samples = claim_of(run_dir)
         self.long_lines = 0
         """Lines that were sent as blanks."""
         self.unsent: set[str] = set()
@@ -111,6 +114,7 @@ class Outgoing:
         """To where the hub is; what has no position is sent once more."""
         self._rings = {key: Ring(self._run_dir, key, seq) for key, seq in positions.rings.items()}
         self._at = dict(positions.files)
+        self.samples.sent(self._at.get(SAMPLES, 0))
         self._whole = {}
 
     def shrink(self, *, for_good: bool = False) -> None:
@@ -128,7 +132,10 @@ class Outgoing:
             self._tell_rings(batch, final=final)
             self._add_steps(batch)
             for name in LINE_FILES:
-                self._add_lines(batch, name)
+                if name == SAMPLES:
+                    self._add_samples(batch)
+                else:
+                    self._add_lines(batch, name)
             self._add_logs(batch)
         except OSError as error:
             batch.problem = f"cannot read {self._run_dir}: {error.strerror}"
@@ -139,6 +146,7 @@ class Outgoing:
         for key, claim in batch.rings.items():
             self._rings[key].take(claim)
         self._at |= batch.files
+        self.samples.sent(self._at.get(SAMPLES, 0))
         self._whole |= batch.whole
         self.long_lines += batch.long_lines
         self._turn += 1
@@ -154,7 +162,8 @@ class Outgoing:
     def _count_left(self) -> int:
         self._look_for_rings()
         left = sum(ring.behind_bytes() for ring in self._rings.values())
-        lines = [(name, _size(self._run_dir / name)) for name in LINE_FILES]
+        lines = [(name, _size(self._run_dir / name)) for name in LINE_FILES if name != SAMPLES]
+        left += min(max(0, samples_end(self._run_dir) - self._at.get(SAMPLES, 0)), sample_bytes(self._run_dir))
         logs = [(name, stamp.size) for name, stamp in self._named("log", [LOGS])]
         left += sum(max(0, size - self._at.get(name, 0)) for name, size in (*lines, *logs))
         return left + sum(stamp.size for name, stamp in self._named("file", WHOLE) if self._whole.get(name) != stamp)
@@ -209,6 +218,20 @@ class Outgoing:
             batch.files[name] = at + len(raw)
             batch.long_lines += too_long
             batch.more = batch.more or batch.files[name] < size
+
+    def _add_samples(self, batch: Batch) -> None:
+        """As lines; of those that were thinned before they could be sent, what is left, and blanks for the rest."""
+        at, end = self._at.get(SAMPLES, 0), samples_end(self._run_dir)
+        if end <= at:
+            return
+        self.samples.reading(at + LINES_BYTES)
+        most = int(TEXT_BYTES * self._scale)
+        piece = read_samples(self._run_dir, at, most_bytes=most, longest=LINES_BYTES)
+        raw = piece.data or (blank(min(piece.end - at, LINES_BYTES)) if piece.end > at else b"")
+        if raw and batch.takes(part_of("lines", raw, name=SAMPLES, offset=at)):
+            batch.files[SAMPLES] = at + len(raw)
+            batch.long_lines += piece.too_long
+            batch.more = batch.more or batch.files[SAMPLES] < end
 
     def _add_files(self, batch: Batch) -> None:
         for name, stamp in self._named("file", WHOLE):

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.sample_keeper import SampleClaim
 from stepscope.agent.shipping.client import Answer, HubClient
 from stepscope.agent.shipping.clock import HubClock
 from stepscope.agent.shipping.destination import Destination
@@ -149,6 +150,11 @@ class Sender:
         return self._welcome is not None and self._welcome.local
 
     @property
+    def samples(self) -> SampleClaim:
+        """What of the samples the hub has."""
+        return self._outgoing.samples
+
+    @property
     def run_name(self) -> str:
         """What the run is called at the hub, as far as it said so."""
         return self._to.run if self._joined_run is None else self._joined_run
@@ -173,6 +179,8 @@ class Sender:
         self._joined_run = welcome.run
         self.counts.joins += 1
         self._outgoing.rewind(welcome.positions)
+        if welcome.local:
+            self.samples.free()
         self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop looks at the peers, then takes the key
         self._next_s = _seconds(welcome.next_s)
         # By chance: the nodes of a job begin together, and should not all send together for ever after.

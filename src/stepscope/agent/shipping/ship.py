@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.sample_keeper import SampleClaim
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Outgoing
 from stepscope.agent.shipping.sender import PATIENCE_S, Counts, News, Sender
@@ -75,6 +76,11 @@ class Shipper:
         while self._sender.news:
             taken.append(self._sender.news.popleft())
         return taken
+
+    @property
+    def samples(self) -> SampleClaim:
+        """What of the samples the hub has."""
+        return self._sender.samples
 
     @property
     def peers(self) -> tuple[Peer, ...]:

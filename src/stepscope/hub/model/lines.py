@@ -8,6 +8,7 @@ are shifted by the node's offset, onto the hub's clock, when a line is parsed.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 
 from stepscope.store.paths import SAMPLES
 from stepscope.store.sample_source import whose_of
-from stepscope.store.thinning import Thinner
+from stepscope.store.thinning import Thinner, strides
 
 __all__ = ["Lines", "Raw", "of_kind", "parse_raw"]
 
@@ -31,6 +32,8 @@ MOST_OF_NODE = 20_000
 LINE_BYTES = 64 << 10
 """A longer line is no sample of ours."""
 _OVERHEAD = 64
+_STRETCHES = range(63)
+"""Of time, as powers of two of nanoseconds."""
 _WALLS = ("wall_ns", "started_wall_ns", "ended_wall_ns")
 
 
@@ -65,18 +68,28 @@ class Lines:
             self.dropped += 1
 
     def _thin(self, key: tuple[str, str]) -> None:
-        """Of the older half of what a node said, every second line of each source: the past grows coarse."""
+        """Of the older half of what a node said, some lines of each source, evenly in time: the past grows coarse.
+
+        One in each stretch of time stays, so those that came thinned lose none before the others are as far apart.
+        """
         held = self._kept[key]
         older = [held.popleft() for _ in range(len(held) // 2)]
-        seen: Counter[Hashable] = Counter()
+        numbers: Counter[Hashable] = Counter()
+        at: list[tuple[Hashable, int]] = []
+        for line, _ in older:
+            source, wall_ns = _source_and_time(line)
+            numbers[source] += 1
+            at.append((source, numbers[source] if wall_ns is None else wall_ns))
+        enough = len(older) * 2 // 3
+        bits = bisect_left(_STRETCHES, True, key=lambda bits: len({(who, when >> bits) for who, when in at}) <= enough)
         kept = []
-        for line, offset_ns in older:
-            source = _source_of(line)
-            seen[source] += 1
-            if seen[source] % 2:
-                kept.append((line, offset_ns))
+        before: set[tuple[Hashable, int]] = set()
+        for one, (who, when) in zip(older, at, strict=True):
+            if (who, when >> bits) not in before:
+                before.add((who, when >> bits))
+                kept.append(one)
             else:
-                self._held_bytes -= len(line) + _OVERHEAD
+                self._held_bytes -= len(one[0]) + _OVERHEAD
         held.extendleft(reversed(kept))
         gone = len(older) - len(kept)
         if not gone:
@@ -145,30 +158,31 @@ class Lines:
             self._events.append({**record, "node": node, "number": self.events_seen})
 
 
-def _source_of(line: bytes) -> Hashable:
-    """What tells one host, process, GPU or probe of a node from another; None: it does not say."""
+def _source_and_time(line: bytes) -> tuple[Hashable, int | None]:
+    """What tells one host, process, GPU or probe of a node from another, and when it was; None: it does not say."""
     whose = whose_of(line)
-    return None if whose is None else (whose.kind, whose.pid, whose.index, whose.peer)
+    if whose is None:
+        return None, None
+    return (whose.kind, whose.pid, whose.index, whose.peer), whose.wall_ns if type(whose.wall_ns) is int else None
 
 
 def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None], most: int) -> list[Raw]:
-    """The samples of that kind and time; of more than ``most`` every n-th of each source.  Parses little of each."""
+    """The samples of that kind and time; of more than ``most`` some of each source.  Parses little of each."""
     mark = b'"' + kind.encode() + b'"'
     first, last = span_ns[0] or 0, span_ns[1]
-    found: list[tuple[Hashable, Raw]] = []
+    found: list[tuple[Hashable, int, Raw]] = []
     for one in raw:
         whose = whose_of(one[1]) if mark in one[1] else None
         if whose is None or whose.kind != kind:
             continue
         wall_ns = whose.wall_ns - one[2] if type(whose.wall_ns) is int else 0
         if first <= wall_ns and (last is None or wall_ns <= last):
-            found.append(((one[0], whose.pid, whose.index, whose.peer), one))
-    every = -(-len(found) // most)
-    if every <= 1:
-        return [one for _, one in found]
-    thinner: Thinner[Raw] = Thinner(every)
-    for source, one in found:
-        thinner.add(source, one)
+            found.append(((one[0], whose.pid, whose.index, whose.peer), whose.seconds, one))
+    if len(found) <= most:
+        return [one for _, _, one in found]
+    thinner: Thinner[Raw] = Thinner(strides(Counter(span_s for _, span_s, _ in found), most))
+    for source, span_s, one in found:
+        thinner.add(source, span_s, one)
     return thinner.kept()
 
 

@@ -13,6 +13,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.store.log_limits import data_at
+
 __all__ = ["MOST_BYTES", "FileEntry", "FilePiece", "list_files", "media_type_of", "read_piece"]
 
 MOST_BYTES = 4 << 20
@@ -76,6 +78,7 @@ def list_files(run_dir: Path) -> list[FileEntry]:
 def read_piece(run_dir: Path, path: str, *, offset: int | None, tail: int | None, most: int) -> FilePiece | None:
     """``offset`` bytes from the start, or the last ``tail`` ones, in whole lines if there is a line's end among them.
 
+    What a long log dropped (``store/log_limits.py``) is passed: then the piece begins, or ends, at what is there.
     None: there is no such file, or none that may be read.
     """
     fd = _open(run_dir, path) if allowed(path) else None
@@ -84,14 +87,14 @@ def read_piece(run_dir: Path, path: str, *, offset: int | None, tail: int | None
     try:
         size = os.fstat(fd).st_size
         if tail is not None:
-            at = max(size - min(tail, most), 0)
+            at, _ = data_at(fd, max(size - min(tail, most), 0))
             data = os.pread(fd, min(size - at, most), at)
             if at and b"\n" in data:
                 cut = data.index(b"\n") + 1
                 data, at = data[cut:], at + cut
             return FilePiece(data=data, offset=at, size=size)
-        at = min(offset or 0, size)
-        return FilePiece(data=os.pread(fd, most, at), offset=at, size=size)
+        at, end = data_at(fd, min(offset or 0, size))
+        return FilePiece(data=os.pread(fd, min(most, end - at), at), offset=at, size=size)
     except OSError:
         return None
     finally:

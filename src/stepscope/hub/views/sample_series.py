@@ -8,6 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.store.coarse_samples import OVER
+from stepscope.store.thinning import span_of
+
 __all__ = ["WHO", "Statistic", "sample_series"]
 
 Statistic = Literal["mean", "max", "min", "last"]
@@ -18,7 +21,7 @@ WHO: Mapping[str, tuple[str, ...]] = {
     "probe": ("node", "peer"),
 }
 """By kind, what a curve is of; of another kind: of its node."""
-_NO_FIGURE = ("wall_ns", "mono_ns", "pid", "rank", "index", "kind", "node", "host")
+_NO_FIGURE = ("wall_ns", "mono_ns", "pid", "rank", "index", "kind", "node", "host", "span_s", "over")
 _NAMES = ("host", "uuid", "name")
 
 
@@ -50,7 +53,8 @@ def sample_series(
         own = curves[key]
         place = np.array([(line["wall_ns"] - first) // width for line in own], np.intp)
         figures = fields or sorted({name for line in own for name in line if name not in _NO_FIGURE})
-        values = {name: _binned(own, name, place, count, statistic) for name in figures}
+        weights = _weights(own)
+        values = {name: _binned(own, name, place, count, statistic, weights) for name in figures}
         about = {name: own[-1][name] for name in _NAMES if isinstance(own[-1].get(name), str)}
         known = {name: column for name, column in values.items() if column is not None}
         rows.append({**dict(zip(who, key, strict=True)), **about, "values": known})
@@ -60,19 +64,34 @@ def sample_series(
     }
 
 
+def _weights(lines: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """How many seconds each stands for: those of earlier hours are thinned, and say so; the others, as they lie."""
+    spans_s = np.array([span_of(line) for line in lines], np.float64)
+    if not spans_s.any():
+        return np.ones(len(lines))
+    fine = np.array([line["wall_ns"] for line in lines], np.float64)[spans_s == 0]
+    apart_s = float(np.median(np.diff(fine))) / 1e9 if len(fine) > 1 else 1.0
+    return np.where(spans_s > 0, spans_s, max(apart_s, 1e-3))
+
+
 def _binned(
-    lines: Sequence[Mapping[str, Any]], name: str, place: NDArray[np.intp], count: int, statistic: Statistic
+    lines: Sequence[Mapping[str, Any]],
+    name: str,
+    place: NDArray[np.intp],
+    count: int,
+    statistic: Statistic,
+    weights: NDArray[np.float64],
 ) -> list[float | None] | None:
     """None when it is no figure."""
-    values = np.array([_figure(line.get(name)) for line in lines], np.float64)
+    values = np.array([_figure(_of(line, name, statistic)) for line in lines], np.float64)
     known = np.isfinite(values)
     if not known.any():
         return None
-    at, values = place[known], values[known]
+    at, values, weights = place[known], values[known], weights[known]
     found = np.full(count, np.nan)
     if statistic == "mean":
-        total, times = np.bincount(at, values, count), np.bincount(at, minlength=count)
-        found = np.where(times > 0, total / np.maximum(times, 1), np.nan)
+        total, weight = np.bincount(at, values * weights, count), np.bincount(at, weights, count)
+        found = np.where(weight > 0, total / np.where(weight > 0, weight, 1), np.nan)
     elif statistic == "last":
         found[at] = values
     else:
@@ -81,6 +100,14 @@ def _binned(
         (np.maximum if statistic == "max" else np.minimum).at(found, at, values)
         found[found == fill] = np.nan
     return [None if value != value else value for value in found.tolist()]
+
+
+def _of(line: Mapping[str, Any], name: str, statistic: Statistic) -> Any:
+    """The figure of a sample; of one that stands for many, what it says of all of them."""
+    over = line.get(OVER)
+    kept = over.get(statistic) if isinstance(over, dict) else None
+    found = kept.get(name) if isinstance(kept, dict) else None
+    return line.get(name) if found is None else found
 
 
 def _figure(value: Any) -> float:
