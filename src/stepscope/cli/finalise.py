@@ -22,7 +22,7 @@ from stepscope.records.redactor import Redactor
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
-from stepscope.store.lease import boot_id, sealing_barred
+from stepscope.store.lease import sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.meta import read_meta
 from stepscope.store.outputs import copy_rest
@@ -108,7 +108,7 @@ def _finalise(
         _write(html, run_dir, None if alive else run, summary, redact=redact, quiet=quiet)
     if redact:
         summary = Redactor(run.meta, summary).document(summary)
-    now = run_clock.now_of(run.meta, boot_id()) if alive else None
+    now = run_clock.now_of(run.meta) if alive else None
     return summary, render_text(summary, width=width, color=color, saved=saved, copied=copied, now_wall_ns=now)
 
 

@@ -42,10 +42,9 @@ from stepscope.records.places import (
     nccl_dumps,
     timed_collectives,
 )
-from stepscope.records.run_clock import clock_of
+from stepscope.records.run_clock import environment_of
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.hub_file import read_hub_file
-from stepscope.store.lease import boot_id
 from stepscope.store.meta import end_run, read_meta
 from stepscope.store.paths import HUB
 from stepscope.wire.keys import ENV_KEY, load_key
@@ -297,9 +296,7 @@ def _environment(job: Job, run_dir: Path, session: Path) -> dict[str, str]:
     environment[ENV_RUN_DIR] = str(run_dir)
     environment[ENV_SESSION] = str(session)
     environment.pop(ENV_CLOCK, None)
-    ahead_ns = clock_of(read_meta(run_dir), boot_id())
-    if ahead_ns is not None:
-        environment[ENV_CLOCK] = str(ahead_ns)
+    environment.update(environment_of(read_meta(run_dir)))
     if not any(environment.get(name) for name in ENV_TORCH_DUMPS):
         environment[ENV_TORCH_DUMPS[0]] = nccl_dumps(run_dir)
     return {**timed_collectives(environment), **environment}

@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stepscope.records.places import ENV_CLOCK
 
-__all__ = ["clock_of", "follow_environment", "follow_run", "now_of", "wall_ns"]
+__all__ = ["boot_id", "clock_of", "environment_of", "follow_environment", "follow_run", "now_of", "wall_ns"]
 
 _LARGEST = 1 << 62
 _ahead_ns: int | None = None
@@ -29,7 +30,15 @@ def wall_ns() -> int:
     return time.time_ns() if _ahead_ns is None else time.monotonic_ns() + _ahead_ns
 
 
-def clock_of(meta: Mapping[str, Any], boot: str) -> int | None:
+def boot_id() -> str:
+    """Which boot of which machine this is; empty where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def clock_of(meta: Mapping[str, Any]) -> int | None:
     """What a run's clock is ahead of the monotonic one; None: unknown, or not of this boot of this machine.
 
     A run without a launcher has none: nobody could tell its ranks.
@@ -39,23 +48,37 @@ def clock_of(meta: Mapping[str, Any], boot: str) -> int | None:
     wall, mono, place = meta.get("created_wall_ns"), meta.get("created_mono_ns"), meta.get("place")
     if not (isinstance(wall, int) and isinstance(mono, int) and isinstance(place, Mapping)):
         return None
-    return wall - mono if boot and place.get("boot") == boot and 0 <= mono <= wall < _LARGEST else None
+    return wall - mono if _is_ours(place.get("boot")) and 0 <= mono <= wall < _LARGEST else None
 
 
-def now_of(meta: Mapping[str, Any], boot: str) -> int:
+def now_of(meta: Mapping[str, Any]) -> int:
     """Now, by the clock of a run that this process looks at from outside."""
-    ahead_ns = clock_of(meta, boot)
+    ahead_ns = clock_of(meta)
     return time.time_ns() if ahead_ns is None else time.monotonic_ns() + ahead_ns
 
 
-def follow_run(meta: Mapping[str, Any], boot: str) -> None:
+def follow_run(meta: Mapping[str, Any]) -> None:
     """From now on ``wall_ns`` is that run's clock."""
     global _ahead_ns
-    _ahead_ns = clock_of(meta, boot)
+    _ahead_ns = clock_of(meta)
+
+
+def environment_of(meta: Mapping[str, Any]) -> dict[str, str]:
+    """The variable by which the ranks of a run follow its clock; none where it has none."""
+    ahead_ns = clock_of(meta)
+    return {} if ahead_ns is None else {ENV_CLOCK: f"{boot_id()}:{ahead_ns}"}
 
 
 def follow_environment() -> None:
-    """The same in a process that a launcher started."""
+    """The same in a process that a launcher started.
+
+    The variable may come from another machine (``mpirun -x``, ``srun --export``), whose monotonic clock is another.
+    """
     global _ahead_ns
-    said = os.environ.get(ENV_CLOCK, "")
-    _ahead_ns = int(said) if said.isascii() and said.isdecimal() and int(said) < _LARGEST else None
+    boot, _, said = os.environ.get(ENV_CLOCK, "").rpartition(":")
+    known = _is_ours(boot) and said.isascii() and said.isdecimal() and len(said) <= len(str(_LARGEST))
+    _ahead_ns = int(said) if known and int(said) < _LARGEST else None
+
+
+def _is_ours(boot: object) -> bool:
+    return bool(boot) and boot == boot_id()

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records.progress import Progress, unheard
+from stepscope.records.run_clock import boot_id
 from stepscope.ring.writer import process_start_ticks
 
-__all__ = ["LEASE", "SILENT_S", "Lease", "LeaseKeeper", "Place", "boot_id", "is_local", "read_lease", "sealing_barred"]
+__all__ = ["LEASE", "SILENT_S", "Lease", "LeaseKeeper", "Place", "is_local", "read_lease", "sealing_barred"]
 
 LEASE = "lease.json"
 RENEW_S = 5.0
@@ -169,13 +170,6 @@ def _made_s(run_dir: Path) -> float:
         return time.time() - max(path.stat().st_mtime for path in (run_dir, *run_dir.iterdir()))
     except OSError:
         return 0.0
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _pid_namespace() -> str:
