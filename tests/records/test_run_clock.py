@@ -40,7 +40,6 @@ def test_setting_the_time_of_day_moves_nothing(monkeypatch: pytest.MonkeyPatch, 
     [
         ("another", {}),
         ("", {}),
-        ("this", {"launcher": None}),
         ("this", {"created_mono_ns": None}),
         ("this", {"place": 1}),
     ],
