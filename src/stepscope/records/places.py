@@ -42,6 +42,7 @@ __all__ = [
     "ENV_TORCH_DUMPS",
     "FLIGHT",
     "HANGS",
+    "PRINTED_SUFFIX",
     "RING_SUFFIX",
     "SERVER_SUFFIX",
     "SESSION_LOCK",
@@ -94,6 +95,8 @@ RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
+PRINTED_SUFFIX = ".printed"
+"""In the session: what a process printed, on its way to the log of a run that is on a remote file system."""
 BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
 """What goes when the ring goes."""
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
