@@ -46,7 +46,7 @@ from stepscope.records.run_clock import environment_of
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.hub_file import read_hub_file
 from stepscope.store.meta import end_run, read_meta
-from stepscope.store.paths import HUB
+from stepscope.store.paths import HUB, META
 from stepscope.wire.keys import ENV_KEY, load_key
 
 __all__ = ["Job", "record"]
@@ -261,6 +261,9 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
         _, text = finalise(run_dir, end=end.to_dict(), color=color, quiet=quiet, made_here=True)
     except RunError as error:
         say(f"no summary: {error}")
+        if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
+            again = f"`stepscope report {_short(run_dir)}` makes the summary when the directory is back"
+            say(f"what was recorded is kept in memory: {again}")
         return
     if not quiet:
         print(text, file=sys.stderr)
