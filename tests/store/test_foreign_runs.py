@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -192,6 +193,29 @@ def test_a_lease_that_cannot_be_read_is_none(paths: RunPaths, content: bytes) ->
     assert read_lease(paths.run_dir) is None
 
 
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO])
+def test_a_lease_that_the_file_server_does_not_give_bars_sealing(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """The job is over, and whoever recorded it may be sealing it at this moment."""
+    end_run(elsewhere, exit_code=0, status="finished")
+    real = os.open
+
+    def refused(path: Any, *args: Any, **more: Any) -> int:
+        if Path(path).name == lease.LEASE:
+            raise OSError(error, os.strerror(error))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert read_lease(elsewhere) is None
+    why = sealing_barred(elsewhere, read_meta(elsewhere))
+    assert why is not None
+    assert why.startswith("it is recorded in another container, and was written to ")
+    monkeypatch.undo()
+    (elsewhere / lease.LEASE).unlink()
+    assert sealing_barred(elsewhere, read_meta(elsewhere)) is None
+
+
 # ── locks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -204,6 +228,27 @@ def _flocked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_on_a_file_system_without_locks_a_run_is_sealed_by_one_at_a_time(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: int
+) -> None:
+    """Lustre without ``-o flock``, NFS without a lock service."""
+    end_run(paths.run_dir, exit_code=0, status="finished")
+    real = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(paths.run_dir):
+            raise OSError(error, os.strerror(error))
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(locks, "session_root", lambda: tmp_path / "in memory")
+    with locks.locked(paths.run_dir), pytest.raises(LockBusy):
+        locks.take_lock(paths.run_dir)
+    seal.seal(paths.run_dir)
+    assert read_meta(paths.run_dir)["sealed"] is True
 
 
 def test_nobody_else_can_keep_a_run_from_being_sealed(paths: RunPaths) -> None:

@@ -165,7 +165,7 @@ def sealing_barred(
     host = place.host if place is not None else str(meta.get("host"))
     where = "in another container" if place is not None and place.boot == boot_id() else f"on {host}"
     first = read_lease(run_dir)
-    if first is None and meta.get("end") is not None:
+    if first is None and meta.get("end") is not None and not _may_exist(run_dir / LEASE):
         return None
     age_s = _age_s(run_dir, first)
     if -APART_S < age_s < ABANDONED_S:
@@ -198,6 +198,17 @@ def _age_s(run_dir: Path, lease: Lease | None) -> float:
         return lease.age_s()
     changed_ns = _changed_ns(run_dir)
     return 0.0 if changed_ns is None else (time.time_ns() - changed_ns) / 1e9
+
+
+def _may_exist(path: Path) -> bool:
+    """A file server that does not answer (EIO, ESTALE) says nothing."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _changed_ns(run_dir: Path) -> int | None:
