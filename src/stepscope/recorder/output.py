@@ -37,7 +37,8 @@ from stepscope.records.places import ENV_NATIVE, ENV_SESSION, PRINTED_SUFFIX, ou
 __all__ = ["keep_output"]
 
 LONGEST_LINE = 1 << 13
-MOST_HELD = 8 << 20
+MOST_HELD = 1 << 20
+"""Beside its ring, which takes twice that: eight ranks have room in the 64 MB of a container."""
 MISSED = b"[stepscope: lines are missing here; the run directory did not answer]\n"
 
 
@@ -205,6 +206,8 @@ class _Tee:
 
     def _keep(self) -> None:
         begun, self._begun = self._begun, b""
+        if not begun:
+            return
         try:
             if self._most is not None and os.fstat(self._copy).st_blocks * 512 >= self._most:
                 self._missed = MISSED
@@ -212,7 +215,10 @@ class _Tee:
             os.write(self._copy, self._missed + begun)
             self._missed = b""
         except OSError:
-            self._copy = -1
+            if self._most is None:
+                self._copy = -1
+            else:
+                self._missed = MISSED
 
 
 def _put_copy_below(stream: Any, copy: int, copied: set[int], most: int | None) -> None:
