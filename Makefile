@@ -13,6 +13,8 @@ GPU_ARGS ?=
 FUZZ_ROUNDS ?= 3
 # The newest release of torch and the oldest that the README claims; what lies between them is in requirements/test.txt.
 TORCH_VERSIONS ?= 2.15.0 2.10.0
+# Those that pyproject.toml claims.
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 BENCH_ARGS ?= --sizes 1,deep --steps 400 --repeats 3
 
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/test.txt)
@@ -22,6 +24,7 @@ LINT_READY := $(VENV)/.lint-ready
 BROWSER_READY := $(VENV)/.browser-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
 VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch nodes notebook recorder)
+PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
 
@@ -37,7 +40,7 @@ else echo "npm is not to be had: the page's unit tests are skipped"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test versions soak fuzz ray lint format types contracts bench screenshots league frameworks hangs gpu gpu-league clean
+.PHONY: help setup page demo test versions pythons soak fuzz ray lint format types contracts bench screenshots league frameworks hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +62,18 @@ versions: $(PAGE) ## Run the tests that start torch on other versions of it (TOR
 		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && .venv-torch-$$version/bin/python -m pytest \
 			-n 2 --dist worksteal $(VERSION_TESTS) $(TEST_ARGS); } || verdict=failed; \
 		table="$$table  torch $$version: $$verdict\n"; \
+	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
+
+pythons: $(PAGE) ## Run the tests that start jobs, and the demo, on every Python found here (PYTHONS="3.10 3.14")
+	@table=; for version in $(PYTHONS); do \
+		echo "== Python $$version"; python=; \
+		for found in "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python python$$version; do \
+			"$$found" -m venv --help >/dev/null 2>&1 && python=$$found; done; \
+		if [ -z "$$python" ]; then table="$$table  Python $$version: not found\n"; continue; fi; \
+		venv=.venv-python-$$version; verdict=passed; \
+		{ $(MAKE) --no-print-directory PYTHON="$$python" $$venv/.ready && $$venv/bin/python -m pytest \
+			-n 2 --dist worksteal $(PYTHON_TESTS) $(TEST_ARGS) && $$venv/bin/stepscope demo $(DEMO_ARGS); } || verdict=failed; \
+		table="$$table  $$($$python --version): $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
 soak: $(FRAMEWORKS_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a near relation there)
@@ -112,7 +127,7 @@ gpu-league: ## Score verdicts and prices on NCCL against faults of known cost (G
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m nccl.league $(GPU_ARGS)
 
 clean: ## Remove the virtual environment, caches and build output (never runs/)
-	rm -rf $(VENV) .venv-torch-* web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-python-* web/node_modules $(dir $(PAGE)) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -139,6 +154,14 @@ $(FRAMEWORKS_READY): requirements/frameworks.txt $(RUN_READY)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check torch==$*
 	@sed '/^torch==/d; /^sympy==/d' requirements/test.txt > $(@D)/test.txt
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check torch==$* -r $(@D)/test.txt
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+.venv-python-%/.ready: requirements/test.txt pyproject.toml
+	@echo "Setting up $(@D) (once; torch is large) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r requirements/test.txt
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 

@@ -12,10 +12,11 @@ import pytest
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.peers import is_pipeline, peer_groups
 from stepscope.diagnosis.practices import remarks_on
+from stepscope.diagnosis.uneven import STAGE_KINDS
 from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, OPS, GroupKind, ProcessGroup
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import Cluster, slow_at
+from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 WORLD = ProcessGroup(
     slot=0, name="0", description="default_pg", kind="world", backend="gloo", ranks=(0, 1, 2, 3), size=4
@@ -146,6 +147,20 @@ def test_a_stage_that_is_slow_where_it_has_no_layers_has_none_to_move(phase: str
     assert found.title == f"Rank 1 takes 20.0 ms more than {others} {doing} every step; {others} waits."
     assert found.cost["share"] == pytest.approx(20 / 59, abs=0.02)
     assert not any("layers" in line or "DistributedSampler" in line for line in found.advice)
+
+
+@pytest.mark.parametrize("phase", sorted(STAGE_KINDS))
+def test_its_line_is_named_in_every_phase(phase: str) -> None:
+    """Where its stacks agree on one: within the step as well as between two."""
+    run = pipeline(faults=[slow_at(1, phase, 20.0)])
+    line = {"file": "/scripts/train.py", "line": 27, "function": "Stage.work"}
+    about = {"rank": 1, "pid": 101, "wall_ns": ANCHOR_WALL_NS + 10**9, "phase": phase, "between": phase == "other"}
+    hook = {"file": "/stepscope/recorder/ledger.py", "line": 149, "function": "timed"}
+    seen = [{**about, "step": step, "frames": [line, hook]} for step in (30, 31, 32)]
+    (found,) = diagnose(replace(run, stacks=tuple(seen)))
+    assert (found.ranks, found.phase) == ((1,), phase)
+    assert found.evidence["place"] == "Stage.work, train.py:27"
+    assert "(Stage.work, train.py:27) every step; " in found.title
 
 
 def test_the_schedule_of_a_pipeline_is_no_warning() -> None:

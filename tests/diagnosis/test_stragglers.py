@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.late_ranks import _too_much_by_chance
 from stepscope.diagnosis.view import replay_without, view_of
 from stepscope.records.finding import Finding
 from stepscope.testing.cluster import Cluster, Death, slow_at
@@ -77,6 +78,20 @@ def test_a_slow_device_is_seen_on_the_device_clock(phase: str) -> None:
     cluster = Cluster(ranks=4, steps=60, device_timed=True, faults=(slow_at(2, phase, 5.0),))
     (found,) = stragglers_of(cluster)
     assert (found.ranks, found.phase, found.evidence["clock"]) == ((2,), phase, "device")
+
+
+@pytest.mark.parametrize("unknown", ["all of the host's times", "a step of the device's"])
+def test_a_price_is_not_corrected_by_what_is_not_known(unknown: str) -> None:
+    """The steps that were timed on the device are compared with all steps of the host, if there are any."""
+    view = view_of(build_window(Cluster(ranks=2, steps=60, noise=0.03, device_timed=True).run()))
+    at, saved_ns = slice(0, len(view.steps)), np.full(len(view.steps), 1e6)
+    if unknown == "a step of the device's":
+        wall_ns = view.wall_ns * [[1.0], [2.0]]  # not in lockstep: a step's length is the longest, if there is any
+        wall_ns[:, 3] = np.nan
+        view = replace(view, wall_ns=wall_ns)
+    else:
+        view = replace(view, window=replace(view.window, wall_ns=np.full_like(view.window.wall_ns, np.nan)))
+    assert _too_much_by_chance(view, 1, saved_ns, at) == 0.0
 
 
 def test_three_per_cent_are_found_within_two_hundred_steps() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.store.load import open_run
+
 Run = Callable[..., Any]
 
 ALONE = """
@@ -83,6 +85,31 @@ def test_a_plain_python(run_python: Run, script: Callable[..., Path], tmp_path: 
     notes = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert [note["values"] for note in notes if note["event"] == "note"][-2:] == [{"step": 11}, {"word": "ü"}]
     assert summary["notices"] == []
+
+
+SET_BACK = """
+import time
+import stepscope
+stepscope.init(name="mine")
+real = time.time_ns
+time.time_ns = lambda: real() - 3600 * 10**9  # somebody sets the time of day
+for step in range(4):
+    with stepscope.step():
+        pass
+"""
+
+
+def test_setting_the_time_of_day_moves_no_step(run_python: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    """The rank that began the run chose its clock; the agent has the same."""
+    script(SET_BACK, "train.py")
+    done = run_python("train.py")
+    assert done.code == 0, done.stderr
+    run_dir = tmp_path / "runs" / "mine"
+    ended(run_dir)
+    run = open_run(run_dir)
+    (rank,) = run.ranks
+    ahead_ns = run.meta["created_wall_ns"] - run.meta["created_mono_ns"]
+    assert rank.anchor_wall_ns - rank.anchor_mono_ns == pytest.approx(ahead_ns, abs=10**9)
 
 
 RANKS = """

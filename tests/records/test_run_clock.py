@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,19 +20,19 @@ META: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def own_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_clock, "_ahead_ns", None)
-    return
+    monkeypatch.setattr(run_clock, "boot_id", lambda: "this")
 
 
 @pytest.mark.parametrize("set_ns", [-HOUR_NS, DAY_NS])
 def test_setting_the_time_of_day_moves_nothing(monkeypatch: pytest.MonkeyPatch, set_ns: int) -> None:
     monkeypatch.setattr(time, "monotonic_ns", lambda: 60 * 10**9)
-    run_clock.follow_run(META, "this")
+    run_clock.follow_run(META)
     before = run_clock.wall_ns()
     monkeypatch.setattr(time, "time_ns", lambda: META["created_wall_ns"] + set_ns)
     assert run_clock.wall_ns() == before == META["created_wall_ns"] + 10 * 10**9
-    assert run_clock.now_of(META, "this") == before
+    assert run_clock.now_of(META) == before
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,6 @@ def test_setting_the_time_of_day_moves_nothing(monkeypatch: pytest.MonkeyPatch, 
     [
         ("another", {}),
         ("", {}),
-        ("this", {"launcher": None}),
         ("this", {"created_mono_ns": None}),
         ("this", {"place": 1}),
     ],
@@ -50,14 +48,33 @@ def test_without_a_run_s_clock_it_is_the_time_of_day(
     monkeypatch: pytest.MonkeyPatch, boot: str, changed: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: 7)
-    run_clock.follow_run({**META, **changed}, boot)
-    assert run_clock.wall_ns() == run_clock.now_of({**META, **changed}, boot) == 7
+    monkeypatch.setattr(run_clock, "boot_id", lambda: boot)
+    run_clock.follow_run({**META, **changed})
+    assert run_clock.wall_ns() == run_clock.now_of({**META, **changed}) == 7
+    assert run_clock.environment_of({**META, **changed}) == {}
 
 
-@pytest.mark.parametrize(("said", "ahead_ns"), [("12", 12), ("", None), ("-5", None), ("1e9", None), ("9" * 30, None)])
+@pytest.mark.parametrize(
+    ("said", "ahead_ns"),
+    [("this:12", 12), *((bad, None) for bad in ("", "12", ":12", "this:", "this:-5", "this:1e9", f"this:{'9' * 30}"))],
+)
 def test_a_rank_takes_it_from_its_environment(monkeypatch: pytest.MonkeyPatch, said: str, ahead_ns: int | None) -> None:
     monkeypatch.setenv(ENV_CLOCK, said)
     monkeypatch.setattr(time, "monotonic_ns", lambda: 100)
     monkeypatch.setattr(time, "time_ns", lambda: 7)
     run_clock.follow_environment()
     assert run_clock.wall_ns() == (7 if ahead_ns is None else 100 + ahead_ns)
+
+
+def test_a_rank_on_another_machine_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mpirun -x`` and ``srun --export`` pass the environment on, and every machine counts from its own boot."""
+    (name, said), *more = run_clock.environment_of(META).items()
+    assert (name, said, more) == (ENV_CLOCK, f"this:{META['created_wall_ns'] - META['created_mono_ns']}", [])
+    monkeypatch.setenv(name, said)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 60 * 10**9)
+    monkeypatch.setattr(time, "time_ns", lambda: 7)
+    run_clock.follow_environment()
+    assert run_clock.wall_ns() == META["created_wall_ns"] + 10 * 10**9
+    monkeypatch.setattr(run_clock, "boot_id", lambda: "another")
+    run_clock.follow_environment()
+    assert run_clock.wall_ns() == 7

@@ -38,3 +38,12 @@ def test_own_dependencies_are_pinned_and_torch_is_not_one(root: Path) -> None:
     pinned = {project_name(line) for line in requirement_lines(root / "requirements" / "test.txt")}
     assert ours <= pinned
     assert "torch" not in ours
+
+
+def test_the_pythons_that_are_claimed_are_those_that_are_tried(root: Path) -> None:
+    pyproject, makefile = ((root / name).read_text() for name in ("pyproject.toml", "Makefile"))
+    claimed = re.findall(r"Programming Language :: Python :: (3\.\d+)", pyproject)
+    tried = re.search(r"^PYTHONS \?= (.*)$", makefile, flags=re.MULTILINE)
+    assert tried
+    assert claimed == tried[1].split()
+    assert f'requires-python = ">={claimed[0]}"' in pyproject

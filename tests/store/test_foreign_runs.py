@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ from stepscope.store.lease import LeaseKeeper, Place, read_lease, sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.locks import LockBusy
 from stepscope.store.meta import end_run, read_meta, write_meta
+from stepscope.store.nodes import NodeInfo, write_nodes
 from stepscope.store.processes import processes_alive
 from stepscope.store.reading import read_document
 
@@ -101,6 +103,75 @@ def test_a_clock_that_is_behind_makes_a_lease_look_old_so_it_is_watched(elsewher
     assert sealing_barred(elsewhere, read_meta(elsewhere), sleep=sleep) is None
 
 
+STILL_WRITTEN = (
+    "it is recorded on gpu-7, and still being written to; its clock is 1 h 00 min ahead of this one: check the time "
+    "of day of both machines"
+)
+
+
+def _dated_ahead(run_dir: Path) -> None:
+    _move_to(run_dir, boot="another machine's", host="gpu-7")
+    _set_lease(run_dir, boot="another machine's", wall_ns=time.time_ns() + 3620 * 10**9, renewed=7)
+
+
+def test_a_lease_dated_in_the_future_is_watched_for_as_long_as_it_would_have_to_be_old(elsewhere: Path) -> None:
+    """Whoever records it renews it within seconds; nothing else says how old it is."""
+    _dated_ahead(elsewhere)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            _set_lease(elsewhere, renewed=8)
+
+    assert sealing_barred(elsewhere, read_meta(elsewhere), sleep=sleep) == STILL_WRITTEN
+    assert len(slept) == 3
+    slept.extend([0.0] * 100)
+    watched = len(slept)
+    assert sealing_barred(elsewhere, read_meta(elsewhere), sleep=sleep) is None
+    assert sum(slept[watched:]) == lease.ABANDONED_S
+
+
+def test_a_run_dated_in_the_future_is_left_alone_while_it_goes_on_and_sealed_when_nobody_records_it(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _dated_ahead(elsewhere)
+    renews = [True]
+
+    def renewed(_seconds: float) -> None:
+        if renews[0]:
+            _set_lease(elsewhere, renewed=json.loads((elsewhere / lease.LEASE).read_text())["renewed"] + 1)
+
+    real = lease.sealing_barred
+    monkeypatch.setattr(
+        "stepscope.cli.finalise.sealing_barred", lambda *args, **more: real(*args, sleep=renewed, **more)
+    )
+    summary, _ = finalise(elsewhere, quiet=True)
+    assert summary["status"] == "running"
+    assert summary["notices"] == [f"Nothing in {elsewhere} was changed: {STILL_WRITTEN}."]
+    assert read_meta(elsewhere)["sealed"] is False
+    renews[0] = False
+    summary, _ = finalise(elsewhere, quiet=True)
+    assert (summary["status"], read_meta(elsewhere)["sealed"]) == ("crashed", True)
+
+
+@pytest.mark.parametrize("set_s", [-3600, 3600])
+def test_setting_the_time_of_day_makes_no_node_silent(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, set_s: int
+) -> None:
+    """The launcher is gone, and another node may still send: it was last heard of when the run began."""
+    meta = {**read_meta(paths.run_dir), "launcher": {"pid": 1 << 30, "start_ticks": 1}}
+    write_meta(paths.run_dir, meta)
+    write_nodes(paths.run_dir, [NodeInfo(node=1, host="b", spool="b", heard_wall_ns=meta["created_wall_ns"])])
+    began_ns, real_ns = meta["created_mono_ns"], time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns + set_s * 10**9)
+    monkeypatch.setattr(time, "time", lambda: real_ns / 1e9 + set_s)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: began_ns + 59 * 10**9)
+    assert processes_alive(paths.run_dir)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: began_ns + 61 * 10**9)
+    assert not processes_alive(paths.run_dir)
+
+
 def test_the_agent_renews_the_lease_in_place(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = LeaseKeeper(paths.run_dir)
     keeper.renew()
@@ -122,6 +193,29 @@ def test_a_lease_that_cannot_be_read_is_none(paths: RunPaths, content: bytes) ->
     assert read_lease(paths.run_dir) is None
 
 
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO])
+def test_a_lease_that_the_file_server_does_not_give_bars_sealing(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """The job is over, and whoever recorded it may be sealing it at this moment."""
+    end_run(elsewhere, exit_code=0, status="finished")
+    real = os.open
+
+    def refused(path: Any, *args: Any, **more: Any) -> int:
+        if Path(path).name == lease.LEASE:
+            raise OSError(error, os.strerror(error))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert read_lease(elsewhere) is None
+    why = sealing_barred(elsewhere, read_meta(elsewhere))
+    assert why is not None
+    assert why.startswith("it is recorded in another container, and was written to ")
+    monkeypatch.undo()
+    (elsewhere / lease.LEASE).unlink()
+    assert sealing_barred(elsewhere, read_meta(elsewhere)) is None
+
+
 # ── locks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -134,6 +228,27 @@ def _flocked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_on_a_file_system_without_locks_a_run_is_sealed_by_one_at_a_time(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: int
+) -> None:
+    """Lustre without ``-o flock``, NFS without a lock service."""
+    end_run(paths.run_dir, exit_code=0, status="finished")
+    real = fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(paths.run_dir):
+            raise OSError(error, os.strerror(error))
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(locks, "session_root", lambda: tmp_path / "in memory")
+    with locks.locked(paths.run_dir), pytest.raises(LockBusy):
+        locks.take_lock(paths.run_dir)
+    seal.seal(paths.run_dir)
+    assert read_meta(paths.run_dir)["sealed"] is True
 
 
 def test_nobody_else_can_keep_a_run_from_being_sealed(paths: RunPaths) -> None:

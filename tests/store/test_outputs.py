@@ -12,6 +12,7 @@ import pytest
 from stepscope.records.places import output_note
 from stepscope.store.native import read_native
 from stepscope.store.outputs import OutputCopier, copy_rest
+from stepscope.store.session import mark_session
 from stepscope.testing.cluster import Cluster, Death
 
 
@@ -118,3 +119,40 @@ def test_last_lines_of_ranks_that_died(run_dir: Path) -> None:
     (run_dir / "logs" / "rank-1.log").write_text("step 1\n" * 100_000 + "free(): invalid pointer\nstep 2\n")
     (run_dir / "logs" / "main.log").write_text("nothing\n")
     assert read_native(run_dir, run.ranks, ()) == {1: ("free(): invalid pointer",)}
+
+
+def printed_in_memory(run_dir: Path, session: Path) -> tuple[Path, Path]:
+    """A file of ours in a session, as a rank of a run on a remote file system prints into; and its log."""
+    session.mkdir()
+    (run_dir / "run.json").write_text(
+        json.dumps({"schema": 1, "name": "run", "session": str(session), "spool": "of this run"})
+    )
+    file = session / "7.printed"
+    file.touch()
+    return file, note(run_dir, file)
+
+
+def test_what_was_copied_of_a_file_of_ours_in_memory_is_given_back(run_dir: Path, tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    file, log = printed_in_memory(run_dir, session)
+    mark_session(session, "of this run")
+    copier = OutputCopier(run_dir)
+    said = b"".join(b"line %d\n" % number for number in range(100_000))
+    for half in (said[:500_000], said[500_000:]):
+        with file.open("ab") as output:
+            output.write(half)
+        assert file.stat().st_blocks * 512 > 400_000
+        copier.look()
+        assert file.stat().st_blocks * 512 <= 8192
+    copier.close()
+    assert log.read_bytes() == said
+
+
+def test_nobody_elses_file_is_ever_emptied(run_dir: Path, tmp_path: Path) -> None:
+    """The note may come from a stranger: only what lies in a session that names this run is ours."""
+    file, log = printed_in_memory(run_dir, tmp_path / "not a session of this run")
+    file.write_bytes(b"x" * 100_000)
+    copier = OutputCopier(run_dir)
+    copier.look()
+    copier.close()
+    assert log.read_bytes() == file.read_bytes() == b"x" * 100_000

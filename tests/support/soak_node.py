@@ -24,12 +24,10 @@ from typing import Any
 
 import psutil
 
-from stepscope.records.places import ENV_CLOCK
-from stepscope.records.run_clock import clock_of
+from stepscope.records.run_clock import environment_of
 from stepscope.store.create import RunPaths, create_run
 from stepscope.store.hub_file import HubFile, write_hub_file
 from stepscope.store.jsonl import read_jsonl
-from stepscope.store.lease import boot_id
 from stepscope.store.meta import read_meta
 
 PATIENCE_S = 60.0
@@ -239,8 +237,7 @@ class SoakNode:
         self.cable = Cable(self._listening.getsockname()[1])
         url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         write_hub_file(self.hub_paths.run_dir, HubFile(url=url, token=secrets.token_hex(16)))
-        ahead_ns = clock_of(read_meta(self.paths.run_dir), boot_id())
-        self._env = {ENV_CLOCK: str(ahead_ns)} if ahead_ns is not None else {}
+        self._env = environment_of(read_meta(self.paths.run_dir))
         self.hub: Process | None = None
         self.agent: Process | None = None
         self.start_hub()

@@ -294,6 +294,9 @@ class _Still:
     def want(self, wanted: Any) -> None:
         pass
 
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
 
 def test_beside_a_job_ctrl_c_is_for_the_job(
     served: ServedFolder, feed_of: Start, monkeypatch: pytest.MonkeyPatch

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from stepscope.terminal.client import HubReader
 from stepscope.terminal.documents import Event, Finding, Findings, Run, Status
+from stepscope.terminal.feed import Feed
+from stepscope.terminal.messages import Message
+from stepscope.terminal.pace import still_s
 from stepscope.terminal.plain import PlainView
 from stepscope.terminal.snapshot import Snapshot
 
@@ -63,3 +68,30 @@ def test_its_end_does_not_make_another_of_it() -> None:
 
 def replace_title(finding: Finding, title: str) -> Finding:
     return msgspec.structs.replace(finding, title=title)
+
+
+@pytest.mark.parametrize("set_s", [-3600, 3600])
+def test_setting_the_time_of_day_makes_no_standstill_and_hides_none(
+    monkeypatch: pytest.MonkeyPatch, set_s: int
+) -> None:
+    """What time it is the hub says, once; from there on only the monotonic clock counts."""
+    mono_s, wall_s = 50, 1_700_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: mono_s * 10**9)
+    monkeypatch.setattr(time, "time_ns", lambda: wall_s * 10**9)
+    hub, feed = HubReader.__new__(HubReader), Feed(lambda: pytest.fail("nobody is asked"))
+    there_ns = 1_600_000_000 * 10**9
+    feed._take(hub, Message(event="heartbeat", id="", data=msgspec.json.encode({"wall_ns": there_ns})))
+    steps = {
+        "first": [0, 1],
+        "last": [0, 1],
+        "start_wall_ns": [there_ns - 10**9, there_ns],
+        "mean_ns": {"wall": [1e8, 1e8]},
+    }
+    feed._take(hub, Message(event="steps", id="", data=msgspec.json.encode(steps)))
+    assert feed.wall_ns() == there_ns
+    wall_s += set_s
+    mono_s += 5
+    live = replace(feed.now, link="live")
+    assert still_s(live, feed.wall_ns()) is None
+    mono_s += 55
+    assert still_s(live, feed.wall_ns()) == 60.0

@@ -154,6 +154,19 @@ test("a hub that is gone before anything is shown is trouble, afterwards a lost 
   expect(past.following).toBe(0);
 });
 
+test.each([-3_600_000, 3_600_000])("setting the time of day by %i ms moves nothing", async (setMs) => {
+  const hub = new Hub();
+  const [, run] = await opened(hub);
+  hub.say("heartbeat", { wall_ns: 5_000_000_000 * 1e6 });
+  const toldMs = run.now();
+  const real = Date.now;
+  vi.spyOn(Date, "now").mockImplementation(() => real() + setMs);
+  expect(toldMs).toBeGreaterThanOrEqual(5_000_000_000);
+  expect(run.now()).toBeGreaterThanOrEqual(toldMs);
+  expect(run.now() - toldMs).toBeLessThan(60_000);
+  vi.restoreAllMocks();
+});
+
 test("a run that is not there is asked for once", async () => {
   const hub = new Hub();
   hub.trouble = "missing";

@@ -14,7 +14,6 @@ from stepscope.agent.shipping.destination import Destination
 from stepscope.records import run_clock
 from stepscope.records.modes import umask_of
 from stepscope.records.places import helper_command
-from stepscope.store.lease import boot_id
 from stepscope.store.meta import read_meta
 
 __all__ = ["tend"]
@@ -35,7 +34,7 @@ def tend(
     sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
     """
     os.umask(umask_of(run_dir))
-    run_clock.follow_run(read_meta(run_dir), boot_id())
+    run_clock.follow_run(read_meta(run_dir))
     shipper = probes = None
     if hub is not None:
         from stepscope.agent.shipping.ship import Shipper  # HTTP: a megabyte or two, only where there is a hub

@@ -9,6 +9,7 @@ from pathlib import Path
 from stepscope import __version__
 from stepscope.agent.on_hang import HangPolicy, seconds_from
 from stepscope.agent.process import tend
+from stepscope.records import run_clock
 from stepscope.store.create import create_run_at
 from stepscope.store.paths import META
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    run_clock.follow_environment()
     if not (args.run_dir / META).exists():
         create_run_at(args.run_dir, args.session, args.job, version=__version__)
     policy = HangPolicy(after_s=seconds_from(os.environ))

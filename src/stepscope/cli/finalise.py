@@ -22,7 +22,7 @@ from stepscope.records.redactor import Redactor
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
 from stepscope.store.hub_file import remove_hub_file
-from stepscope.store.lease import boot_id, sealing_barred
+from stepscope.store.lease import clock_ahead_s, read_lease, sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.meta import read_meta
 from stepscope.store.outputs import copy_rest
@@ -77,7 +77,9 @@ def _finalise(
 ) -> tuple[dict[str, Any], str]:
     problems = []
     alive = processes_alive(run_dir)
-    barred = None if alive else _barred(run_dir, made_here=made_here, quiet=quiet)
+    ahead = alive and clock_ahead_s(run_dir, read_meta(run_dir)) > 0
+    barred = None if alive and not ahead else _barred(run_dir, made_here=made_here, quiet=quiet)
+    alive = alive and (not ahead or barred is not None)
     if barred:
         problems.append(f"Nothing in {run_dir} was changed: {barred}.")
     ours = not alive and barred is None
@@ -87,7 +89,7 @@ def _finalise(
     if fresh:
         try:
             with progress_bar("sealing", None, quiet=quiet) as told:
-                seal(run_dir, progress=told)
+                seal(run_dir, watched=read_lease(run_dir), progress=told)
         except RunError as error:
             problems.append(f"Not sealed: {error}.")
     with progress_bar("opening", None, quiet=quiet) as told:
@@ -108,7 +110,7 @@ def _finalise(
         _write(html, run_dir, None if alive else run, summary, redact=redact, quiet=quiet)
     if redact:
         summary = Redactor(run.meta, summary).document(summary)
-    now = run_clock.now_of(run.meta, boot_id()) if alive else None
+    now = run_clock.now_of(run.meta) if alive else None
     return summary, render_text(summary, width=width, color=color, saved=saved, copied=copied, now_wall_ns=now)
 
 

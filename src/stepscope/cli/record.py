@@ -42,12 +42,11 @@ from stepscope.records.places import (
     nccl_dumps,
     timed_collectives,
 )
-from stepscope.records.run_clock import clock_of
+from stepscope.records.run_clock import environment_of
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.hub_file import read_hub_file
-from stepscope.store.lease import boot_id
 from stepscope.store.meta import end_run, read_meta
-from stepscope.store.paths import HUB
+from stepscope.store.paths import HUB, META
 from stepscope.wire.keys import ENV_KEY, load_keys
 
 __all__ = ["Job", "record"]
@@ -266,6 +265,9 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
         _, text = finalise(run_dir, end=end.to_dict(), color=color, quiet=quiet, made_here=True)
     except RunError as error:
         say(f"no summary: {error}")
+        if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
+            again = f"`stepscope report {_short(run_dir)}` makes the summary when the directory is back"
+            say(f"what was recorded is kept in memory: {again}")
         return
     if not quiet:
         print(text, file=sys.stderr)
@@ -301,9 +303,7 @@ def _environment(job: Job, run_dir: Path, session: Path) -> dict[str, str]:
     environment[ENV_RUN_DIR] = str(run_dir)
     environment[ENV_SESSION] = str(session)
     environment.pop(ENV_CLOCK, None)
-    ahead_ns = clock_of(read_meta(run_dir), boot_id())
-    if ahead_ns is not None:
-        environment[ENV_CLOCK] = str(ahead_ns)
+    environment.update(environment_of(read_meta(run_dir)))
     if not any(environment.get(name) for name in ENV_TORCH_DUMPS):
         environment[ENV_TORCH_DUMPS[0]] = nccl_dumps(run_dir)
     return {**timed_collectives(environment), **environment}

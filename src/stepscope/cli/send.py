@@ -18,7 +18,7 @@ from stepscope.cli.progress import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.messages import say
 from stepscope.records.units import bytes_text, count_text
-from stepscope.store.lease import sealing_barred
+from stepscope.store.lease import clock_ahead_s, sealing_barred
 from stepscope.store.meta import read_meta
 from stepscope.store.ownership import writing_barred
 from stepscope.store.paths import INBOX
@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{run_dir} is a run of several nodes itself, not what one of them kept")
     if meta.get("sealed") is True:
         raise RunError(f"{run_dir} was sealed here and can no longer be sent; `stepscope report` reads it")
-    if processes_alive(run_dir):
+    if processes_alive(run_dir) and not clock_ahead_s(run_dir, meta):
         raise UsageError(f"{run_dir} is still being written, and its agent sends it")
-    barred = writing_barred(run_dir) or sealing_barred(run_dir, meta)
+    with progress_bar("watching whether it is still written to", None) as told:
+        barred = writing_barred(run_dir) or sealing_barred(run_dir, meta, progress=told)
     if barred:
         raise RunError(f"{run_dir} is not sent from here: {barred}")
     _drain(run_dir, meta)

@@ -218,18 +218,21 @@ def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> f
 
     The host of the rank that all wait for has timed every step: if those timed on the device happen to be longer, they
     save more as well, as far as the two go together.  While a host gets ahead of its device its steps are too short: a
-    difference that chance does not explain is left alone.
+    difference that chance does not explain is left alone, and so is one that is not known.
     """
     if view.clock != "device":
         return 0.0
     first, stop = view.columns[at.start], view.columns[at.stop - 1] + 1
     all_ns = view.window.wall_ns[view.rows[rank], first:stop][view.window.steady[first:stop]]
+    all_ns = all_ns[~np.isnan(all_ns)]
+    if not len(all_ns):
+        return 0.0
     timed_ns = view.step_ns[at]
     off_ns = timed_ns - timed_ns.mean()
     squares = float(off_ns @ off_ns)
-    too_long_ns = float(timed_ns.mean() - np.nanmean(all_ns))
+    too_long_ns = float(timed_ns.mean() - all_ns.mean())
     error_ns = np.sqrt(squares) / len(timed_ns)
-    if squares == 0 or abs(too_long_ns) > thresholds.CHANCE_ERRORS * error_ns:
+    if squares == 0 or not abs(too_long_ns) <= thresholds.CHANCE_ERRORS * error_ns:
         return 0.0
     together = float(off_ns @ np.nan_to_num(saved_ns)) / squares
     return float(np.clip(together, 0.0, 1.0)) * too_long_ns

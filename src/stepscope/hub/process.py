@@ -40,7 +40,6 @@ from stepscope.hub.tail import Tail
 from stepscope.records import run_clock
 from stepscope.records.places import helper_command
 from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
-from stepscope.store.lease import boot_id
 from stepscope.store.meta import end_run, read_meta
 from stepscope.store.positions import read_positions
 from stepscope.store.processes import processes_alive
@@ -100,7 +99,7 @@ def serve_run(settings: HubSettings) -> int:
 class _Hub:
     def __init__(self, settings: HubSettings, about: HubFile, listening: socket.socket) -> None:
         meta = read_meta(settings.run_dir)
-        run_clock.follow_run(meta, boot_id())
+        run_clock.follow_run(meta)
         self._settings = settings
         self._listening = listening
         self._about = about

@@ -1,9 +1,10 @@
 """``stepscope.init()`` without ``stepscope run``: the ranks of one launcher find each other and start one agent.
 
 Nobody hands the ranks a run directory here.  All processes of one launcher share their parent, and a parent's pid and
-start time name a session that no other job on the node has.  Whoever gets the lock in there chooses the run directory,
-writes it into the lock file and starts ``stepscope attach``, which inherits the lock and becomes the agent; the others
-read the file.  The lock goes with the agent, however that dies, so the next rank that comes starts another.
+start time name a session that no other job on the node has.  Whoever gets the lock in there chooses the run directory
+and the run's clock, writes both into the lock file and starts ``stepscope attach``, which inherits the lock and becomes
+the agent; the others read the file.  The lock goes with the agent, however that dies, so the next rank that comes
+starts another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from stepscope.recorder.guard import warn
 from stepscope.recorder.identity import rank_from
 from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
 from stepscope.records.places import (
+    ENV_CLOCK,
     ENV_RUN_DIR,
     ENV_SESSION,
     SESSION_LOCK,
@@ -30,6 +32,7 @@ from stepscope.records.places import (
     session_root,
     timed_collectives,
 )
+from stepscope.records.run_clock import clock_now
 from stepscope.ring.folders import make_session, take_folder
 from stepscope.ring.writer import process_start_ticks
 
@@ -42,19 +45,20 @@ PATIENCE_S = 10.0
 def attach(name: str | None, runs: Path) -> None:
     """Record this process in the run of its launcher's ranks; it goes on unrecorded when that cannot be."""
     try:
-        session, run_dir = _meet(name, runs)
+        session, run_dir, clock = _meet(name, runs)
     except (StepscopeError, OSError) as error:
         reason = f"cannot create a run in {runs}: {error.strerror}" if isinstance(error, OSError) else error
         warn(f"this process is not recorded: {reason}")
         return
     os.environ[ENV_SESSION] = str(session)
     os.environ[ENV_RUN_DIR] = str(run_dir)
+    os.environ[ENV_CLOCK] = clock
     os.environ.update(timed_collectives(os.environ))
     bootstrap.start_from_environment()
 
 
-def _meet(name: str | None, runs: Path) -> tuple[Path, Path]:
-    """The session and the run directory of this job."""
+def _meet(name: str | None, runs: Path) -> tuple[Path, Path, str]:
+    """The session, the run directory and the clock of this job."""
     deadline = time.monotonic() + PATIENCE_S
     owner = os.getpid() if rank_from(os.environ) is None else os.getppid()
     while time.monotonic() < deadline:
@@ -68,16 +72,16 @@ def _meet(name: str | None, runs: Path) -> tuple[Path, Path]:
             first = _locked(lock)
             if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
                 continue
-            run_dir = _said(lock)
+            said = _said(lock)
             if first:
                 try:
-                    run_dir = _begin(lock, run_dir, session, name, runs)
+                    said = _begin(lock, said, session, name, runs)
                 except (StepscopeError, OSError):
                     path.unlink()
                     session.rmdir()
                     raise
-            if run_dir is not None:
-                return session, run_dir
+            if said is not None:
+                return session, *said
         finally:
             os.close(lock)
         time.sleep(0.01)
@@ -100,25 +104,30 @@ def _locked(lock: int) -> bool:
     return True
 
 
-def _said(lock: int) -> Path | None:
+def _said(lock: int) -> tuple[Path, str] | None:
+    """The run directory, and its clock as ``ENV_CLOCK`` says it."""
     text = os.pread(lock, 1 << 16, 0)
-    return Path(os.fsdecode(text[:-1])) if text.endswith(b"\n") else None
+    clock, _, run_dir = text[:-1].partition(b"\n")
+    return (Path(os.fsdecode(run_dir)), os.fsdecode(clock)) if text.endswith(b"\n") else None
 
 
-def _begin(lock: int, earlier: Path | None, session: Path, name: str | None, runs: Path) -> Path:
+def _begin(
+    lock: int, earlier: tuple[Path, str] | None, session: Path, name: str | None, runs: Path
+) -> tuple[Path, str]:
     """Go on with the run of an agent that died, or begin one; and start an agent for it."""
-    if earlier is None or _over(earlier):
+    if earlier is None or _over(earlier[0]):
         wanted = default_name(sys.argv, time.strftime(TIME_IN_NAME)) if name is None else checked_name(name)
         run_dir = take_folder(runs, wanted)
         os.ftruncate(lock, 0)
-        os.pwrite(lock, os.fsencode(run_dir) + b"\n", 0)
+        clock = clock_now()
+        os.pwrite(lock, b"%s\n%s\n" % (os.fsencode(clock), os.fsencode(run_dir)), 0)
         if name is not None and run_dir.name != name:
             warn(f"a run named {name} exists already; this one is {run_dir.name}")
         warn(f"recording to {run_dir}")
     else:
-        run_dir = earlier
-    _start_agent(lock, session, run_dir)
-    return run_dir
+        run_dir, clock = earlier
+    _start_agent(lock, session, run_dir, clock)
+    return run_dir, clock
 
 
 def _over(run_dir: Path) -> bool:
@@ -128,7 +137,7 @@ def _over(run_dir: Path) -> bool:
         return True
 
 
-def _start_agent(lock: int, session: Path, run_dir: Path) -> None:
+def _start_agent(lock: int, session: Path, run_dir: Path, clock: str) -> None:
     # torchrun starts its ranks again when one fails: the agent stays as long as torchrun does.
     owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     words = ("--owner", str(owner), "--session", str(session), "--run-dir", str(run_dir), "--", *sys.orig_argv)
@@ -140,5 +149,6 @@ def _start_agent(lock: int, session: Path, run_dir: Path) -> None:
     shell = ["/bin/sh", "-c", f'"$@" <&3 >/dev/null {silent} &', "stepscope", *agent]
     files = [(os.POSIX_SPAWN_DUP2, lock, 3)]
     # A session of its own: the terminal's Ctrl-C and the launcher's kill of its process group are not for the agent.
-    pid = os.posix_spawn(shell[0], shell, helper_environment(os.environ), file_actions=files, setsid=True)
+    environment = {**helper_environment(os.environ), ENV_CLOCK: clock}
+    pid = os.posix_spawn(shell[0], shell, environment, file_actions=files, setsid=True)
     os.waitpid(pid, 0)

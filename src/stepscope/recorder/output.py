@@ -11,6 +11,10 @@ The tee is the ``write`` of the raw stream below ``sys.stdout`` and ``sys.stderr
 and then to the log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``,
 whoever holds them; if the log cannot be written the copy stops and the script never knows.
 
+A run directory on a network or FUSE file system may stop answering, and a ``print`` must not wait for that: there the
+tee writes into a file of the session, in memory, which the agent copies and empties.  While it cannot, lines beyond
+MOST_HELD are not kept.
+
 ``stepscope run --native-output`` makes the first case of all but terminals: each rank's descriptors 1 and 2 become a
 file of the run, which a process of ours forwards to where they went before (``agent/forward.py``).
 """
@@ -26,28 +30,45 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepscope.records.filesystems import is_remote
 from stepscope.records.modes import file_mode, folder_mode
-from stepscope.records.places import ENV_NATIVE, output_note, outputs_folder
+from stepscope.records.places import ENV_NATIVE, ENV_SESSION, PRINTED_SUFFIX, output_note, outputs_folder
 
 __all__ = ["keep_output"]
 
 LONGEST_LINE = 1 << 13
+MOST_HELD = 1 << 20
+"""Beside its ring, which takes twice that: eight ranks have room in the 64 MB of a container."""
+MISSED = b"[stepscope: lines are missing here; the run directory did not answer]\n"
 
 
 def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -> None:
     """``rank``: None for the script, or for what starts ranks (``launcher``)."""
+    held = _held(run_dir)
     try:
         log.parent.mkdir(mode=folder_mode(run_dir), parents=True, exist_ok=True)
-        copy = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(run_dir))
+        copy = os.open(held or log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(run_dir))
     except OSError:
         return
     spooled = _spool(run_dir)
     sources = _sources(copy, alone=rank is None and not launcher, spooled=spooled)
+    if held is not None:
+        sources.append(_source(os.fstat(copy), str(held), whole=True))
     if sources and not _leave_note(run_dir, log, rank, sources):
+        if held is not None:
+            return  # nobody would empty it
         sources = []
     copied = {fd for source in sources if source["whole"] for fd in source["fds"]}
     for stream in (sys.stdout, sys.stderr):
-        _put_copy_below(stream, copy, copied)
+        _put_copy_below(stream, copy, copied, MOST_HELD if held is not None else None)
+
+
+def _held(run_dir: Path) -> Path | None:
+    """Where the copy is kept until the agent takes it; None: it goes into the log at once."""
+    session = Path(os.environ.get(ENV_SESSION, ""))
+    if not is_remote(run_dir) or not session.is_absolute() or is_remote(session):
+        return None
+    return session / f"{os.getpid()}{PRINTED_SUFFIX}"
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,12 +89,13 @@ def _sources(log: int, *, alone: bool, spooled: set[int]) -> list[dict[str, Any]
         if not stat.S_ISREG(info.st_mode) or os.path.samestat(info, os.fstat(log)):
             continue
         whole = alone or fd in spooled or not _parent_has(info)
-        source = found.setdefault(
-            (info.st_dev, info.st_ino),
-            {"path": path, "dev": info.st_dev, "ino": info.st_ino, "from": info.st_size, "fds": [], "whole": whole},
-        )
+        source = found.setdefault((info.st_dev, info.st_ino), _source(info, path, whole=whole))
         source["fds"].append(fd)
     return list(found.values())
+
+
+def _source(info: os.stat_result, path: str, *, whole: bool) -> dict[str, Any]:
+    return {"path": path, "dev": info.st_dev, "ino": info.st_ino, "from": info.st_size, "fds": [], "whole": whole}
 
 
 def _printed_to() -> list[int]:
@@ -155,10 +177,11 @@ class _Tee:
     the stream stays what it is, and other threads may print meanwhile.
     """
 
-    def __init__(self, raw: io.FileIO, copy: int) -> None:
+    def __init__(self, raw: io.FileIO, copy: int, most: int | None) -> None:
+        """``most``: so many bytes may wait in ``copy``, a file in memory, for the agent."""
         self._write = raw.write
-        self._copy = copy
-        self._begun = b""
+        self._copy, self._most = copy, most
+        self._begun = self._missed = b""
         raw.write = self.write  # type: ignore[method-assign]
         atexit.register(self._keep)
         os.register_at_fork(after_in_child=self._lose)
@@ -173,9 +196,9 @@ class _Tee:
                 self._keep()
         return written
 
-    def copy_to(self, copy: int) -> None:
+    def copy_to(self, copy: int, most: int | None) -> None:
         """From now on to another log: in a forked child, which has a name of its own, or once a rank is known."""
-        self._copy, self._begun = copy, b""
+        self._copy, self._most, self._begun = copy, most, b""
 
     def _lose(self) -> None:
         """In a forked child: the line that was begun is its parent's, who will end it."""
@@ -183,13 +206,22 @@ class _Tee:
 
     def _keep(self) -> None:
         begun, self._begun = self._begun, b""
+        if not begun:
+            return
         try:
-            os.write(self._copy, begun)
+            if self._most is not None and os.fstat(self._copy).st_blocks * 512 >= self._most:
+                self._missed = MISSED
+                return
+            os.write(self._copy, self._missed + begun)
+            self._missed = b""
         except OSError:
-            self._copy = -1
+            if self._most is None:
+                self._copy = -1
+            else:
+                self._missed = MISSED
 
 
-def _put_copy_below(stream: Any, copy: int, copied: set[int]) -> None:
+def _put_copy_below(stream: Any, copy: int, copied: set[int], most: int | None) -> None:
     """Not below one that the agent copies (``copied``), nor what is no plain file stream (a notebook's, a test's)."""
     if type(stream) is not io.TextIOWrapper:
         return
@@ -203,6 +235,6 @@ def _put_copy_below(stream: Any, copy: int, copied: set[int]) -> None:
     tee = getattr(raw.write, "__self__", None)
     own = -1 if raw.fileno() in copied else copy
     if isinstance(tee, _Tee):
-        tee.copy_to(own)
+        tee.copy_to(own, most)
     elif own >= 0:
-        _Tee(raw, own)
+        _Tee(raw, own, most)

@@ -42,6 +42,7 @@ __all__ = [
     "ENV_TORCH_DUMPS",
     "FLIGHT",
     "HANGS",
+    "PRINTED_SUFFIX",
     "RING_SUFFIX",
     "SERVER_SUFFIX",
     "SESSION_LOCK",
@@ -87,13 +88,16 @@ ENV_NATIVE = "STEPSCOPE_NATIVE_OUTPUT"
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLOCK = "STEPSCOPE_CLOCK_NS"
-"""Set by the launcher: what the run's clock is ahead of the monotonic one (``records/run_clock.py``)."""
+"""Set by the launcher, as ``BOOT:NS``: what the run's clock is ahead of the monotonic one of that boot of that machine
+(``records/run_clock.py``)."""
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
 """Set by a process that is a rank (or the script), for its children to see that they are not."""
 RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
+PRINTED_SUFFIX = ".printed"
+"""In the session: what a process printed, on its way to the log of a run that is on a remote file system."""
 BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
 """What goes when the ring goes."""
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingNoSpace, RunUnwritable
+from stepscope.records import run_clock
 from stepscope.records.modes import PRIVATE, folder_mode
 from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
 from stepscope.records.places import session_root
@@ -120,8 +121,7 @@ def _begin(
         "name": run_dir.name,
         "command": redact_command(command),
         "cwd": str(Path.cwd()),
-        "created_wall_ns": time.time_ns(),
-        "created_mono_ns": time.monotonic_ns(),
+        **run_clock.begun(),
         "host": platform.node(),
         "place": Place.here().to_dict(),
         "user": environ.get("USER") or environ.get("LOGNAME") or str(os.getuid()),

@@ -23,9 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records.progress import Progress, unheard
+from stepscope.records.run_clock import boot_id
+from stepscope.records.units import duration_text
 from stepscope.ring.writer import process_start_ticks
 
-__all__ = ["LEASE", "SILENT_S", "Lease", "LeaseKeeper", "Place", "boot_id", "is_local", "read_lease", "sealing_barred"]
+__all__ = [
+    "LEASE",
+    "SILENT_S",
+    "Lease",
+    "LeaseKeeper",
+    "Place",
+    "clock_ahead_s",
+    "is_local",
+    "read_lease",
+    "sealing_barred",
+]
 
 LEASE = "lease.json"
 RENEW_S = 5.0
@@ -35,6 +47,8 @@ ABANDONED_S = 600.0
 """… and one whose lease is as old as this may be sealed from elsewhere …"""
 WATCH_S = 4 * RENEW_S
 """… if nobody renews it while we watch for so long: the clocks of two machines may be far apart."""
+APART_S = 60.0
+"""A lease dated this far in the future says nothing of its age: its clock is ahead of ours, or ours was set back."""
 _BYTES = 1024
 """The file never changes its size, so that a reader never finds the end of an older text."""
 
@@ -142,7 +156,8 @@ def sealing_barred(
 ) -> str | None:
     """Why a run that is not recorded from here must be left as it is; None: it is from here, or long abandoned.
 
-    A lease that looks old is watched for WATCH_S.
+    A lease that looks old is watched for WATCH_S; one that is dated in the future, for as long as it would have to be
+    old: that is the one way to know its age, and whoever records the run renews it long before.
     """
     if meta.get("sealed") is True or is_local(meta):
         return None
@@ -150,32 +165,61 @@ def sealing_barred(
     host = place.host if place is not None else str(meta.get("host"))
     where = "in another container" if place is not None and place.boot == boot_id() else f"on {host}"
     first = read_lease(run_dir)
-    if first is None and meta.get("end") is not None:
+    if first is None and meta.get("end") is not None and not _may_exist(run_dir / LEASE):
         return None
-    began_s = _made_s(run_dir) if first is None else first.age_s()
-    if began_s < ABANDONED_S:
-        return f"it is recorded {where}, and was written to {max(0.0, began_s):.0f} s ago"
-    for second in range(int(WATCH_S)):
-        progress(second, int(WATCH_S))
+    age_s = _age_s(run_dir, first)
+    if -APART_S < age_s < ABANDONED_S:
+        return f"it is recorded {where}, and was written to {max(0.0, age_s):.0f} s ago"
+    watch_s = int(WATCH_S if age_s >= 0 else ABANDONED_S)
+    changed_ns = _changed_ns(run_dir)
+    for second in range(watch_s):
+        progress(second, watch_s)
         sleep(1.0)
-        if read_lease(run_dir) != first:
-            return f"it is recorded {where}, and still being written to"
+        if read_lease(run_dir) != first or (first is None and _changed_ns(run_dir) != changed_ns):
+            ahead = f"; {_ahead(-age_s)}" if age_s < 0 else ""
+            return f"it is recorded {where}, and still being written to{ahead}"
     return None
 
 
-def _made_s(run_dir: Path) -> float:
-    """How long ago a run without a lease changed last, by the file system's account."""
-    try:
-        return time.time() - max(path.stat().st_mtime for path in (run_dir, *run_dir.iterdir()))
-    except OSError:
+def clock_ahead_s(run_dir: Path, meta: Mapping[str, Any]) -> float:
+    """How far in the future a run elsewhere was last written to, by our clock; 0: it was not.
+
+    Whether such a run goes on can be told only by watching it (``sealing_barred``).
+    """
+    if meta.get("sealed") is True or is_local(meta):
         return 0.0
+    age_s = _age_s(run_dir, read_lease(run_dir))
+    return -age_s if age_s <= -APART_S else 0.0
 
 
-def boot_id() -> str:
+def _age_s(run_dir: Path, lease: Lease | None) -> float:
+    """How long ago a run was written to; one without a lease, by the file system's account."""
+    if lease is not None:
+        return lease.age_s()
+    changed_ns = _changed_ns(run_dir)
+    return 0.0 if changed_ns is None else (time.time_ns() - changed_ns) / 1e9
+
+
+def _may_exist(path: Path) -> bool:
+    """A file server that does not answer (EIO, ESTALE) says nothing."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        path.lstat()
+    except FileNotFoundError:
+        return False
     except OSError:
-        return ""
+        pass
+    return True
+
+
+def _changed_ns(run_dir: Path) -> int | None:
+    try:
+        return max(path.stat().st_mtime_ns for path in (run_dir, *run_dir.iterdir()))
+    except OSError:
+        return None
+
+
+def _ahead(seconds: float) -> str:
+    return f"its clock is {duration_text(seconds)} ahead of this one: check the time of day of both machines"
 
 
 def _pid_namespace() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records.progress import Progress, unheard
+from stepscope.records.run_clock import now_of
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.store import staging
 from stepscope.store.failures import Numbers, read_errors
@@ -126,7 +127,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
             notices.append(f"{bad_stacks:,} lines of {STACKS} could not be read.")
         notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
     notices += remote.notices(bad_sent)
-    told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(live=found.live), over=not found.live)
+    told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(meta, live=found.live), over=not found.live)
     seen = _hub_events(path, found.events if sealed else [])
     sent_samples = remote.records(SAMPLES)
     data = RunData(
@@ -167,7 +168,7 @@ def _find_sealed(path: Path, *, alone: bool, samples: bool, progress: Progress) 
     positions = read_positions(path)
     known = sealed_sidecars(series, positions.spools, read_nodes(path))
     choice = None if alone else choose(path, positions)
-    remote = read_remote(path, positions, lost=_lost(live=False), known=known, choice=choice, nothing=alone)
+    remote = read_remote(path, positions, lost=lambda node: True, known=known, choice=choice, nothing=alone)
     late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
     left_out = not samples and not remote.records(SAMPLES)  # what came late has its place among them
@@ -194,7 +195,7 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool, progress: Progr
     rings, notices = collect_rings(path, meta, live=live, progress=progress)
     positions = read_positions(path)
     choice = None if alone else choose(path, positions)
-    remote = read_remote(path, positions, lost=_lost(live=live), choice=choice, nothing=alone)
+    remote = read_remote(path, positions, lost=_lost(meta, live=live), choice=choice, nothing=alone)
     assembled = assemble_ranks([*rings, *remote.rings])
     events, bad_events = read_jsonl(path / EVENTS)
     samples, bad_samples = open_samples(path)
@@ -227,9 +228,10 @@ def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str,
     )
 
 
-def _lost(*, live: bool) -> Callable[[NodeInfo], bool]:
+def _lost(meta: Mapping[str, Any], *, live: bool) -> Callable[[NodeInfo], bool]:
     """Whether a node that said no goodbye is gone: after a while, and when the run is over at once."""
-    return node_silent if live else lambda node: True
+    now_ns = now_of(meta)
+    return lambda node: not live or node_silent(node, now_ns)
 
 
 def _hub_events(path: Path, sealed: list[dict[str, Any]]) -> list[dict[str, Any]]:

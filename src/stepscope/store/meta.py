@@ -12,7 +12,6 @@ from typing import Any, Literal
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records import run_clock
 from stepscope.store import atomic
-from stepscope.store.lease import boot_id
 from stepscope.store.paths import META
 from stepscope.store.reading import read_document
 
@@ -55,5 +54,5 @@ def end_run(run_dir: Path, *, exit_code: int | None, status: RunStatus, wall_ns:
     """Say how the run ended; once said, it stays."""
     meta = read_meta(run_dir)
     if meta.get("end") is None:
-        end = {"exit_code": exit_code, "status": status, "wall_ns": wall_ns or run_clock.now_of(meta, boot_id())}
+        end = {"exit_code": exit_code, "status": status, "wall_ns": wall_ns or run_clock.now_of(meta)}
         write_meta(run_dir, {**meta, "end": end})

@@ -7,6 +7,8 @@ on to write to them.  The agent reads what is new at every look:
     a file that ranks share     lines of NCCL and of torch's C++ that say whose they are go into that rank's log; what
                                 else native code is known to print on its way out goes into the job's, ``main.log``
 
+    a file of ours in memory    as the first; what was copied of it is given back to the system
+
 How far each file was read is kept beside the notes, for the agent that comes after one that died.  When the run is
 over whoever opens it first copies the rest and removes the folder.  Nothing here is ever noticed by the job.
 """
@@ -14,17 +16,22 @@ over whoever opens it first copies the rest and removes the folder.  Nothing her
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stepscope.errors import NotARun
 from stepscope.records.modes import file_mode
 from stepscope.records.native_lines import is_native, labelled_pid, labelled_rank
-from stepscope.records.places import log_path, outputs_folder
+from stepscope.records.places import PRINTED_SUFFIX, log_path, outputs_folder
 from stepscope.store.atomic import write_json
+from stepscope.store.meta import read_meta
 from stepscope.store.reading import read_document
+from stepscope.store.session import session_of
 
 __all__ = ["OutputCopier", "copy_rest"]
 
@@ -59,6 +66,8 @@ class OutputCopier:
         finally:
             if self._positions != before:
                 write_json(self._folder / POSITIONS, self._positions)
+        for source in self._sources.values():
+            source.give_back()
 
     def close(self) -> None:
         for source in self._sources.values():
@@ -76,6 +85,9 @@ class OutputCopier:
             for about in note.get("sources", ()):
                 try:
                     self._add(note, about)
+                except NotARun:
+                    self._known.discard(name)  # run.json cannot be read now
+                    break
                 except (OSError, LookupError, TypeError, ValueError):
                     continue  # the file was gone before we came, or is somebody else's
 
@@ -84,18 +96,25 @@ class OutputCopier:
         source = self._sources.get(key)
         if source is None:
             begin = self._positions.get(key, about["from"])
-            source = self._sources[key] = _Source(_open(note["pid"], about), int(begin), self._run_dir)
+            held = self._is_held(Path(str(about["path"])))
+            fd = _open(note["pid"], about, os.O_RDWR if held else os.O_RDONLY)
+            source = self._sources[key] = _Source(fd, int(begin), self._run_dir, held=held)
         log = self._run_dir / "logs" / Path(str(note["log"])).name
         if about["whole"] and source.whole is None:
             source.whole = log
         source.writers.append((int(note["pid"]), note["rank"], log))
 
+    def _is_held(self, path: Path) -> bool:
+        """Whether it is a file of ours, in this run's session: nobody else's is ever emptied."""
+        return path.suffix == PRINTED_SUFFIX and path.parent == session_of(self._run_dir, read_meta(self._run_dir))
+
 
 class _Source:
     """A file that processes print into."""
 
-    def __init__(self, fd: int, position: int, run_dir: Path) -> None:
+    def __init__(self, fd: int, position: int, run_dir: Path, *, held: bool) -> None:
         self._fd = fd
+        self._given_back = 0 if held else None
         self._job_log = log_path(run_dir, rank=None, attempt=0)
         self._begun = b""
         self.position = position
@@ -119,6 +138,16 @@ class _Source:
         if last and self._begun:
             self._take_lines(self._begun)
             self.position, self._begun = self.position + len(self._begun), b""
+
+    def give_back(self) -> None:
+        """Of a file of ours in memory: the whole pages that were copied."""
+        end = self.position // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._given_back is None or end <= self._given_back:
+            return
+        with suppress(OSError, ValueError):  # a file system that cannot do it
+            with mmap.mmap(self._fd, end - self._given_back, offset=self._given_back) as pages:
+                pages.madvise(mmap.MADV_REMOVE)
+            self._given_back = end
 
     def close(self) -> None:
         os.close(self._fd)
@@ -174,12 +203,12 @@ def copy_rest(run_dir: Path) -> None:
         copier.close()
 
 
-def _open(pid: int, about: Mapping[str, Any]) -> int:
+def _open(pid: int, about: Mapping[str, Any], access: int) -> int:
     """By way of the process, as long as it is there: its file may have been removed, or have another name for us."""
     failure: OSError | None = None
     for path in (*(f"/proc/{pid}/fd/{fd}" for fd in about["fds"]), about["path"]):
         try:
-            found = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            found = os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             failure = error
             continue

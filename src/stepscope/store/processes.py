@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RingError
+from stepscope.records import run_clock
 from stepscope.ring import RingReader
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.jsonl import read_jsonl
@@ -60,7 +60,7 @@ def processes_alive(run_dir: Path) -> bool:
     if not is_local(meta):
         lease = read_lease(run_dir)
         return lease is not None and lease.age_s() < REMOTE_SILENCE_S and meta.get("sealed") is not True
-    here = platform.node()
+    here, now_ns = platform.node(), run_clock.now_of(meta)
     if meta.get("end") is None and _launcher_pid(meta) != os.getpid() and launcher_alive(meta):
         return True
     for sidecar in read_sidecars(run_dir)[0].values():
@@ -69,10 +69,10 @@ def processes_alive(run_dir: Path) -> bool:
         if sidecar.identity.host == here:
             if _other_alive(sidecar.pid, sidecar.start_ticks):
                 return True
-        elif meta.get("end") is None and time.time() - sidecar.heard_wall_ns / 1e9 < REMOTE_SILENCE_S:
+        elif meta.get("end") is None and now_ns - sidecar.heard_wall_ns < REMOTE_SILENCE_S * 1e9:
             return True
     others = [node for node in read_nodes(run_dir) if node.spool != meta.get("spool")]
-    if meta.get("end") is None and not all(node.bye is not None or node_silent(node) for node in others):
+    if meta.get("end") is None and not all(node.bye is not None or node_silent(node, now_ns) for node in others):
         return True
     for path in ring_files(run_dir, meta):
         try:
@@ -86,9 +86,9 @@ def processes_alive(run_dir: Path) -> bool:
     return agent_alive(read_jsonl(run_dir / EVENTS)[0]) is True
 
 
-def node_silent(node: NodeInfo) -> bool:
-    """Whether another node was not heard of for so long that it counts as gone."""
-    return time.time() - node.heard_wall_ns / 1e9 >= REMOTE_SILENCE_S
+def node_silent(node: NodeInfo, now_ns: int) -> bool:
+    """Whether another node was not heard of for so long that it counts as gone, by the run's clock."""
+    return now_ns - node.heard_wall_ns >= REMOTE_SILENCE_S * 1e9
 
 
 def agent_alive(events: list[dict[str, Any]]) -> bool | None:

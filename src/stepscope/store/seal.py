@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from stepscope.records.progress import Progress, unheard
 from stepscope.records.series import RankSeries
 from stepscope.ring import RingReader
 from stepscope.store import atomic, staging
-from stepscope.store.lease import LEASE, LeaseKeeper, sealing_barred
+from stepscope.store.lease import LEASE, Lease, LeaseKeeper, is_local, read_lease, sealing_barred
 from stepscope.store.load import Loaded, load_run
 from stepscope.store.locks import LockBusy, locked, take_lock
 from stepscope.store.meta import read_meta, write_meta
@@ -43,15 +43,18 @@ if TYPE_CHECKING:
 __all__ = ["needs_seal", "seal"]
 
 
-def seal(run_dir: Path, *, progress: Progress = unheard) -> None:
+def seal(run_dir: Path, *, watched: Lease | None = None, progress: Progress = unheard) -> None:
     """Seal a run; does nothing to one that is, unless other nodes sent more.  RunError while it still goes on.
 
-    ``progress`` is told parts of the work: reading, writing and reading back are about alike.
+    ``watched``: the lease of a run elsewhere that the caller has watched already (``sealing_barred``).  ``progress`` is
+    told parts of the work: reading, writing and reading back are about alike.
     """
     meta = read_meta(run_dir)
-    barred = sealing_barred(run_dir, meta)
-    if barred:
-        raise RunError(f"{run_dir} cannot be sealed: {barred}")
+    if watched is None:
+        barred = sealing_barred(run_dir, meta)
+        if barred:
+            raise RunError(f"{run_dir} cannot be sealed: {barred}")
+        watched = read_lease(run_dir)
     lease = LeaseKeeper(run_dir)
 
     def told(done: int, total: int) -> None:
@@ -62,13 +65,17 @@ def seal(run_dir: Path, *, progress: Progress = unheard) -> None:
         with locked(run_dir), _hub_shut_out(run_dir):
             staging.finish(run_dir)
             if needs_seal(run_dir):
-                if read_meta(run_dir).get("sealed") is not True and processes_alive(run_dir):
+                if read_meta(run_dir).get("sealed") is not True and _goes_on(run_dir, meta, watched):
                     raise RunError(f"{run_dir} cannot be sealed: its processes still run")
                 _write(run_dir, told)
                 staging.finish(run_dir)
             _clean(run_dir)
     except OSError as error:
         raise RunUnwritable(f"cannot seal {run_dir}: {error.strerror or error}") from error
+
+
+def _goes_on(run_dir: Path, meta: Mapping[str, Any], watched: Lease | None) -> bool:
+    return processes_alive(run_dir) if is_local(meta) else read_lease(run_dir) != watched
 
 
 def needs_seal(run_dir: Path) -> bool:

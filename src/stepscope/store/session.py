@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.places import BESIDE_RING, RING_SUFFIX, SESSION_LOCK, SESSION_RUN
+from stepscope.records.places import BESIDE_RING, PRINTED_SUFFIX, RING_SUFFIX, SESSION_LOCK, SESSION_RUN
 from stepscope.store import atomic
 
 __all__ = ["mark_session", "remove_session", "ring_files", "session_of"]
@@ -54,7 +54,7 @@ def remove_session(session: Path) -> None:
     """Remove a session's folder if no ring is left in it."""
     with suppress(OSError, ValueError):
         if not any(path.suffix == RING_SUFFIX for path in session.iterdir()):
-            for left in [path for path in session.iterdir() if path.suffix in BESIDE_RING]:
+            for left in [path for path in session.iterdir() if path.suffix in (*BESIDE_RING, PRINTED_SUFFIX)]:
                 left.unlink(missing_ok=True)
             (session / SESSION_LOCK).unlink(missing_ok=True)
             (session / SESSION_RUN).unlink(missing_ok=True)

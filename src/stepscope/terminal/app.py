@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from dataclasses import replace
 from typing import ClassVar
 
@@ -122,7 +121,7 @@ class WatchApp(App[None]):
             frozen=self._frozen is not None,
             beside_job=self._beside_job,
             interrupts=self._interrupts,
-            now_wall_ns=self._frozen_wall_ns or time.time_ns(),
+            now_wall_ns=self._frozen_wall_ns or self.feed.wall_ns(),
         )
         self.screen_lines.show(drawn.lines)
         self._rows = drawn.rows or self._rows
@@ -165,7 +164,7 @@ class WatchApp(App[None]):
     def action_freeze(self) -> None:
         freeze = self._frozen is None
         self._frozen = self.feed.now if freeze else None
-        self._frozen_wall_ns = time.time_ns() if freeze else 0
+        self._frozen_wall_ns = self.feed.wall_ns() if freeze else 0
         self.draw()
 
     def action_pane(self, pane: Pane) -> None:

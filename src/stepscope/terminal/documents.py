@@ -180,6 +180,11 @@ class Rank(Struct, frozen=True, kw_only=True):
     steps: RankSteps = RankSteps()
 
 
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    wall_ns: int
+    """Now, by the run's clock."""
+
+
 class Event(Struct, frozen=True, kw_only=True):
     number: int = 0
     node: str = ""

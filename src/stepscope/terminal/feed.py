@@ -15,7 +15,7 @@ from typing import Any
 
 from stepscope.errors import HubError, HubMissing, HubRefused, UsageError
 from stepscope.terminal.client import HubReader
-from stepscope.terminal.documents import Machines, Rank, Ranks, Run, Samples, Steps, SummaryAnswer
+from stepscope.terminal.documents import Heartbeat, Machines, Rank, Ranks, Run, Samples, Steps, SummaryAnswer, read
 from stepscope.terminal.messages import Message, Messages
 from stepscope.terminal.pace import window_steps
 from stepscope.terminal.place import Place
@@ -55,6 +55,7 @@ class Feed:
         self._where = where
         self._end = end
         self._now = Snapshot()
+        self._ahead_ns: int | None = None
         self._wanted = Wanted()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -89,6 +90,10 @@ class Feed:
         if wanted != self._wanted:
             self._wanted = wanted
             self._poke.set()
+
+    def wall_ns(self) -> int:
+        """Now, by the run's clock as the hub says it; carried on here, whatever the time of day is set to."""
+        return time.time_ns() if self._ahead_ns is None else time.monotonic_ns() + self._ahead_ns
 
     def _change(self, change: Callable[[Snapshot], Snapshot]) -> None:
         with self._lock:
@@ -155,8 +160,11 @@ class Feed:
     def _take(self, reader: HubReader, message: Message) -> None:
         before = self._now
 
+        if message.event == "heartbeat":
+            self._ahead_ns = read(message.data, Heartbeat).wall_ns - time.monotonic_ns()
+
         def change(now: Snapshot) -> Snapshot:
-            seen_ns = time.time_ns()
+            seen_ns = self.wall_ns()
             stepped_ns = seen_ns if message.event == "steps" else now.stepped_wall_ns
             return replace(after(now, message), seen_wall_ns=seen_ns, stepped_wall_ns=stepped_ns)
 

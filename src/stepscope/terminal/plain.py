@@ -32,7 +32,7 @@ def watch_plain(feed: Feed, say: Callable[[str], None]) -> None:
     view, over_s = PlainView(), 0.0
     while True:
         known = feed.now
-        for line in view.lines(known, time.monotonic(), time.time_ns()):
+        for line in view.lines(known, time.monotonic(), feed.wall_ns()):
             say(line)
         if known.link in ("refused", "missing"):
             raise (HubRefused if known.link == "refused" else HubMissing)(known.why)

@@ -80,9 +80,9 @@ class Snapshot:
     """Of a run that is over: what the summary says of hosts and GPUs."""
     output: Output | None = None
     seen_wall_ns: int = 0
-    """When something last came."""
+    """When something last came, by the run's clock."""
     stepped_wall_ns: int = 0
-    """When steps last came, by our clock; 0: none since the connection was made."""
+    """When steps last came, by the run's clock; 0: none since the connection was made."""
     beat: int = 0
     """Counts what came: whoever asks for more asks again when it is another number."""
 

@@ -106,10 +106,10 @@ def test_steps_and_events_come_as_they_are_made_and_a_client_that_comes_back_mis
         assert stream.headers["content-type"].startswith("text/event-stream")
         found = messages(stream.iter_lines())
         told = until(found, "status")
-        assert [event for event, _, _ in told] == ["reset", "events", "findings", "status"]
-        assert told[0][2] == {"schema": 1, "why": "first", "attempt": 0, "last_step": 19}
-        assert told[1][2]["events"][0]["message"] == "first"
-        assert told[3][2]["status"] == "running"
+        assert [event for event, _, _ in told] == ["heartbeat", "reset", "events", "findings", "status"]
+        assert told[1][2] == {"schema": 1, "why": "first", "attempt": 0, "last_step": 19}
+        assert told[2][2]["events"][0]["message"] == "first"
+        assert told[4][2]["status"] == "running"
         growing.grow(5)
         hub.in_loop(growing.take)
         _, last_id, said = until(found, "steps")[-1]
@@ -122,16 +122,17 @@ def test_steps_and_events_come_as_they_are_made_and_a_client_that_comes_back_mis
     with hub.client.stream("GET", path, headers={**headers, "Last-Event-ID": last_id}) as stream:
         found = messages(stream.iter_lines())
         told = until(found, "events")
-        assert [event for event, _, _ in told] == ["steps", "events"]
-        assert told[0][2]["first"] == [25, 26, 27]
-        assert [event["message"] for event in told[1][2]["events"]] == ["second"]
+        assert [event for event, _, _ in told] == ["heartbeat", "steps", "events"]
+        assert told[1][2]["first"] == [25, 26, 27]
+        assert [event["message"] for event in told[2][2]["events"]] == ["second"]
         assert until(found, "status")[-1][2]["status"] == "running"
         end_run(growing.run_dir, exit_code=0, status="finished")
         growing.say("third")
         hub.in_loop(growing.take)
         assert until(found, "status")[-1][2]["status"] == "finished"
     with hub.client.stream("GET", f"{path}?after={last_id}", headers=headers) as stream:
-        assert next(messages(stream.iter_lines()))[0] == "steps"
+        found = messages(stream.iter_lines())
+        assert [next(found)[0], next(found)[0]] == ["heartbeat", "steps"]
 
 
 def test_a_browser_follows_with_its_cookie(serve: Any, growing: Growing) -> None:
@@ -143,6 +144,23 @@ def test_a_browser_follows_with_its_cookie(serve: Any, growing: Growing) -> None
             found = messages(stream.iter_lines())
             assert until(found, "heartbeat")[-1][2]["wall_ns"] > 0
             assert until(found, "heartbeat")
+
+
+@pytest.mark.parametrize("set_ns", [-3600 * 10**9, 3600 * 10**9])
+def test_the_first_word_is_what_time_it_is_by_the_runs_clock(
+    serve: Any, growing: Growing, monkeypatch: pytest.MonkeyPatch, set_ns: int
+) -> None:
+    """By that whoever looks says how long something has lasted: the time of day may be set, or wrong here or there."""
+    hub = serve(lambda: Runs.of_folder(growing.run_dir.parent), streams=Streams(pause_s=0.01))
+    real_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + set_ns)
+    path, headers = "/api/v1/runs/growing/stream", {"Authorization": f"Bearer {READER}"}
+    with hub.client.stream("GET", path, headers=headers) as stream:
+        event, _, said = next(messages(stream.iter_lines()))
+    meta = read_meta(growing.run_dir)
+    passed_ns = said["wall_ns"] - meta["created_wall_ns"]
+    assert event == "heartbeat"
+    assert 0 < passed_ns <= time.monotonic_ns() - meta["created_mono_ns"]
 
 
 def test_clients_are_counted_and_bounded(serve: Any, growing: Growing) -> None:
@@ -196,6 +214,10 @@ def test_a_run_that_goes_away_says_so(serve: Any, growing: Growing, tmp_path: Pa
         assert list(found) == []
 
 
+LATE = ["heartbeat", "reset", "findings", "status", "end"]
+"""What one hears who comes when the hub is about to go."""
+
+
 def test_a_hub_that_ends_with_its_run_says_how_it_ended_and_that_it_goes(serve: Any, growing: Growing) -> None:
     opened: list[Runs] = []
 
@@ -223,7 +245,7 @@ def test_a_hub_that_ends_with_its_run_says_how_it_ended_and_that_it_goes(serve: 
     assert (about["status"], about["over"], about["leaving"], about["newest_step"]) == ("failed", True, True, 21)
     assert hub.get(f"{path}/summary").json["live"] is True
     with hub.client.stream("GET", f"{path}/stream", headers=headers) as late:
-        assert [event for event, _, _ in messages(late.iter_lines())] == ["reset", "findings", "status", "end"]
+        assert [event for event, _, _ in messages(late.iter_lines())] == LATE
 
 
 # ── the cursor by itself ────────────────────────────────────────────────────────────────────────────────────────────

@@ -53,7 +53,7 @@ function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }
           <h2>{!said ? hang.title : now ? "Who, where and since when" : word}</h2>
         </div>
       </div>
-      <Since hang={hang} now={now} />
+      <Since run={run} hang={hang} now={now} />
       <HangBody run={run} hang={hang} now={now} said={said} />
     </section>
   );
@@ -82,7 +82,7 @@ function Folded({ run, hang }: { run: OpenRun; hang: Hang }) {
       </summary>
       {open && (
         <div class="finding-body">
-          <Since hang={hang} now={false} />
+          <Since run={run} hang={hang} now={false} />
           <HangBody run={run} hang={hang} now={false} said={false} />
         </div>
       )}
@@ -90,9 +90,9 @@ function Folded({ run, hang }: { run: OpenRun; hang: Hang }) {
   );
 }
 
-/** While it lasts the seconds are counted; what it is compared with is the clock of this machine. */
-function Since({ hang, now }: { hang: Hang; now: boolean }) {
-  const nowMs = useNow(now ? 1000 : 0);
+/** While it lasts the seconds are counted, by the run's clock. */
+function Since({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
+  const nowMs = useNow(now ? 1000 : 0, run.now);
   return (
     <p class="hang-since">
       {sinceText(hang, now ? nowMs * 1e6 : null)} <span class="muted">Last heard of {dateTime(hang.stopped_wall_ns)}.</span> {hang.action && <span>Stepscope {hang.action}.</span>}

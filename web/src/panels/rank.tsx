@@ -157,12 +157,12 @@ function Known({ run, rank, several, tools }: KnownProps) {
 
 /** While it runs, how long it has been where it is. */
 function State({ run, rank }: { run: OpenRun; rank: RankDocument }) {
-  const now = useSignal(Date.now() * 1e6);
+  const now = useSignal(run.now() * 1e6);
   const over = run.status.value?.over ?? true;
   useEffect(() => {
-    now.value = Date.now() * 1e6;
+    now.value = run.now() * 1e6;
     if (over) return;
-    const timer = setInterval(() => (now.value = Date.now() * 1e6), CLOCK_MS);
+    const timer = setInterval(() => (now.value = run.now() * 1e6), CLOCK_MS);
     return () => clearInterval(timer);
   }, [over, rank]);
   return <>{stateWords(rank, now.value)}</>;

@@ -14,7 +14,7 @@ const BUTTONS = 3;
 
 /** `now`: it lasts, and the silence grows. */
 export function WhereaboutsTable({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
-  const nowMs = useNow(now ? 1000 : 0);
+  const nowMs = useNow(now ? 1000 : 0, run.now);
   const sinceNs = now ? Math.max(0, nowMs * 1e6 - hang.declared_wall_ns) : 0;
   const rows = whereabouts(hang, now);
   if (rows.length === 0) return null;

@@ -51,6 +51,8 @@ export class OpenRun {
   private emptyMs = Infinity;
   /** When it last brought steps; null: not since they were asked for. */
   movedMs: number | null = null;
+  /** What the run's clock is ahead of `performance.now()`; null: the hub did not say what time it is there. */
+  private aheadMs: number | null = null;
   /** Counts what came: whoever asks for more by itself asks again when it is another number. */
   readonly beat = signal(0);
 
@@ -85,6 +87,9 @@ export class OpenRun {
     else if (this.status.value?.over) this.connected(this.status.value.leaving ? "ended" : "over");
     else this.follow();
   }
+
+  /** Now, by the run's clock: neither the time of day here nor there may be set, or be wrong, and change it. */
+  readonly now = (): number => (this.aheadMs === null ? Date.now() : performance.now() + this.aheadMs);
 
   close(): void {
     this.unfollow();
@@ -184,6 +189,7 @@ export class OpenRun {
 
   private take(news: News): void {
     if (news.event === "steps") this.movedMs = performance.now();
+    if (news.event === "heartbeat") this.aheadMs = news.data.wall_ns / 1e6 - performance.now();
     if (news.event === "reset") this.meanwhile = [];
     else if (this.loading !== null) this.meanwhile.push(news);
     batch(() => {

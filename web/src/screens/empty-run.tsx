@@ -16,7 +16,7 @@ const LATE_S = 120;
 export function EmptyRun({ run }: { run: OpenRun }) {
   const status = run.status.value;
   const about = run.about.value;
-  const now = useNow(1000);
+  const now = useNow(1000, run.now);
   const ranks = useAnswer<RanksDocument>(run, "ranks", { limit: 10_000 }).value;
   // Processes that have begun count as ranks only with their first step.
   const info = useAnswer<RunDocument>(run, "").value?.info ?? about?.info ?? {};

@@ -68,7 +68,7 @@ function Pace({ run }: { run: OpenRun }) {
   // Of a run that goes on and whose hub is silent, or of a copy, only what it had reached is true.
   const known = status?.over === true || ["live", "connecting", "over", "ended", "file"].includes(run.connection.value);
   const going = status !== null && !status.over && known && run.connection.value !== "file";
-  const now = useNow(going ? 1000 : 0);
+  const now = useNow(going ? 1000 : 0, run.now);
   if (status === null) return null;
   const step = newestStep(status, steps);
   const still = going ? stillIn(run.findings.value?.findings ?? []) : null;

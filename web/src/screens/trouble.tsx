@@ -82,7 +82,7 @@ function WhatToDo({ failure, source, onAgain }: Omit<TroubleProps, "what">) {
 
 /** It is tried again by itself, while somebody looks. */
 function Countdown({ onAgain }: { onAgain: () => void }) {
-  const now = useNow(1000);
+  const now = useNow(1000, () => performance.now());
   const [begun] = useState(now);
   const left = Math.max(0, AGAIN_S - Math.round((now - begun) / 1000));
   useEffect(() => {

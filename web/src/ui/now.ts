@@ -2,13 +2,13 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-/** Milliseconds since 1970, anew every `everyMs`; 0: as it was. */
-export function useNow(everyMs: number): number {
-  const [now, setNow] = useState(() => Date.now());
+/** Milliseconds, anew every `everyMs`, 0: as it was; `clock`: what says them, since 1970 unless another is given. */
+export function useNow(everyMs: number, clock: () => number = Date.now): number {
+  const [now, setNow] = useState(clock);
   useEffect(() => {
     if (everyMs === 0) return;
     const tick = (): void => {
-      if (!document.hidden) setNow(Date.now());
+      if (!document.hidden) setNow(clock());
     };
     const timer = setInterval(tick, everyMs);
     document.addEventListener("visibilitychange", tick);

@@ -171,7 +171,7 @@ def _communication(page: Exposition, run: OpenRun) -> None:
 
 def _nodes(page: Exposition, run: OpenRun) -> None:
     total, nodes = nodes_of(run, 0, MOST_NODES)
-    now_ns = run_clock.wall_ns()
+    now_ns = run_clock.now_of(run.live.meta)
     heard = sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < 60e9)
     _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.name)
     _gauge(page, "stepscope_nodes_heard", "Nodes that sent something in the last minute.", heard, run=run.name)

@@ -127,13 +127,13 @@ class EventStream(Response):
     async def _follow(self, send: Send, gone: asyncio.Task[None]) -> None:
         version, beat_s = -1, time.monotonic()  # beat_s: when something was last sent
         run: OpenRun | None = self._run
-        body = b"retry: 2000\n\n"
+        body = b"retry: 2000\n\n" + _heartbeat(self._run)  # first: whoever looks is to know what time it is there
         while run is not None:
             messages, self._cursor = news(run, self._cursor)
             body += b"".join(_message(event, said, cursor) for event, said, cursor in messages)
             now_s = time.monotonic()
             if not body and now_s - beat_s >= self._streams.heartbeat_s:
-                body = _message("heartbeat", {"wall_ns": run_clock.wall_ns()}, None)
+                body = _heartbeat(run)
             if body:
                 beat_s = now_s
                 await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -161,6 +161,10 @@ class EventStream(Response):
         if not gone.done() and (left_s := not_before_s - time.monotonic()) > 0:
             await asyncio.wait((gone,), timeout=left_s)
         return changed.result()
+
+
+def _heartbeat(run: OpenRun) -> bytes:
+    return _message("heartbeat", {"wall_ns": run_clock.now_of(run.live.meta)}, None)
 
 
 def news(run: OpenRun, cursor: Cursor) -> tuple[list[tuple[str, Mapping[str, Any], Cursor]], Cursor]:
