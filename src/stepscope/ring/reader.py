@@ -50,6 +50,7 @@ from stepscope.ring.layout import (
     STACKS_WORD,
     STATE_WORD,
     THREADS_WORD,
+    TRAINS_WORD,
     TURN_WORDS,
     VERSION,
     WORD_BYTES,
@@ -186,8 +187,16 @@ class RingReader:
         return self._offer(STACKS_WORD)
 
     def running_offer(self) -> tuple[int, int] | None:
-        """The same for a main thread that runs; one that does not answers when it runs again."""
+        """The same for a main thread that runs; one that does not answers when it runs again.
+
+        What is written is the stack of the thread that trains, be it the main one or another.
+        """
         return self._offer(RUNNING_WORD)
+
+    def training_thread(self) -> int:
+        """The number that faulthandler gives the thread that trains; 0: the main one."""
+        thread: int = self._header[TRAINS_WORD]
+        return thread
 
     def thread_offer(self) -> tuple[int, int] | None:
         """The same for the stacks of all threads; only while none of them can run Python."""
