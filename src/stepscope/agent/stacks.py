@@ -2,16 +2,19 @@
 
 A rank is asked while it is in a phase that took a good part of its last steps, or in a long stretch outside of all
 phases, of an evaluation or of a checkpoint.  It is never asked while it waits for peers or copies to the device.  The
-phases take turns: the one that was asked about least comes next.  A callback of 20 ms at every step is seldom met by
-five looks a second, so the rank is looked at more often for a moment, when a question is due.  What every step has
-(input, forward, backward, optimizer) is asked about a few times, and a few times more when it takes notably more than
-before; the other questions are kept for what comes up later.
+phases take turns: next come those that were asked about less often than their share of the time would have it.  A
+callback of 20 ms at every step is seldom met by five looks a second, so the rank is looked at more often for a moment,
+when a question is due.  What every step has (input, forward, backward, optimizer) is asked about a few times, and a few
+times more when it takes notably more than before; the other questions are kept for what comes up later.  An evaluation
+or a checkpoint may come every hundredth step and be over in half a second: the first few long stops of each kind are
+asked about as soon as they are seen, once each, whether a question is due or not.
 
 The rank answers through a handler in Python, into a file beside its ring: always that one, which the interpreter runs
 where it lets it, never faulthandler's, because a thread that waits now may run by the time the signal is there, and be
 between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there, at the
 line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the stretch was
-not over when the signal had been sent.
+not over when the signal had been sent.  Where a thread trains that is not the main one, the main one writes that
+thread's stack when it gets to it, and when that was: then the stretch must have lasted at that time.
 
 Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread, that
 its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end; the
@@ -21,6 +24,7 @@ signal goes through the pidfd, so it can reach no other process.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -42,7 +46,11 @@ __all__ = ["StackAsker", "parse_stack"]
 STOPS = (OTHER, EVAL, CHECKPOINT)
 """Phases that may come seldom and take long: a single long stretch is worth a question …"""
 STRETCH_NS = 15_000_000
-"""… when it has lasted so long."""
+"""… when it has lasted so long …"""
+LONG_NS = 50_000_000
+"""… and when so long, at once …"""
+AT_ONCE = 8
+"""… but only so many of one phase, and one of them in a step."""
 ORDINARY = (INPUT, FORWARD, BACKWARD, OPTIMIZER)
 """Phases that every step has …"""
 ROUND = 6
@@ -73,6 +81,7 @@ MAX_BYTES = 1 << 17
 MAX_FRAMES = 50
 
 _HEAD = "Stack (most recent call first):"
+_READ = re.compile(r"  read ([0-9]{1,19}) ([0-9]{1,19})")
 _CUT = "  ..."
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
@@ -116,6 +125,8 @@ class StackAsker:
         self._turns: Counter[int] = Counter()
         """… and with them the times that it was sought and not met."""
         self._rounds: dict[int, _Round] = {}
+        self._stops: dict[int, set[int]] = {phase: set() for phase in STOPS}
+        """Steps in which a phase was asked about at once."""
         self._question: _Question | None = None
         self._over_s: float | None = None
         """When the stretch of the question was first seen to be over."""
@@ -142,16 +153,16 @@ class StackAsker:
 
     def _ask(self, pidfd: int) -> bool:
         """Whether the rank was asked: it is due, and it listens."""
-        if (
-            self._reader.running_offer() is None
-            or self._left <= 0
-            or time.monotonic() < self._next_s
-            or self._reader.state() is not RingState.RUNNING
-        ):
+        if self._reader.running_offer() is None or self._left <= 0 or self._reader.state() is not RingState.RUNNING:
             self._looks_left = None
             return False
         live = self._reader.live()
-        if not self._is_worth_it(live):
+        if self._stops_long(live):
+            self._stops[live.phase].add(live.step)
+        elif time.monotonic() < self._next_s:
+            self._looks_left = None
+            return False
+        elif not self._is_worth_it(live):
             return False
         between = self._reader.is_between_steps(live.since_ns)
         self._pause(in_steps=live.step > 0)
@@ -194,6 +205,13 @@ class StackAsker:
             self._pause(in_steps=True)
         return False
 
+    def _stops_long(self, live: LivePhase) -> bool:
+        """Whether it is in a long stop of which nothing was asked yet, one of the first few."""
+        asked = self._stops.get(live.phase)
+        if asked is None or not live.step or live.step in asked or len(asked) >= AT_ONCE:
+            return False
+        return 0 < live.since_ns <= time.perf_counter_ns() - LONG_NS
+
     def _is_long_stop(self, live: LivePhase) -> bool:
         """Whether it is in a long stretch of a phase that does not come in every step, and others had their turns."""
         if live.phase not in STOPS or live.since_ns > time.perf_counter_ns() - STRETCH_NS:
@@ -201,11 +219,12 @@ class StackAsker:
         return all(self._asked[live.phase] <= self._turns[phase] for phase in self._wanted)
 
     def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
-        """Of the phases that take a good part of the last steps, those that were asked about least."""
+        """Of the phases that take a good part of the last steps, those asked about less often than that part is."""
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
-        least = min((self._turns[phase] for phase in worth), default=0)
-        return tuple(phase for phase in worth if self._turns[phase] == least)
+        taken = {phase: self._turns[phase] / shares[phase] for phase in worth}
+        usual = sum(self._turns[phase] for phase in worth) / sum(shares[phase] for phase in worth) if worth else 0.0
+        return tuple(phase for phase in worth if taken[phase] <= max(usual, min(taken.values())))
 
     def _has_questions(self, phase: int, share: float) -> bool:
         """Whether there are questions left for a phase that every step has."""
@@ -236,11 +255,12 @@ class StackAsker:
             if over and not written:
                 self._give_up(question)
             return None
-        frames = parse_stack(written.decode(errors="replace"))
-        if at_once and (not frames or frames[-1]["function"] not in _OUTERMOST):
+        text, read = _when_read(written.decode(errors="replace"))
+        frames = parse_stack(text)
+        if at_once and (not frames or (read is None and frames[-1]["function"] not in _OUTERMOST)):
             return None
         self._question = None
-        if not frames or (over and not self._lasted(question)):
+        if not frames or not (self._lasted_at(question, *read) if read else not over or self._lasted(question)):
             return None
         about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
         about |= {"phase": BUILTIN_PHASES[question.live.phase], "between": question.between}
@@ -250,6 +270,15 @@ class StackAsker:
         """Whether the stretch was not over yet when the signal had been sent."""
         end_ns = self._reader.stretch_end_ns(question.live.since_ns)
         return end_ns is not None and end_ns > question.sent_ns
+
+    def _lasted_at(self, question: _Question, began_ns: int, ended_ns: int) -> bool:
+        """Whether the stretch lasted from then to then."""
+        if began_ns < question.live.since_ns:
+            return False
+        if self._reader.live() == question.live:
+            return True
+        end_ns = self._reader.stretch_end_ns(question.live.since_ns)
+        return end_ns is not None and end_ns > ended_ns
 
     def _read(self) -> bytes:
         try:
@@ -270,6 +299,13 @@ class StackAsker:
         self._over_s = now_s if self._over_s is None else self._over_s
         if now_s - self._over_s >= PATIENCE_S and not awaits_delivery(self._proc, question.signal):
             self._question, self._left = None, 0
+
+
+def _when_read(text: str) -> tuple[str, tuple[int, int] | None]:
+    """The text without its last line, if that says from when to when the stack of another thread was read."""
+    above, _, last = text.removesuffix("\n").rpartition("\n")
+    found = _READ.fullmatch(last) if text.endswith("\n") else None
+    return (f"{above}\n", (int(found[1]), int(found[2]))) if found else (text, None)
 
 
 def parse_stack(text: str) -> list[dict[str, Any]]:
