@@ -189,6 +189,17 @@ def test_an_evaluation_gets_its_line() -> None:
     assert first.title.endswith(" in 5 of 99 steps, mostly in evaluate, train.py:50.")
 
 
+def test_an_evaluation_that_takes_one_rank_far_longer_is_that_ranks() -> None:
+    """The others evaluate too, each for a little while: the more there are, the more that is together."""
+    steps = range(10, 100, 20)
+    faults = [slow_at(rank, "eval", 900.0 if rank == 1 else 120.0, steps) for rank in range(8)]
+    first = diagnose(run_of(cluster=Cluster(ranks=8, steps=100, faults=tuple(faults))))[0]
+    assert (first.kind, first.phase, first.ranks) == ("between_steps", "eval", (1,))
+    faults[2] = slow_at(2, "eval", 200.0, steps)
+    first = diagnose(run_of(cluster=Cluster(ranks=8, steps=100, faults=tuple(faults))))[0]
+    assert (first.kind, first.phase, first.ranks) == ("between_steps", "eval", ())
+
+
 def test_a_stall_gets_its_line() -> None:
     report = (f"{PACKAGES}/ray/train/v2/_internal/execution/context.py", 517, "TrainContext.report")
     faults = tuple(slow_at(rank, "other", 2000.0, range(60, 61)) for rank in (0, 1))
