@@ -402,8 +402,9 @@ def test_the_stack_of_another_thread_that_trains(child: Child, sent: list[int]) 
     assert sent == [ASKED]
 
 
-def test_of_another_thread_only_what_was_read_in_that_stretch_counts(
-    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("phase", [INPUT, COMM])
+def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
     """The main thread may get to it when another phase has begun there."""
     monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
@@ -412,8 +413,13 @@ def test_of_another_thread_only_what_was_read_in_that_stretch_counts(
     child.say("train elsewhere")
     asker = StackAsker(child.reader, child.pid)
     assert asker.look(child.pidfd) is None
-    child.say("enter 3")  # by its clock, long before the stack was read
-    assert look_until(asker, child.pidfd, lambda _: asker._question is None) is None
+    assert asker.seeks
+    child.say(f"enter {phase}")  # by its clock, long before the stack was read
+    found = look_until(asker, child.pidfd, lambda _: asker._question is None)
+    assert (found and (found["phase"], found["step"], found["between"])) == (
+        ("input", 7, False) if phase == INPUT else None
+    )
+    assert asker._turns == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
     assert sent == [ASKED]
 
 

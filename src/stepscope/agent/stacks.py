@@ -14,7 +14,7 @@ where it lets it, never faulthandler's, because a thread that waits now may run 
 between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there, at the
 line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the stretch was
 not over when the signal had been sent.  Where a thread trains that is not the main one, the main one writes that
-thread's stack when it gets to it, and when that was: then the stretch must have lasted at that time.
+thread's stack when it gets to it, and when that was: then it is about the phase in which the ring says the rank was.
 
 Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread, that
 its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end; the
@@ -75,6 +75,8 @@ MAX_QUESTIONS = 40
 BRIEF_S = 0.001
 BRIEF_LOOKS = 6
 """An answer mostly comes at once, so we wait for it this often, this long; if it does not, until the next look."""
+SOON_LOOKS = 20
+"""What the main thread says of another takes it some hundredths of a second: so many looks, ``SEEK_S`` apart."""
 PATIENCE_S = 2.0
 """A rank that did not answer so long after the stretch was over, although it took the signal, is not asked again."""
 MAX_BYTES = 1 << 17
@@ -131,11 +133,15 @@ class StackAsker:
         self._over_s: float | None = None
         """When the stretch of the question was first seen to be over."""
         self._seen = b""
+        self._soon_left = 0
 
     @property
     def seeks(self) -> bool:
-        """Whether it wants to look again in ``SEEK_S``: a phase has its turn, and the rank just was not in it."""
-        return self._question is None and bool(self._looks_left)
+        """Whether it wants to look again in ``SEEK_S``: a phase has its turn, and the rank just was not in it.
+
+        Or another thread than the main one trains, and the answer is not there yet.
+        """
+        return bool(self._looks_left) if self._question is None else self._soon_left > 0
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
         """A stack, when there is a new one; without the rank's number, which the caller knows."""
@@ -149,6 +155,7 @@ class StackAsker:
                 if (answer := self._answer(at_once=True)) is not None or self._question is None:
                     return answer
             return None
+        self._soon_left -= 1
         return self._answer(at_once=False)
 
     def _ask(self, pidfd: int) -> bool:
@@ -176,6 +183,7 @@ class StackAsker:
             return False  # it just ended, or what it offers is no signal
         self._note_question(live.phase)
         self._seen, self._over_s = b"", None
+        self._soon_left = SOON_LOOKS if self._reader.training_thread() else 0
         sent_ns = time.perf_counter_ns()
         self._question = _Question(
             live=live, between=between, wall_ns=run_clock.wall_ns(), sent_ns=sent_ns, signal=offer[0]
@@ -188,6 +196,15 @@ class StackAsker:
         self._turns[phase] += 1
         if phase in self._rounds:
             self._rounds[phase].asked += 1
+
+    def _move_question(self, asked: int, answered: int) -> None:
+        """It was about that phase, but the answer is about this one."""
+        for counts in (self._asked, self._turns):
+            counts[asked] -= 1
+            counts[answered] += 1
+        for phase, more in ((asked, -1), (answered, 1)):
+            if phase in self._rounds:
+                self._rounds[phase].asked += more
 
     def _is_worth_it(self, live: LivePhase) -> bool:
         """Whether the rank is in a phase whose turn it is."""
@@ -260,25 +277,25 @@ class StackAsker:
         if at_once and (not frames or (read is None and frames[-1]["function"] not in _OUTERMOST)):
             return None
         self._question = None
-        if not frames or not (self._lasted_at(question, *read) if read else not over or self._lasted(question)):
+        if not frames:
             return None
-        about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
-        about |= {"phase": BUILTIN_PHASES[question.live.phase], "between": question.between}
+        live, between = question.live, question.between
+        if read is not None:
+            found = self._reader.stretch_at(*read)
+            if found is None or found[0].phase not in (*STOPS, *ORDINARY):
+                return None
+            live, between = found
+            self._move_question(question.live.phase, live.phase)
+        elif over and not self._lasted(question):
+            return None
+        about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": live.step}
+        about |= {"phase": BUILTIN_PHASES[live.phase], "between": between}
         return {**about, "frames": frames[:MAX_FRAMES]}
 
     def _lasted(self, question: _Question) -> bool:
         """Whether the stretch was not over yet when the signal had been sent."""
         end_ns = self._reader.stretch_end_ns(question.live.since_ns)
         return end_ns is not None and end_ns > question.sent_ns
-
-    def _lasted_at(self, question: _Question, began_ns: int, ended_ns: int) -> bool:
-        """Whether the stretch lasted from then to then."""
-        if began_ns < question.live.since_ns:
-            return False
-        if self._reader.live() == question.live:
-            return True
-        end_ns = self._reader.stretch_end_ns(question.live.since_ns)
-        return end_ns is not None and end_ns > ended_ns
 
     def _read(self) -> bytes:
         try:

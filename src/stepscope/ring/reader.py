@@ -25,6 +25,7 @@ from stepscope.ring.latest import (
     last_collective,
     live_phase,
     recent_shares,
+    stretch_at,
     stretch_end_ns,
 )
 from stepscope.ring.layout import (
@@ -314,6 +315,10 @@ class RingReader:
     def stretch_end_ns(self, since_ns: int) -> int | None:
         """When the stretch that ``live`` said began then was over; None: it lasts, or is long past.  Likewise."""
         return stretch_end_ns(self._body, self.head(), since_ns)
+
+    def stretch_at(self, begin_ns: int, end_ns: int) -> tuple[LivePhase, bool] | None:
+        """The stretch in which that time lies, and whether it is between two steps; None: in none.  Likewise."""
+        return stretch_at(self._body, self.head(), begin_ns, end_ns)
 
     def last_collective(self) -> LastCollective | None:
         """The collective the process waits in, or called last; None where there was none of late.  Likewise."""
