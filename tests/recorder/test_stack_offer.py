@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
 import gc
 import os
@@ -341,6 +342,21 @@ def test_only_the_main_thread_can_offer(ring: RingWriter, offer: StackOffer) -> 
     assert offered(ring) == (FIRST, SECOND, THIRD)
     elsewhere()  # another thread took over: faulthandler would show the main one alone, which tells nothing
     assert offered(ring) == (0, SECOND, THIRD)
+
+
+def test_a_thread_of_native_code_is_not_made_one_of_pythons(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+    before, over = threading.enumerate(), threading.Lock()
+    over.acquire()
+
+    def train() -> None:
+        offer.open(ring)
+        over.release()
+
+    _thread.start_new_thread(train, ())
+    over.acquire()
+    assert threading.enumerate() == before
+    assert offered(ring) == (0, 0, THIRD)
 
 
 def test_another_thread_that_trains_is_shown_by_the_main_one(ring: RingWriter, offer: StackOffer) -> None:

@@ -191,7 +191,11 @@ class StackOffer:
         """Offer the stack of the calling thread; of one that is not the main one, what the main one can say of it."""
         if not _on_main_thread():
             self._main.unannounce()  # tells nothing of it
-            self._running.show(threading.current_thread())
+            thread = _known_thread(threading.get_ident())
+            if thread is None:
+                self._running.unannounce()
+            else:
+                self._running.show(thread)
             return
         if os.environ.get(ENV_STACKS) == "0":
             return
@@ -259,12 +263,17 @@ class StackOffer:
                 self._give_back(answer)
 
 
+def _known_thread(ident: int) -> threading.Thread | None:
+    """By its number, without a lock; and unlike ``current_thread()`` it makes none up for a thread of native code."""
+    known: dict[int, threading.Thread] = getattr(threading, "_active", {})
+    return known.get(ident)
+
+
 def _frame_of(thread: threading.Thread) -> FrameType | None:
     """Where another thread is; None when it has ended."""
     ident = thread.ident
-    # Not ``is_alive()``, which takes locks; and the number of a thread that has ended may be another's by now.
-    if ident is None or threading._active.get(ident) is not thread:  # type: ignore[attr-defined]
-        return None
+    if ident is None or _known_thread(ident) is not thread:
+        return None  # its number may be another's by now
     # Before Python 3.12 the garbage collector may run in the midst of the call and wait for a lock that the call holds.
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
