@@ -567,6 +567,11 @@ def test_what_takes_most_of_the_time_is_asked_about_first() -> None:
     assert found == {INPUT: 3, FORWARD: 1, BACKWARD: 1, OPTIMIZER: 1}
 
 
+def test_what_takes_most_of_the_time_does_not_wait_for_what_is_seldom_met() -> None:
+    ring = Ring({INPUT: 0.75, BACKWARD: 0.05, OTHER: 0.03})
+    assert asked_about(asker_of(ring), ring, [INPUT], 5) == {INPUT: 5}
+
+
 def test_what_every_step_has_leaves_questions_for_what_comes_later() -> None:
     ring = Ring({INPUT: 0.2, FORWARD: 0.4, BACKWARD: 0.4})
     asker = asker_of(ring)

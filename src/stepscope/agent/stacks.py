@@ -121,7 +121,9 @@ class StackAsker:
         self._looks_left: int | None = None
         """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
         self._wanted: tuple[int, ...] = ()
-        """Then: the phases whose turn it is."""
+        """Then: the phases whose turn it is …"""
+        self._sought_s = 0.0
+        """… and until when they are sought: on a busy machine a look takes longer than it should."""
         self._asked: Counter[int] = Counter()
         """Questions by phase …"""
         self._turns: Counter[int] = Counter()
@@ -211,13 +213,14 @@ class StackAsker:
         if self._looks_left is None:
             self._wanted = self._whose_turn(self._reader.recent_shares())
             self._looks_left = SEEK_LOOKS if self._wanted else 0
+            self._sought_s = time.monotonic() + SEEK_LOOKS * SEEK_S
         if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
             return True
         if not self._looks_left:
             self._looks_left = None  # at the next look its last steps may be others
             return False
         self._looks_left -= 1
-        if not self._looks_left:
+        if not self._looks_left or time.monotonic() > self._sought_s:
             self._turns.update(self._wanted)
             self._pause(in_steps=True)
         return False
@@ -239,9 +242,9 @@ class StackAsker:
         """Of the phases that take a good part of the last steps, those asked about less often than that part is."""
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
-        taken = {phase: self._turns[phase] / shares[phase] for phase in worth}
-        usual = sum(self._turns[phase] for phase in worth) / sum(shares[phase] for phase in worth) if worth else 0.0
-        return tuple(phase for phase in worth if taken[phase] <= max(usual, min(taken.values())))
+        turns = 1 + sum(self._turns[phase] for phase in worth)  # with the next one
+        total = sum(shares[phase] for phase in worth)
+        return tuple(phase for phase in worth if self._turns[phase] * total < turns * shares[phase])
 
     def _has_questions(self, phase: int, share: float) -> bool:
         """Whether there are questions left for a phase that every step has."""
