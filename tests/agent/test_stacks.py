@@ -419,7 +419,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
     assert (found and (found["phase"], found["step"], found["between"])) == (
         ("input", 7, False) if phase == INPUT else None
     )
-    assert asker._turns == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
+    assert asker._asked == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
     assert sent == [ASKED]
 
 
@@ -545,7 +545,7 @@ def asked_about(asker: StackAsker, ring: Ring, order: Sequence[int], rounds: int
         ring.phase = phase
         if asker._left > 0 and asker._is_worth_it(ring.live()):
             asker._note_question(phase)
-            asker._pause(in_steps=True)
+            asker._pause()
             found[phase] += 1
     return found
 
@@ -570,6 +570,15 @@ def test_what_takes_most_of_the_time_is_asked_about_first() -> None:
 def test_what_takes_most_of_the_time_does_not_wait_for_what_is_seldom_met() -> None:
     ring = Ring({INPUT: 0.75, BACKWARD: 0.05, OTHER: 0.03})
     assert asked_about(asker_of(ring), ring, [INPUT], 5) == {INPUT: 5}
+
+
+def test_what_was_sought_in_vain_before_the_steps_is_not_kept_waiting() -> None:
+    """Input was all that had been seen while a slow start went on."""
+    ring = Ring({INPUT: 1.0})
+    asker = asker_of(ring)
+    assert asked_about(asker, ring, [COMM], 1000) == {}
+    ring.shares = {INPUT: 0.7, OPTIMIZER: 0.3}
+    assert asked_about(asker, ring, [OPTIMIZER, INPUT], 5) == {INPUT: 5, OPTIMIZER: 3}
 
 
 def test_what_every_step_has_leaves_questions_for_what_comes_later() -> None:

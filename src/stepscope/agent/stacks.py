@@ -117,7 +117,7 @@ class StackAsker:
         self._proc = proc / str(pid)
         self._path = reader.path.with_suffix(STACKS_SUFFIX)
         self._left = MAX_QUESTIONS - asked
-        self._next_s = 0.0
+        self._paused_s = float("-inf")
         self._looks_left: int | None = None
         """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
         self._wanted: tuple[int, ...] = ()
@@ -126,8 +126,8 @@ class StackAsker:
         """… and until when they are sought: on a busy machine a look takes longer than it should."""
         self._asked: Counter[int] = Counter()
         """Questions by phase …"""
-        self._turns: Counter[int] = Counter()
-        """… and with them the times that it was sought and not met."""
+        self._missed: Counter[int] = Counter()
+        """… and how often it was sought and not met since the last question."""
         self._rounds: dict[int, _Round] = {}
         self._stops: dict[int, set[int]] = {phase: set() for phase in STOPS}
         """Steps in which a phase was asked about at once."""
@@ -168,13 +168,13 @@ class StackAsker:
         live = self._reader.live()
         if self._stops_long(live):
             self._stops[live.phase].add(live.step)
-        elif time.monotonic() < self._next_s:
+        elif not self._is_due(live):
             self._looks_left = None
             return False
         elif not self._is_worth_it(live):
             return False
         between = self._reader.is_between_steps(live.since_ns)
-        self._pause(in_steps=live.step > 0)
+        self._pause()
         try:
             offer = self._reader.running_offer()
             if offer is None or not self._listens(*offer) or sleeps_in_native_code(self._proc):
@@ -195,15 +195,14 @@ class StackAsker:
     def _note_question(self, phase: int) -> None:
         self._left -= 1
         self._asked[phase] += 1
-        self._turns[phase] += 1
+        self._missed.clear()
         if phase in self._rounds:
             self._rounds[phase].asked += 1
 
     def _move_question(self, asked: int, answered: int) -> None:
         """It was about that phase, but the answer is about this one."""
-        for counts in (self._asked, self._turns):
-            counts[asked] -= 1
-            counts[answered] += 1
+        self._asked[asked] -= 1
+        self._asked[answered] += 1
         for phase, more in ((asked, -1), (answered, 1)):
             if phase in self._rounds:
                 self._rounds[phase].asked += more
@@ -221,8 +220,8 @@ class StackAsker:
             return False
         self._looks_left -= 1
         if not self._looks_left or time.monotonic() > self._sought_s:
-            self._turns.update(self._wanted)
-            self._pause(in_steps=True)
+            self._missed.update(self._wanted)
+            self._pause()
         return False
 
     def _stops_long(self, live: LivePhase) -> bool:
@@ -236,15 +235,15 @@ class StackAsker:
         """Whether it is in a long stretch of a phase that does not come in every step, and others had their turns."""
         if live.phase not in STOPS or live.since_ns > time.perf_counter_ns() - STRETCH_NS:
             return False
-        return all(self._asked[live.phase] <= self._turns[phase] for phase in self._wanted)
+        return all(self._asked[live.phase] <= self._asked[phase] + self._missed[phase] for phase in self._wanted)
 
     def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
         """Of the phases that take a good part of the last steps, those asked about less often than that part is."""
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
-        turns = 1 + sum(self._turns[phase] for phase in worth)  # with the next one
-        total = sum(shares[phase] for phase in worth)
-        return tuple(phase for phase in worth if self._turns[phase] * total < turns * shares[phase])
+        turns = {phase: self._asked[phase] + self._missed[phase] for phase in worth}
+        next_turn, total = 1 + sum(turns.values()), sum(shares[phase] for phase in worth)
+        return tuple(phase for phase in worth if turns[phase] * total < next_turn * shares[phase])
 
     def _has_questions(self, phase: int, share: float) -> bool:
         """Whether there are questions left for a phase that every step has."""
@@ -253,11 +252,15 @@ class StackAsker:
             last = self._rounds[phase] = _Round(share=share)
         return last.asked < ROUND and self._left > KEPT
 
-    def _pause(self, *, in_steps: bool) -> None:
+    def _pause(self) -> None:
         """No question until the next is due."""
-        early = in_steps and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
-        self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
+        self._paused_s = time.monotonic()
         self._looks_left = None
+
+    def _is_due(self, live: LivePhase) -> bool:
+        """Whether the pause is over; it is shorter once the rank is in its steps."""
+        early = live.step > 0 and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
+        return time.monotonic() >= self._paused_s + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
 
     def _listens(self, number: int, fd: int) -> bool:
         return listens(self._proc, number, fd, self._path)
