@@ -43,7 +43,7 @@ ASKED = NUMBER - 1
 
 CHILD = textwrap.dedent(
     """
-    import ctypes, os, platform, select, signal, sys, time
+    import ctypes, os, platform, select, signal, sys, threading, time
     from pathlib import Path
     from stepscope.recorder.stacks import StackOffer
     from stepscope.records.identity import RankIdentity
@@ -64,6 +64,11 @@ CHILD = textwrap.dedent(
         print(0, flush=True)
         os.open(folder / "fifo", os.O_RDONLY)  # until somebody writes: the kernel takes it up again by itself
 
+    def train_on_a_thread():
+        offer.open(stream.ring)
+        trains.set()
+        threading.Event().wait()
+
     def spin():
         print(0, flush=True)
         while not (folder / "enough").exists():
@@ -73,6 +78,10 @@ CHILD = textwrap.dedent(
     while word := wait_for_word():
         if word == "offer":
             offer.open(stream.ring)
+        elif word == "train elsewhere":
+            trains = threading.Event()
+            threading.Thread(target=train_on_a_thread, daemon=True).start()
+            trains.wait()
         elif word == "pretend":  # announce a signal that nothing catches
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             stream.ring.header[RUNNING_WORD] = number | fd << 8
@@ -381,6 +390,71 @@ def test_who_waits_in_native_code_answers_when_it_comes_back(
     assert sent == [ASKED]
 
 
+def test_the_stack_of_another_thread_that_trains(child: Child, sent: list[int]) -> None:
+    child.say("offer")
+    child.say("step")
+    child.say("train elsewhere")
+    stack = look_until(StackAsker(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    names = [frame["function"] for frame in stack["frames"]]
+    assert "train_on_a_thread" in names
+    assert "wait_for_word" not in names
+    assert (stack["step"], stack["phase"]) == (7, "other")
+    assert sent == [ASKED]
+
+
+@pytest.mark.parametrize("phase", [INPUT, COMM])
+def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    """The main thread may get to it when another phase has begun there."""
+    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
+    child.say("offer")
+    child.say("step")
+    child.say("train elsewhere")
+    asker = StackAsker(child.reader, child.pid)
+    assert asker.look(child.pidfd) is None
+    assert asker.seeks
+    child.say(f"enter {phase}")  # by its clock, long before the stack was read
+    found = look_until(asker, child.pidfd, lambda _: asker._question is None)
+    assert (found and (found["phase"], found["step"], found["between"])) == (
+        ("input", 7, False) if phase == INPUT else None
+    )
+    assert asker._asked == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
+    assert sent == [ASKED]
+
+
+def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of half a second, every hundredth step, would seldom be met by a question every two seconds."""
+    monkeypatch.setattr(stacks, "PAUSE_S", 1000.0)
+    monkeypatch.setattr(stacks, "FIRST_PAUSE_S", 1000.0)
+    child.say("offer")
+    child.say("step")
+    asker = StackAsker(child.reader, child.pid)
+    for phase in (OTHER, EVAL, CHECKPOINT):
+        child.say(f"enter {phase}")
+        assert look_until(asker, child.pidfd, lambda found: found is not None)["phase"] == BUILTIN_PHASES[phase]
+    assert sent == [ASKED] * 3
+    child.say(f"enter {EVAL}")  # again in the same step
+    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+    child.say("enter 3")
+    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+    assert sent == [ASKED] * 3
+
+
+def test_only_the_first_long_stops_are_asked_about_at_once() -> None:
+    asker = asker_of(Ring({}))
+    asked = []
+    for step in range(100):
+        live = LivePhase(phase=EVAL, since_ns=1, step=step)
+        if asker._stops_long(live):
+            asker._stops[EVAL].add(step)
+            asked.append(step)
+    assert asked == list(range(1, 1 + stacks.AT_ONCE))
+    assert asker._stops_long(LivePhase(phase=CHECKPOINT, since_ns=1, step=5))
+    assert not asker._stops_long(LivePhase(phase=CHECKPOINT, since_ns=time.perf_counter_ns(), step=5))
+    assert not asker._stops_long(LivePhase(phase=FORWARD, since_ns=1, step=5))
+
+
 def test_only_so_often(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
     child.say("offer")
@@ -471,7 +545,7 @@ def asked_about(asker: StackAsker, ring: Ring, order: Sequence[int], rounds: int
         ring.phase = phase
         if asker._left > 0 and asker._is_worth_it(ring.live()):
             asker._note_question(phase)
-            asker._pause(in_steps=True)
+            asker._pause()
             found[phase] += 1
     return found
 
@@ -484,6 +558,27 @@ def test_every_phase_with_a_good_part_of_the_steps_gets_its_questions() -> None:
     ring = Ring({INPUT: 0.05, FORWARD: 0.5, BACKWARD: 0.4, OPTIMIZER: 0.03, COMM: 0.4, EVAL: 0.02})
     found = asked_about(asker_of(ring), ring, [INPUT, FORWARD, COMM, BACKWARD, OPTIMIZER, EVAL], 100)
     assert found == {INPUT: ROUND, FORWARD: ROUND, BACKWARD: ROUND, OPTIMIZER: ROUND}
+
+
+def test_what_takes_most_of_the_time_is_asked_about_first() -> None:
+    """A slow collate function must have its line in a run that lasts a few seconds."""
+    ring = Ring({INPUT: 0.7, FORWARD: 0.1, BACKWARD: 0.1, OPTIMIZER: 0.1})
+    found = asked_about(asker_of(ring), ring, [INPUT, FORWARD, BACKWARD, OPTIMIZER], 3)
+    assert found == {INPUT: 3, FORWARD: 1, BACKWARD: 1, OPTIMIZER: 1}
+
+
+def test_what_takes_most_of_the_time_does_not_wait_for_what_is_seldom_met() -> None:
+    ring = Ring({INPUT: 0.75, BACKWARD: 0.05, OTHER: 0.03})
+    assert asked_about(asker_of(ring), ring, [INPUT], 5) == {INPUT: 5}
+
+
+def test_what_was_sought_in_vain_before_the_steps_is_not_kept_waiting() -> None:
+    """Input was all that had been seen while a slow start went on."""
+    ring = Ring({INPUT: 1.0})
+    asker = asker_of(ring)
+    assert asked_about(asker, ring, [COMM], 1000) == {}
+    ring.shares = {INPUT: 0.7, OPTIMIZER: 0.3}
+    assert asked_about(asker, ring, [OPTIMIZER, INPUT], 5) == {INPUT: 5, OPTIMIZER: 3}
 
 
 def test_what_every_step_has_leaves_questions_for_what_comes_later() -> None:

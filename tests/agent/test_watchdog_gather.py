@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,14 @@ def test_the_main_thread_alone_is_asked_while_another_is_at_work(start: Start) -
     assert functions(rank.threads) == [["rest", "have_busy_thread", "<module>"]]
     assert rank.cpu_share is not None
     assert rank.cpu_share > 0.1
+
+
+def test_where_another_thread_trains_the_handler_in_python_is_asked(start: Start) -> None:
+    """faulthandler would show the main thread alone, so that is not offered then."""
+    child = start("busy thread")
+    child.offers = replace(child.offers, stacks=None)
+    (rank,) = look(child.subject()).ranks
+    assert functions(rank.threads) == [["rest", "have_busy_thread", "<module>"]]
 
 
 def test_a_signal_that_is_not_caught_is_never_sent(start: Start) -> None:

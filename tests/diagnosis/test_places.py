@@ -189,6 +189,30 @@ def test_an_evaluation_gets_its_line() -> None:
     assert first.title.endswith(" in 5 of 99 steps, mostly in evaluate, train.py:50.")
 
 
+def test_an_evaluation_that_takes_one_rank_far_longer_is_that_ranks() -> None:
+    """The others evaluate too, each for a little while: the more there are, the more that is together."""
+    steps = range(10, 100, 20)
+    faults = [slow_at(rank, "eval", 900.0 if rank == 1 else 120.0, steps) for rank in range(8)]
+    first = diagnose(run_of(cluster=Cluster(ranks=8, steps=100, faults=tuple(faults))))[0]
+    assert (first.kind, first.phase, first.ranks) == ("between_steps", "eval", (1,))
+    faults[2] = slow_at(2, "eval", 200.0, steps)
+    first = diagnose(run_of(cluster=Cluster(ranks=8, steps=100, faults=tuple(faults))))[0]
+    assert (first.kind, first.phase, first.ranks) == ("between_steps", "eval", ())
+
+
+def test_a_stall_gets_its_line() -> None:
+    report = (f"{PACKAGES}/ray/train/v2/_internal/execution/context.py", 517, "TrainContext.report")
+    faults = tuple(slow_at(rank, "other", 2000.0, range(60, 61)) for rank in (0, 1))
+    cluster = Cluster(ranks=2, steps=100, faults=faults)
+    stacks = [stack(report, SCRIPT, rank=rank, step=60) for rank in (0, 1)]
+    elsewhere = [stack(CALLBACK, SCRIPT, step=step) for step in range(10, 20)]
+    first = diagnose(run_of(*stacks, *elsewhere, cluster=cluster))[0]
+    place = "ray.train.report: ray/train/v2/_internal/execution/context.py:517 in TrainContext.report, from train.py:36"
+    assert (first.kind, first.evidence["place"]) == ("stall", place)
+    assert first.title.endswith(f", outside model and optimizer (other), mostly in {place}.")
+    assert diagnose(run_of(*elsewhere, cluster=cluster))[0].evidence["place"] is None
+
+
 def test_code_that_a_compiler_made_is_not_the_users() -> None:
     made = [("/tmp/torchinductor_me/ab/cab.py", 90, "call"), ("<eval_with_key>.7", 6, "forward")]
     seen = view(*[in_phase("input", *made, ITEM, FETCH, *LOOP)] * 3)

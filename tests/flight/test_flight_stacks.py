@@ -64,6 +64,16 @@ def test_names_escapes_cuts_and_single_stacks() -> None:
     assert single == (ThreadStack(main=True, frames=(Frame(file="a.py", line=3, function="f"),)),)
 
 
+def test_the_thread_that_trains_counts_as_the_main_one() -> None:
+    text = (
+        'Thread 0x00007f10 (most recent call first):\n  File "/job/train.py", line 5 in train\n'
+        'Current thread 0x00007f20 (most recent call first):\n  File "worker.py", line 3 in <module>\n'
+    )
+    assert [thread.main for thread in parse_threads(text)] == [False, True]
+    assert user_frame(parse_threads(text, trains=0x7F10)) == Frame(file="/job/train.py", line=5, function="train")
+    assert [thread.main for thread in parse_threads(text, trains=0x7F30)] == [False, True]
+
+
 def test_files_that_are_not_the_users() -> None:
     theirs = ("train.py", "/jobs/torchtitan/train.py", "/jobs/stepscope_demo/train.py", "/data/torch/train.py")
     others = (

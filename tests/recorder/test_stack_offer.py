@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
+import gc
 import os
 import re
 import signal
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.flight.stacks import parse_threads
 from stepscope.recorder import guard, stacks
 from stepscope.recorder.stacks import CANDIDATES, StackOffer
 from stepscope.records.identity import RankIdentity
@@ -327,7 +330,7 @@ def test_a_child_that_execs_has_the_default(ring: RingWriter, offer: StackOffer)
         assert not (masks["SigCgt:"] | masks["SigIgn:"]) >> (number - 1) & 1
 
 
-def test_only_the_main_thread_is_offered(ring: RingWriter, offer: StackOffer) -> None:
+def test_only_the_main_thread_can_offer(ring: RingWriter, offer: StackOffer) -> None:
     def elsewhere() -> None:
         thread = threading.Thread(target=offer.open, args=(ring,))
         thread.start()
@@ -337,8 +340,65 @@ def test_only_the_main_thread_is_offered(ring: RingWriter, offer: StackOffer) ->
     assert offered(ring) == (0, 0, 0)
     offer.open(ring)
     assert offered(ring) == (FIRST, SECOND, THIRD)
-    elsewhere()  # another thread took over: the main one's stack alone tells nothing
+    elsewhere()  # another thread took over: faulthandler would show the main one alone, which tells nothing
+    assert offered(ring) == (0, SECOND, THIRD)
+
+
+def test_a_thread_of_native_code_is_not_made_one_of_pythons(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+    before, over = threading.enumerate(), threading.Lock()
+    over.acquire()
+
+    def train() -> None:
+        offer.open(ring)
+        over.release()
+
+    _thread.start_new_thread(train, ())
+    over.acquire()
+    assert threading.enumerate() == before
     assert offered(ring) == (0, 0, THIRD)
+
+
+def test_another_thread_that_trains_is_shown_by_the_main_one(ring: RingWriter, offer: StackOffer) -> None:
+    offer.open(ring)
+    trains, over = threading.Event(), threading.Event()
+
+    def train() -> None:
+        offer.open(ring)
+        trains.set()
+        over.wait()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    trains.wait()
+    before_ns = time.perf_counter_ns()
+    signal.raise_signal(SECOND)
+    after_ns = time.perf_counter_ns()
+    signal.raise_signal(THIRD)
+    lines = written(ring)
+    assert lines[0] == "Stack (most recent call first):"
+    assert any(line.endswith("train") and f'"{__file__}"' in line for line in lines)
+    assert not any("test_another_thread" in line and "<locals>" not in line for line in lines[1:])
+    word, began_ns, ended_ns = lines[-1].split()
+    assert word == "read"
+    assert before_ns < int(began_ns) < int(ended_ns) < after_ns
+    reader = RingReader(ring.path)
+    number = reader.training_thread()
+    assert number == thread.ident
+    shown = parse_threads("\n".join(written(ring, ".threads")) + "\n", trains=number)
+    assert "train" in [frame.function for one in shown if one.main for frame in one.frames]
+    assert gc.isenabled()
+    over.set()
+    thread.join()
+    os.truncate(ring.path.with_suffix(".stacks"), 0)
+    signal.raise_signal(SECOND)
+    assert written(ring) == []  # it has ended
+    offer.open(ring)
+    assert reader.training_thread() == 0
+    signal.raise_signal(SECOND)
+    assert "test_another_thread_that_trains_is_shown_by_the_main_one" in written(ring)[1]
+    assert "read" not in written(ring)[-1].split()
+    reader.close()
 
 
 def test_switched_off(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,22 @@ def test_when_a_stretch_was_over(stream: RingStream, read: RingReader) -> None:
     assert read.stretch_end_ns(stretches[1]) is None  # long past
 
 
+def test_in_which_stretch_a_time_lies(stream: RingStream, read: RingReader) -> None:
+    write_steps(stream, 3)
+    seen = []
+    for phase in (None, FORWARD, OTHER, BACKWARD):
+        if phase is not None:
+            stream.clock.advance(1000)
+            stream.ledger.enter(phase)
+        seen.append((read.live(), read.is_between_steps(read.live().since_ns)))
+    begins = [live.since_ns for live, _ in seen]
+    assert [read.stretch_at(begin, begin + 999) for begin in begins] == seen
+    assert read.stretch_at(begins[-1], begins[-1] + 10**9) == seen[-1]  # it lasts
+    assert read.stretch_at(begins[1], begins[2]) is None  # the phase changed
+    write_steps(stream, 2 * MIN_CAPACITY)
+    assert read.stretch_at(begins[1], begins[1] + 1) is None  # long past
+
+
 def test_what_lies_between_two_steps(stream: RingStream, read: RingReader) -> None:
     """Up to the first phase; an exchange behind the optimizer, as ZeRO has it, does not begin an iteration."""
     write_steps(stream, 3)

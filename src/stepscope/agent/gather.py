@@ -96,7 +96,7 @@ def gather(
         held = {pid for pid, rank in (earlier or {}).items() if rank.gil_held}
         answers = _look_twice(alive, held, window_s)
     ranks = tuple(
-        _evidence(subject.evidence, answers, (earlier or {}).get(subject.evidence.pid))
+        _evidence(subject, answers, (earlier or {}).get(subject.evidence.pid))
         if subject.evidence.alive
         else subject.evidence
         for subject in subjects
@@ -145,8 +145,9 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
     )
 
 
-def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | None) -> RankEvidence:
-    pid = known.pid
+def _evidence(subject: Subject, answers: _Answers, before: RankEvidence | None) -> RankEvidence:
+    known, pid = subject.evidence, subject.evidence.pid
+    trains = subject.offers.trains if subject.offers is not None else 0
     now = answers.second.get(pid)
     spent = spent_between(answers.first.get(pid), now)
     texts, later = answers.texts, answers.texts_later
@@ -159,8 +160,8 @@ def _evidence(known: RankEvidence, answers: _Answers, before: RankEvidence | Non
         cpu_share=spent.cpu_share,
         io_bytes_s=spent.io_bytes_s,
         gil_held=answers.gil_held.get(pid, before.gil_held if before else None),
-        threads=parse_threads(texts[pid]) if pid in texts else answers.spied.get(pid, known_threads),
-        threads_later=parse_threads(later[pid]) if pid in later else (),
+        threads=parse_threads(texts[pid], trains=trains) if pid in texts else answers.spied.get(pid, known_threads),
+        threads_later=parse_threads(later[pid], trains=trains) if pid in later else (),
         workers=_workers(pid, answers),
         flight=answers.flights.get(pid, before.flight if before else b""),
         flight_later=answers.flights_later.get(pid, b""),

@@ -2,16 +2,19 @@
 
 A rank is asked while it is in a phase that took a good part of its last steps, or in a long stretch outside of all
 phases, of an evaluation or of a checkpoint.  It is never asked while it waits for peers or copies to the device.  The
-phases take turns: the one that was asked about least comes next.  A callback of 20 ms at every step is seldom met by
-five looks a second, so the rank is looked at more often for a moment, when a question is due.  What every step has
-(input, forward, backward, optimizer) is asked about a few times, and a few times more when it takes notably more than
-before; the other questions are kept for what comes up later.
+phases take turns: next come those that were asked about less often than their share of the time would have it.  A
+callback of 20 ms at every step is seldom met by five looks a second, so the rank is looked at more often for a moment,
+when a question is due.  What every step has (input, forward, backward, optimizer) is asked about a few times, and a few
+times more when it takes notably more than before; the other questions are kept for what comes up later.  An evaluation
+or a checkpoint may come every hundredth step and be over in half a second: the first few long stops of each kind are
+asked about as soon as they are seen, once each, whether a question is due or not.
 
 The rank answers through a handler in Python, into a file beside its ring: always that one, which the interpreter runs
 where it lets it, never faulthandler's, because a thread that waits now may run by the time the signal is there, and be
 between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there, at the
 line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the stretch was
-not over when the signal had been sent.
+not over when the signal had been sent.  Where a thread trains that is not the main one, the main one writes that
+thread's stack when it gets to it, and when that was: then it is about the phase in which the ring says the rank was.
 
 Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread, that
 its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end; the
@@ -21,6 +24,7 @@ signal goes through the pidfd, so it can reach no other process.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -42,7 +46,11 @@ __all__ = ["StackAsker", "parse_stack"]
 STOPS = (OTHER, EVAL, CHECKPOINT)
 """Phases that may come seldom and take long: a single long stretch is worth a question …"""
 STRETCH_NS = 15_000_000
-"""… when it has lasted so long."""
+"""… when it has lasted so long …"""
+LONG_NS = 50_000_000
+"""… and when so long, at once …"""
+AT_ONCE = 8
+"""… but only so many of one phase, and one of them in a step."""
 ORDINARY = (INPUT, FORWARD, BACKWARD, OPTIMIZER)
 """Phases that every step has …"""
 ROUND = 6
@@ -67,12 +75,15 @@ MAX_QUESTIONS = 40
 BRIEF_S = 0.001
 BRIEF_LOOKS = 6
 """An answer mostly comes at once, so we wait for it this often, this long; if it does not, until the next look."""
+SOON_LOOKS = 20
+"""What the main thread says of another takes it some hundredths of a second: so many looks, ``SEEK_S`` apart."""
 PATIENCE_S = 2.0
 """A rank that did not answer so long after the stretch was over, although it took the signal, is not asked again."""
 MAX_BYTES = 1 << 17
 MAX_FRAMES = 50
 
 _HEAD = "Stack (most recent call first):"
+_READ = re.compile(r"  read ([0-9]{1,19}) ([0-9]{1,19})")
 _CUT = "  ..."
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
@@ -106,25 +117,33 @@ class StackAsker:
         self._proc = proc / str(pid)
         self._path = reader.path.with_suffix(STACKS_SUFFIX)
         self._left = MAX_QUESTIONS - asked
-        self._next_s = 0.0
+        self._paused_s = float("-inf")
         self._looks_left: int | None = None
         """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
         self._wanted: tuple[int, ...] = ()
-        """Then: the phases whose turn it is."""
+        """Then: the phases whose turn it is …"""
+        self._sought_s = 0.0
+        """… and until when they are sought: on a busy machine a look takes longer than it should."""
         self._asked: Counter[int] = Counter()
         """Questions by phase …"""
-        self._turns: Counter[int] = Counter()
-        """… and with them the times that it was sought and not met."""
+        self._missed: Counter[int] = Counter()
+        """… and how often it was sought and not met since the last question."""
         self._rounds: dict[int, _Round] = {}
+        self._stops: dict[int, set[int]] = {phase: set() for phase in STOPS}
+        """Steps in which a phase was asked about at once."""
         self._question: _Question | None = None
         self._over_s: float | None = None
         """When the stretch of the question was first seen to be over."""
         self._seen = b""
+        self._soon_left = 0
 
     @property
     def seeks(self) -> bool:
-        """Whether it wants to look again in ``SEEK_S``: a phase has its turn, and the rank just was not in it."""
-        return self._question is None and bool(self._looks_left)
+        """Whether it wants to look again in ``SEEK_S``: a phase has its turn, and the rank just was not in it.
+
+        Or another thread than the main one trains, and the answer is not there yet.
+        """
+        return bool(self._looks_left) if self._question is None else self._soon_left > 0
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
         """A stack, when there is a new one; without the rank's number, which the caller knows."""
@@ -138,23 +157,24 @@ class StackAsker:
                 if (answer := self._answer(at_once=True)) is not None or self._question is None:
                     return answer
             return None
+        self._soon_left -= 1
         return self._answer(at_once=False)
 
     def _ask(self, pidfd: int) -> bool:
         """Whether the rank was asked: it is due, and it listens."""
-        if (
-            self._reader.running_offer() is None
-            or self._left <= 0
-            or time.monotonic() < self._next_s
-            or self._reader.state() is not RingState.RUNNING
-        ):
+        if self._reader.running_offer() is None or self._left <= 0 or self._reader.state() is not RingState.RUNNING:
             self._looks_left = None
             return False
         live = self._reader.live()
-        if not self._is_worth_it(live):
+        if self._stops_long(live):
+            self._stops[live.phase].add(live.step)
+        elif not self._is_due(live):
+            self._looks_left = None
+            return False
+        elif not self._is_worth_it(live):
             return False
         between = self._reader.is_between_steps(live.since_ns)
-        self._pause(in_steps=live.step > 0)
+        self._pause()
         try:
             offer = self._reader.running_offer()
             if offer is None or not self._listens(*offer) or sleeps_in_native_code(self._proc):
@@ -165,6 +185,7 @@ class StackAsker:
             return False  # it just ended, or what it offers is no signal
         self._note_question(live.phase)
         self._seen, self._over_s = b"", None
+        self._soon_left = SOON_LOOKS if self._reader.training_thread() else 0
         sent_ns = time.perf_counter_ns()
         self._question = _Question(
             live=live, between=between, wall_ns=run_clock.wall_ns(), sent_ns=sent_ns, signal=offer[0]
@@ -174,38 +195,55 @@ class StackAsker:
     def _note_question(self, phase: int) -> None:
         self._left -= 1
         self._asked[phase] += 1
-        self._turns[phase] += 1
+        self._missed.clear()
         if phase in self._rounds:
             self._rounds[phase].asked += 1
+
+    def _move_question(self, asked: int, answered: int) -> None:
+        """It was about that phase, but the answer is about this one."""
+        self._asked[asked] -= 1
+        self._asked[answered] += 1
+        for phase, more in ((asked, -1), (answered, 1)):
+            if phase in self._rounds:
+                self._rounds[phase].asked += more
 
     def _is_worth_it(self, live: LivePhase) -> bool:
         """Whether the rank is in a phase whose turn it is."""
         if self._looks_left is None:
             self._wanted = self._whose_turn(self._reader.recent_shares())
             self._looks_left = SEEK_LOOKS if self._wanted else 0
+            self._sought_s = time.monotonic() + SEEK_LOOKS * SEEK_S
         if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
             return True
         if not self._looks_left:
             self._looks_left = None  # at the next look its last steps may be others
             return False
         self._looks_left -= 1
-        if not self._looks_left:
-            self._turns.update(self._wanted)
-            self._pause(in_steps=True)
+        if not self._looks_left or time.monotonic() > self._sought_s:
+            self._missed.update(self._wanted)
+            self._pause()
         return False
+
+    def _stops_long(self, live: LivePhase) -> bool:
+        """Whether it is in a long stop of which nothing was asked yet, one of the first few."""
+        asked = self._stops.get(live.phase)
+        if asked is None or not live.step or live.step in asked or len(asked) >= AT_ONCE:
+            return False
+        return 0 < live.since_ns <= time.perf_counter_ns() - LONG_NS
 
     def _is_long_stop(self, live: LivePhase) -> bool:
         """Whether it is in a long stretch of a phase that does not come in every step, and others had their turns."""
         if live.phase not in STOPS or live.since_ns > time.perf_counter_ns() - STRETCH_NS:
             return False
-        return all(self._asked[live.phase] <= self._turns[phase] for phase in self._wanted)
+        return all(self._asked[live.phase] <= self._asked[phase] + self._missed[phase] for phase in self._wanted)
 
     def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
-        """Of the phases that take a good part of the last steps, those that were asked about least."""
+        """Of the phases that take a good part of the last steps, those asked about less often than that part is."""
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
-        least = min((self._turns[phase] for phase in worth), default=0)
-        return tuple(phase for phase in worth if self._turns[phase] == least)
+        turns = {phase: self._asked[phase] + self._missed[phase] for phase in worth}
+        next_turn, total = 1 + sum(turns.values()), sum(shares[phase] for phase in worth)
+        return tuple(phase for phase in worth if turns[phase] * total < next_turn * shares[phase])
 
     def _has_questions(self, phase: int, share: float) -> bool:
         """Whether there are questions left for a phase that every step has."""
@@ -214,11 +252,15 @@ class StackAsker:
             last = self._rounds[phase] = _Round(share=share)
         return last.asked < ROUND and self._left > KEPT
 
-    def _pause(self, *, in_steps: bool) -> None:
+    def _pause(self) -> None:
         """No question until the next is due."""
-        early = in_steps and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
-        self._next_s = time.monotonic() + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
+        self._paused_s = time.monotonic()
         self._looks_left = None
+
+    def _is_due(self, live: LivePhase) -> bool:
+        """Whether the pause is over; it is shorter once the rank is in its steps."""
+        early = live.step > 0 and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
+        return time.monotonic() >= self._paused_s + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
 
     def _listens(self, number: int, fd: int) -> bool:
         return listens(self._proc, number, fd, self._path)
@@ -236,14 +278,24 @@ class StackAsker:
             if over and not written:
                 self._give_up(question)
             return None
-        frames = parse_stack(written.decode(errors="replace"))
-        if at_once and (not frames or frames[-1]["function"] not in _OUTERMOST):
+        text, read = _when_read(written.decode(errors="replace"))
+        frames = parse_stack(text)
+        if at_once and (not frames or (read is None and frames[-1]["function"] not in _OUTERMOST)):
             return None
         self._question = None
-        if not frames or (over and not self._lasted(question)):
+        if not frames:
             return None
-        about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": question.live.step}
-        about |= {"phase": BUILTIN_PHASES[question.live.phase], "between": question.between}
+        live, between = question.live, question.between
+        if read is not None:
+            found = self._reader.stretch_at(*read)
+            if found is None or found[0].phase not in (*STOPS, *ORDINARY):
+                return None
+            live, between = found
+            self._move_question(question.live.phase, live.phase)
+        elif over and not self._lasted(question):
+            return None
+        about: dict[str, Any] = {"pid": self._pid, "wall_ns": question.wall_ns, "step": live.step}
+        about |= {"phase": BUILTIN_PHASES[live.phase], "between": between}
         return {**about, "frames": frames[:MAX_FRAMES]}
 
     def _lasted(self, question: _Question) -> bool:
@@ -270,6 +322,13 @@ class StackAsker:
         self._over_s = now_s if self._over_s is None else self._over_s
         if now_s - self._over_s >= PATIENCE_S and not awaits_delivery(self._proc, question.signal):
             self._question, self._left = None, 0
+
+
+def _when_read(text: str) -> tuple[str, tuple[int, int] | None]:
+    """The text without its last line, if that says from when to when the stack of another thread was read."""
+    above, _, last = text.removesuffix("\n").rpartition("\n")
+    found = _READ.fullmatch(last) if text.endswith("\n") else None
+    return (f"{above}\n", (int(found[1]), int(found[2]))) if found else (text, None)
 
 
 def parse_stack(text: str) -> list[dict[str, Any]]:

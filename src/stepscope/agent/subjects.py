@@ -86,6 +86,7 @@ class Subjects:
                 threads=drain.reader.thread_offer(),
                 stacks=drain.reader.stack_offer(),
                 running=drain.reader.running_offer(),
+                trains=drain.reader.training_thread(),
             ),
             server=_server(drain),
         )

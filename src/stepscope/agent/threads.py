@@ -4,7 +4,7 @@ Who can be asked for what (``recorder/stacks.py`` says why):
 
     nobody in there can run Python: its GIL is held, or all wait        the stacks of all threads
     the main thread waits, another is at work                           the main thread's stack
-    the main thread runs                                                the same, by a handler in Python
+    the main thread runs, or it is another that trains                  that one's, by a handler in Python
     it is stopped                                                       nothing
 
 The first two are answered by faulthandler, which is C code and needs no GIL.  What allows it is looked at once more as
@@ -55,6 +55,8 @@ class Offers:
     threads: Offer | None = None
     stacks: Offer | None = None
     running: Offer | None = None
+    trains: int = 0
+    """The number of the thread that trains; 0: the main one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,9 @@ def _ask(question: StacksQuestion, posture: Posture, process: Path) -> Path | No
     quiet = posture.waits and not posture.others_run
     held = not quiet and offers.threads is not None and question.gil_held()
     any_thread = (quiet or held) and offers.threads is not None
-    offer = offers.threads if any_thread else offers.stacks if posture.waits else offers.running
+    offer = (offers.stacks if posture.waits else None) or offers.running
+    if any_thread:
+        offer = offers.threads
     path = offers.ring.with_suffix(THREADS_SUFFIX if any_thread else STACKS_SUFFIX)
     if offer is None:
         return None

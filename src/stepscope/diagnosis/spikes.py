@@ -11,6 +11,7 @@ from stepscope.diagnosis import thresholds
 from stepscope.diagnosis.claims import Claim
 from stepscope.diagnosis.excess import Place, by_phase_ms, locate, typical, where_text
 from stepscope.diagnosis.jitter import find_jitter
+from stepscope.diagnosis.places import seen_at
 from stepscope.diagnosis.spike_steps import (
     Spike,
     SpikeSeries,
@@ -72,12 +73,13 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
     saved = saved_at(series, spike.columns)
     cost = cost_of(view, saved)
     ranks = place.ranks(view)
+    seen = seen_at(view, ranks, phase=place.phase, steps={int(step) for step in view.steps[at : last + 1]})
     serious = cost["share"] >= thresholds.WARNING_SHARE and spike.extra_ns >= thresholds.STALL_NS
     return Claim(
         finding=Finding(
             kind="stall",
             severity="warning" if serious else "info",
-            title=_stall_title(view, place, (at, last), took_ns, spike.extra_ns),
+            title=_stall_title(view, place, (at, last), took_ns, spike.extra_ns, seen=seen),
             ranks=ranks,
             phase=place.phase,
             steps=(int(view.steps[at]), int(view.steps[last])),
@@ -88,6 +90,7 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
                 "usual_ms": round(float(view.step_ns[at] - series.rest_ns[at]) / 1e6, 3),
                 "steps_longer": [int(step) for step in view.steps[spike.columns]],
                 "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+                "place": seen or None,
             },
             advice=for_stall(
                 phase=place.phase,
@@ -112,11 +115,12 @@ def _when(view: View, series: SpikeSeries, place: Place, columns: Columns, over:
     return int(at[0]), int(at[-1]), float(length[at].sum())
 
 
-def _stall_title(view: View, place: Place, at: tuple[int, int], took_ns: float, extra_ns: float) -> str:
+def _stall_title(view: View, place: Place, at: tuple[int, int], took_ns: float, extra_ns: float, *, seen: str) -> str:
     first, last = int(view.steps[at[0]]), int(view.steps[at[1]])
     lost = _seconds(extra_ns)
     where = where_text(place, view)
     where = f",{where}" if where else ""
+    where += f", mostly in {seen}" if seen else ""
     if first == last:
         title = f"Step {first} took {_seconds(took_ns)}, {lost} longer than usual{where}"
     else:

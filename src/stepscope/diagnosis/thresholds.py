@@ -139,8 +139,8 @@ BETWEEN_CRITICAL_SHARE = 0.30
 """Nearly a third of the time nothing is trained."""
 STOPS_AT_LEAST = 2
 """Evaluations or checkpoints in the window: a single one is an event, not where the time goes."""
-ALONE_SHARE = 0.90
-"""Of what all ranks spend in a phase one must spend for it to be that rank's own doing."""
+BESIDE_SHARE = 0.20
+"""Of what one rank spends in a stop, the most that any other may spend in it for it to be that one's own doing."""
 COMPUTE_SHARE = 0.80
 """Forward, backward and optimizer together."""
 EPOCH_STARTS_SHARE = 0.10

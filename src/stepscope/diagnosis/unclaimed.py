@@ -146,12 +146,13 @@ def _seen_stopping(view: View, names: Collection[str], hit: NDArray[np.bool_]) -
 
 
 def _alone(view: View, name: str) -> tuple[int, ...]:
-    """The rank that does it all while its peers wait; empty when several do."""
+    """The rank that does it while its peers, which do little of it, wait; empty when several do."""
     if name == "other" or len(view.ranks) < 2:
         return ()
     sums = np.nansum(view.phase(name), axis=1)
     most = int(np.argmax(sums))
-    return (view.ranks[most],) if sums[most] >= thresholds.ALONE_SHARE * sums.sum() else ()
+    beside = float(np.delete(sums, most).max())
+    return (view.ranks[most],) if beside <= thresholds.BESIDE_SHARE * sums[most] else ()
 
 
 def _between(view: View) -> Floats | None:

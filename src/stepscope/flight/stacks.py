@@ -28,7 +28,8 @@ MAX_FRAMES = 256
 """Of one thread: faulthandler itself stops at 100."""
 
 _HEAD = re.compile(
-    r"(?:(?P<current>Current thread|Thread) 0x[0-9a-fA-F]+(?: \[(?P<name>[^\n]*)\])?|Stack) \(most recent call first\):"
+    r"(?:(?P<current>Current thread|Thread) 0x(?P<number>[0-9a-fA-F]{1,16})(?: \[(?P<name>[^\n]*)\])?|Stack)"
+    r" \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "([^\n]*)", line ([0-9]{1,9}|\?\?\?) in ([^\n]*)')
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
@@ -54,25 +55,28 @@ def is_stacks(text: str) -> bool:
     return any(_HEAD.fullmatch(line) for line in text.splitlines())
 
 
-def parse_threads(text: str) -> tuple[ThreadStack, ...]:
-    """The threads in the order of the text; at most one of them is ``main``.
+def parse_threads(text: str, *, trains: int = 0) -> tuple[ThreadStack, ...]:
+    """The threads in the order of the text; at most one of them is ``main``: the one numbered ``trains``, if any.
 
     Functions without their classes, which only a handler in Python writes: what is blocked where is told by bare names.
     """
     names: list[str] = []
     stacks: list[list[Frame]] = []
+    training: int | None = None
     single = False
     for line in text.split("\n"):
         head = _HEAD.fullmatch(line)
         if head:
             if len(stacks) == MAX_THREADS:
                 break
+            if trains and head["number"] and int(head["number"], 16) == trains:
+                training = len(stacks)
             names.append(_plain(head["name"] or ""))
             stacks.append([])
             single = head["current"] is None
         elif stacks and len(stacks[-1]) < MAX_FRAMES and (frame := parse_frame(line)) is not None:
             stacks[-1].append(replace(frame, function=frame.function.rpartition(".")[2]))
-    main = 0 if single and len(stacks) == 1 else _main(stacks)
+    main = training if training is not None else 0 if single and len(stacks) == 1 else _main(stacks)
     return tuple(
         ThreadStack(main=number == main, name=name, frames=tuple(frames))
         for number, (name, frames) in enumerate(zip(names, stacks, strict=True))

@@ -8,7 +8,9 @@ makes it write to a file beside the ring:
 - RUNNING: the same, by a handler in Python.  For one that trains, or runs: CPython 3.11 and 3.12 enter a frame in two
   steps, and a signal between them makes faulthandler read what is not there yet (of code that C calls back all the
   time, one question in some hundreds ended the process; of threads that waited, and were asked as they went on, one in
-  a thousand).  A handler in Python runs where the interpreter lets it.
+  a thousand).  A handler in Python runs where the interpreter lets it.  Where another thread trains (Ray Train), the
+  handler still runs on the main one.  It holds the GIL, so the other thread is between two instructions, and writes
+  that thread's stack, with the time at which it was read: by then another phase may have begun.
 - THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that stands still and none
   of whose threads can run Python meanwhile, because its GIL is held, or because they all wait in the kernel.
 
@@ -25,16 +27,20 @@ Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``, 
   ``PID.threads``, and the kernel tells the agent which children have the handler and the file.  The child never touches
   the parent's ring, and when it trains itself it takes signals of its own.
 
-Not thread safe: only the main thread may set signals, and only of a main thread that trains is its stack alone of use.
+Not thread safe: only the main thread may set signals.  A thread that trains without the main one ever having been here
+(no process group was set up there) has none to offer.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import signal
+import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +51,7 @@ from stepscope.recorder.guard import failsafe
 from stepscope.recorder.patches import Patches
 from stepscope.records.places import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX
 from stepscope.ring import RingWriter
-from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, THREADS_WORD
+from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, THREADS_WORD, TRAINS_WORD
 
 __all__ = ["StackOffer"]
 
@@ -127,11 +133,29 @@ class _ByFaulthandler(_Answer):
 
 
 class _ByPython(_Answer):
-    """The main thread's stack as faulthandler writes it, with the classes of methods."""
+    """The stack of the thread that trains as faulthandler writes it, with the classes of methods.
+
+    Of a thread that is not the main one a last line says from when to when the stack was read.
+    """
+
+    def __init__(self, suffix: str, word: int) -> None:
+        super().__init__(suffix, word)
+        self._thread: threading.Thread | None = None
+
+    def show(self, thread: threading.Thread | None) -> None:
+        """The thread that trains from now on; None: the main one."""
+        self._thread = thread
+        if self._ring is not None:
+            self._ring.header[TRAINS_WORD] = thread.ident or 0 if thread is not None else 0
 
     def _install(self, number: int, fd: int) -> None:
         @failsafe
         def answer(_: int, frame: FrameType | None) -> None:
+            thread, began_ns = self._thread, time.perf_counter_ns()
+            if thread is not None:
+                frame = _frame_of(thread)
+                if frame is None:
+                    return  # it has ended
             lines, depth = ["Stack (most recent call first):"], 0
             while frame is not None and depth < MAX_FRAMES:
                 code = frame.f_code
@@ -140,6 +164,8 @@ class _ByPython(_Answer):
                 frame, depth = frame.f_back, depth + 1
             if frame is not None:
                 lines.append("  ...")
+            if thread is not None:
+                lines.append(f"  read {began_ns} {time.perf_counter_ns()}")
             os.write(fd, ("\n".join(lines) + "\n").encode("ascii", "backslashreplace"))
 
         self._handler = answer
@@ -162,10 +188,14 @@ class StackOffer:
 
     @failsafe
     def open(self, ring: RingWriter) -> None:
-        """Offer stacks, if the calling thread is the main one; of another that trains, the main one's tells nothing."""
+        """Offer the stack of the calling thread; of one that is not the main one, what the main one can say of it."""
         if not _on_main_thread():
-            self._main.unannounce()
-            self._running.unannounce()
+            self._main.unannounce()  # tells nothing of it
+            thread = _known_thread(threading.get_ident())
+            if thread is None:
+                self._running.unannounce()
+            else:
+                self._running.show(thread)
             return
         if os.environ.get(ENV_STACKS) == "0":
             return
@@ -177,6 +207,7 @@ class StackOffer:
             if number is not None:
                 self._watch()
                 answer.offer(ring, number)
+        self._running.show(None)
 
     @failsafe
     def withdraw(self) -> None:
@@ -230,6 +261,28 @@ class StackOffer:
         for answer in self._answers:
             if answer.number and number == answer.number:
                 self._give_back(answer)
+
+
+def _known_thread(ident: int) -> threading.Thread | None:
+    """By its number, without a lock; and unlike ``current_thread()`` it makes none up for a thread of native code."""
+    known: dict[int, threading.Thread] = getattr(threading, "_active", {})
+    return known.get(ident)
+
+
+def _frame_of(thread: threading.Thread) -> FrameType | None:
+    """Where another thread is; None when it has ended."""
+    ident = thread.ident
+    if ident is None or _known_thread(ident) is not thread:
+        return None  # its number may be another's by now
+    # Before Python 3.12 the garbage collector may run in the midst of the call and wait for a lock that the call holds.
+    collects = sys.version_info < (3, 12) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        return sys._current_frames().get(ident)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _on_main_thread() -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "last_collective",
     "live_phase",
     "recent_shares",
+    "stretch_at",
     "stretch_end_ns",
 ]
 
@@ -103,6 +104,31 @@ def stretch_end_ns(body: Words, head: int, since_ns: int) -> int | None:
     """When the stretch that began then was over; None: it lasts, or that is no longer among the last words."""
     times = (word >> w.TIME_SHIFT for word in _last_words(body, head) if not word & w.DATA)
     return next(times, None) if since_ns in times else None
+
+
+def stretch_at(body: Words, head: int, begin_ns: int, end_ns: int) -> tuple[LivePhase, bool] | None:
+    """The stretch from before ``begin_ns`` until after ``end_ns``, and whether it lies ``between_steps``.
+
+    None: the phase changed meanwhile, or that is no longer among the last words.
+    """
+    phase: int | None = None
+    since = step = 0
+    between = False
+    for word in _last_words(body, head):
+        if word & w.DATA:
+            if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
+                step = ((word & w.VALUE_MASK) >> 20) + 1
+                phase, between = word >> 16 & (PHASE_SLOTS - 1), True
+            continue
+        at = word >> w.TIME_SHIFT
+        if at > begin_ns:
+            if at <= end_ns:
+                return None
+            break
+        since, phase = at, word % PHASE_SLOTS
+        if word & w.CODE_MASK > w.ENTER and word & w.CODE_MASK != w.ENTER + COMM:
+            between = False
+    return (LivePhase(phase, since, step), between) if phase is not None and since else None
 
 
 def recent_shares(body: Words, head: int) -> tuple[float, ...]:

@@ -10,7 +10,8 @@
     56    u64  head             how many words were ever written, as last announced; word n stands at n % capacity
     64    u64  state            RingState
     72    u64  hook_failures    errors of ours that the guard swallowed
-    96    u64  running          as stacks, for a main thread that is not waiting in the kernel
+    80    u64  trains           the thread that trains, by the number that faulthandler gives it; 0: the main one
+    96    u64  running          as stacks, for a main thread that is not waiting in the kernel; of the one that trains
     104   u64  server           1 while torch's worker server listens at PID.sock beside the ring
     112   u64  threads          as stacks, but of all threads, to PID.threads
     120   u64  stacks           0, or a signal that makes the process write its stack to PID.stacks beside the ring,
@@ -56,6 +57,7 @@ __all__ = [
     "STACKS_WORD",
     "STATE_WORD",
     "THREADS_WORD",
+    "TRAINS_WORD",
     "TURN_WORDS",
     "VERSION",
     "WORD_BYTES",
@@ -80,6 +82,7 @@ FIXED = struct.Struct("<8s2I5Q")
 HEAD_WORD = 7
 STATE_WORD = 8
 HOOK_FAILURES_WORD = 9
+TRAINS_WORD = 10
 RUNNING_WORD = 12
 SERVER_WORD = 13
 THREADS_WORD = 14

@@ -25,6 +25,7 @@ from stepscope.ring.latest import (
     last_collective,
     live_phase,
     recent_shares,
+    stretch_at,
     stretch_end_ns,
 )
 from stepscope.ring.layout import (
@@ -50,6 +51,7 @@ from stepscope.ring.layout import (
     STACKS_WORD,
     STATE_WORD,
     THREADS_WORD,
+    TRAINS_WORD,
     TURN_WORDS,
     VERSION,
     WORD_BYTES,
@@ -186,8 +188,16 @@ class RingReader:
         return self._offer(STACKS_WORD)
 
     def running_offer(self) -> tuple[int, int] | None:
-        """The same for a main thread that runs; one that does not answers when it runs again."""
+        """The same for a main thread that runs; one that does not answers when it runs again.
+
+        What is written is the stack of the thread that trains, be it the main one or another.
+        """
         return self._offer(RUNNING_WORD)
+
+    def training_thread(self) -> int:
+        """The number that faulthandler gives the thread that trains; 0: the main one."""
+        thread: int = self._header[TRAINS_WORD]
+        return thread
 
     def thread_offer(self) -> tuple[int, int] | None:
         """The same for the stacks of all threads; only while none of them can run Python."""
@@ -305,6 +315,10 @@ class RingReader:
     def stretch_end_ns(self, since_ns: int) -> int | None:
         """When the stretch that ``live`` said began then was over; None: it lasts, or is long past.  Likewise."""
         return stretch_end_ns(self._body, self.head(), since_ns)
+
+    def stretch_at(self, begin_ns: int, end_ns: int) -> tuple[LivePhase, bool] | None:
+        """The stretch in which that time lies, and whether it is between two steps; None: in none.  Likewise."""
+        return stretch_at(self._body, self.head(), begin_ns, end_ns)
 
     def last_collective(self) -> LastCollective | None:
         """The collective the process waits in, or called last; None where there was none of late.  Likewise."""
