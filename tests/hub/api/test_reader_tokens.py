@@ -18,8 +18,10 @@ from stepscope.hub.api.readers import SESSION_S, Readers, TrustedProxy
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AuditLog, read_audit
+from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.runs import Runs
-from tests.hub.run_parts import READER, Hub
+from stepscope.testing.cluster import Cluster
+from tests.hub.run_parts import READER, Hub, record
 
 
 async def at_once(_seconds: float) -> None:
@@ -52,6 +54,23 @@ def test_each_opens_what_it_is_for_until_it_is_revoked_or_over(folder: Path, tmp
         assert statuses(everything) == [401] * 5
         tokens.revoke("c")
         assert statuses(one) == [401] * 5
+    finally:
+        hub.close()
+
+
+def test_a_token_for_a_run_does_not_open_another_that_was_to_have_its_name(tmp_path: Path) -> None:
+    run_dir = record(tmp_path / "runs", "night-2", Cluster(ranks=2, steps=5).run())
+    tokens = ReaderTokens(tmp_path / "tokens.json")
+    first = tokens.create("anna", run_scope("night"), now_s=0.0, seconds=1e12)
+    second = tokens.create("bert", run_scope("night-2"), now_s=0.0, seconds=1e12)
+    runs = Runs.of_one(run_dir, LiveRun(name="night-2"), wanted="night")
+    hub = Hub(lambda: make_app(runs, Readers(READER, named=tokens)))
+    try:
+        for rest in ("", "/steps", "/files", "/files/summary.json", "/stream"):
+            assert hub.get(f"/api/v1/runs/night{rest}", token=first).status == 404
+        assert hub.get("/api/v1/runs", token=first).json["runs"] == []
+        assert hub.get("/api/v1/runs/night").status == 200, "with the hub's token it is found by that name"
+        assert hub.get("/api/v1/runs/night-2/steps", token=second).status == 200
     finally:
         hub.close()
 
