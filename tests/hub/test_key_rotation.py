@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import secrets
 import shutil
 import threading
@@ -15,6 +17,7 @@ import pytest
 from stepscope.agent.shipping.client import HubClient
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Sender
+from stepscope.agent.shipping.ship import Shipper
 from stepscope.cli.main import run_command
 from stepscope.errors import KeyRefused, UsageError
 from stepscope.hub.gate.ingest import in_front
@@ -77,6 +80,10 @@ class Job:
     def new_agent(self) -> Sender:
         to = Destination(url=self.hub.url, run="job", node=1, nnodes=2)
         return Sender(self.spool, to, lambda: load_keys(self.on_node))
+
+    def forget_tokens(self) -> None:
+        """As a hub that was started again."""
+        self.hub.in_loop(self.gathering.ingest.admission._tokens.clear)
 
     def copy_key(self) -> None:
         shutil.copy2(key_path(self.on_hub), key_path(self.on_node))
@@ -179,6 +186,51 @@ def test_a_node_that_kept_the_old_key_is_refused_until_it_gets_the_new_one(job: 
     end_run(job.run_dir, exit_code=0, status="finished")
     found = {series.rank: series.steps["step"].tolist() for series in open_run(job.run_dir).ranks}
     assert found == {rank: list(range(STEPS)) for rank in range(4)}, "what it could not send waited"
+
+
+def test_an_agent_whose_key_cannot_be_read_any_more_joins_again_with_the_one_it_has(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", job.on_node["XDG_CONFIG_HOME"])
+    job.sender = Shipper(job.spool, Destination(url=job.hub.url, run="job", node=1, nnodes=2))._sender
+    job.train(5)
+    key_path(job.on_node).unlink()  # or its home folder is away, as when a Kerberos ticket ran out
+    job.forget_tokens()
+    job.train(5)
+    assert (job.sender.counts.joins, job.sender.refusal) == (2, "")
+    assert not key_path(job.on_node).exists(), "it does not make one of its own"
+    assert capsys.readouterr().err == "", "what a job prints is its own"
+
+
+def test_an_agent_does_not_go_back_to_an_old_key_at_a_hub_that_had_the_new_one(job: Job) -> None:
+    (old,) = lines_of(job.on_hub)
+    rotate_key(job.on_hub)
+    job.copy_key()
+    job.train(5)
+    key_path(job.on_hub).write_text(f"{old}\n")  # somebody who has only the old key answers at its address
+    job.forget_tokens()
+    with pytest.raises(AssertionError, match="its key is another"):
+        job.train(5)
+    assert job.sender.counts.joins == 1
+
+
+def test_two_keys_take_no_longer_than_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, patience = [1000.0], []
+
+    class SlowHub:
+        def __init__(self, *_: object) -> None: ...
+        def close(self) -> None: ...
+        def join(self, _: Join, *, patience_s: float) -> Any:
+            patience.append(patience_s)
+            now[0] += 4.0
+            raise KeyRefused("no")
+
+    monkeypatch.setattr("stepscope.agent.shipping.sender.HubClient", SlowHub)
+    monkeypatch.setattr("stepscope.agent.shipping.sender.time.monotonic", lambda: now[0])
+    rotate_key(job.on_node)
+    job.sender.turn(patience_s=10.0)
+    monkeypatch.undo()
+    assert patience == [10.0, 6.0]
 
 
 # ── the hub ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,6 +337,10 @@ def cut_off(path: Path) -> None:
     path.write_text(path.read_text()[:10])
 
 
+def cut_off_late(path: Path) -> None:
+    path.write_text(secrets.token_hex(20))
+
+
 def cut_off_behind(path: Path) -> None:
     path.write_text(f"{secrets.token_hex(32)}\nabc")
 
@@ -302,7 +358,7 @@ def binary(path: Path) -> None:
     path.write_bytes(b"\xff\x00" * 4)
 
 
-@pytest.mark.parametrize("spoil", [remove, empty, cut_off, cut_off_behind, open_to_all, too_many, binary])
+@pytest.mark.parametrize("spoil", [remove, empty, cut_off, cut_off_late, cut_off_behind, open_to_all, too_many, binary])
 def test_a_hub_keeps_its_key_when_the_file_is_spoiled_and_says_so_once(
     environ: dict[str, str], capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None]
 ) -> None:
@@ -311,13 +367,24 @@ def test_a_hub_keeps_its_key_when_the_file_is_spoiled_and_says_so_once(
     whole = path.read_text()
     spoil(path)
     assert [keys() for _ in range(3)] == [before] * 3
-    assert capsys.readouterr().err.count("the hub continues with the key that it has") == 1
+    assert capsys.readouterr().err.count("continuing with the key from before") == 1
     path.unlink(missing_ok=True)
     path.write_text(f"{secrets.token_hex(32)}\n{whole}")
     path.chmod(0o600)
     assert keys()[1:] == before
     assert len(keys()) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_a_hub_that_nobody_listens_to_continues(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, path = KeyRing(environ), key_path(environ)
+    before = keys()
+    path.write_text("")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        monkeypatch.setattr("sys.stderr", io.TextIOWrapper(pipe, write_through=True))
+        assert [keys(), keys()] == [before] * 2
 
 
 def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:

@@ -52,17 +52,21 @@ class Gathering:
         nnodes: int,
         fingerprint: bytes,
         own_spool: str,
+        keys: KeyRing | None = None,
         challenges: Challenges | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """UsageError when there is no key, OSError when the inbox cannot be read or written."""
+        """UsageError when there is no key, OSError when the inbox cannot be read or written.
+
+        ``keys``, ``challenges``: of a server that admits to several runs.
+        """
         self._run_dir = run_dir
         self._live = live
         self._own_spool = own_spool
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
         self._admission = Admission(
-            keys=KeyRing(os.environ),
+            keys=keys if keys is not None else KeyRing(os.environ),
             certificate=fingerprint,
             names=names,
             nnodes=nnodes,

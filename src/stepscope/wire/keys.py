@@ -6,8 +6,8 @@ set.  The key itself never travels: it signs the handshake (``wire/joining.py``)
 handed out.
 
 To change the key while jobs run, the file has two lines for a while: the new key and the one before it
-(``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both (``KeyRing``).  An agent
-reads it whenever it joins, and tries them in this order.
+(``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both; an agent looks
+whenever it joins, and tries them in this order (``KeyRing``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from stepscope.errors import UsageError
@@ -59,33 +60,46 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
     return tuple(map(_digest, _lines(path, kept_secret(path, "key", f"set {ENV_KEY}"))))
 
 
-class KeyRing:
-    """The keys that a hub believes: ``KeyRing(environ)`` as ``load_keys``, then call it for what they are now.
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody listens any more: the hub continues all the same
+        say(text)
 
-    A file that is missing, cut off or readable by others changes nothing: that is said once, and the hub keeps what it
-    has.  Used from one thread.
+
+class KeyRing:
+    """The keys as they are now, for whoever runs for long: call it.
+
+    The first call is ``load_keys`` (UsageError).  After that a file that is missing, cut off or readable by others
+    changes nothing and nothing is made in its place: that is told once, and the keys from before stay.  Used from one
+    thread.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
+        self._environ = environ
         self._path = None if environ.get(ENV_KEY) else key_path(environ)
-        self._seen = self._state()
-        self._keys = load_keys(environ)
+        self._tell = tell
+        self._seen: tuple[int, ...] = ()
+        self._keys: tuple[bytes, ...] = ()
         self._told = ""
 
     def __call__(self) -> tuple[bytes, ...]:
+        if not self._keys:
+            load_keys(self._environ)  # makes the file if need be: only then has it a state
+            self._seen, self._keys = self._state(), load_keys(self._environ)
         state = self._state()
-        if self._path is None or state == self._seen:
-            return self._keys
-        try:
-            self._keys = tuple(map(_digest, _lines(self._path, _read(self._path, "key"))))
-            self._told = ""
-        except (OSError, UsageError) as error:
-            why = f"cannot read the key {self._path}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            if why != self._told:
-                self._told = why
-                say(f"{why}; the hub continues with the key that it has")
+        if self._path is not None and state != self._seen:
+            self._read_again(self._path)
         self._seen = state
         return self._keys
+
+    def _read_again(self, path: Path) -> None:
+        try:
+            self._keys = tuple(map(_digest, _lines(path, _read(path, "key", whole=True))))
+            self._told = ""
+        except (OSError, UsageError) as error:
+            why = f"cannot read the key {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            if why != self._told:
+                self._told = why
+                self._tell(f"{why}; continuing with the key from before")
 
     def _state(self) -> tuple[int, ...]:
         """Another one when the file may be another."""
@@ -205,10 +219,14 @@ def _lines(path: Path, text: str) -> list[str]:
     return lines
 
 
-def _read(path: Path, what: str) -> str:
+def _read(path: Path, what: str, *, whole: bool = False) -> str:
+    """``whole``: it may be being written, and is complete when it ends with a line's end."""
     if path.stat().st_mode & 0o077:
         raise UsageError(f"others may read the {what} {path}; `chmod 600` it, or remove it to get another")
-    text = path.read_text(errors="replace").strip()
+    written = path.read_text(errors="replace")
+    text = written.strip()
     if len(text) < SHORTEST:
         raise UsageError(f"the {what} {path} is empty or cut off; remove it to get another")
+    if whole and not written.endswith("\n"):
+        raise UsageError(f"the last line of the {what} {path} has no line end, so it may be cut off")
     return text
