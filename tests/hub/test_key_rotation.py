@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,11 @@ class Job:
         to = Destination(url=self.hub.url, run="job", node=1, nnodes=2)
         return Sender(self.spool, to, lambda: load_keys(self.on_node))
 
+    def look(self) -> None:
+        """As the hub does once a second."""
+        self.gathering.keys.look()
+        self.hub.in_loop(self.gathering.tick)
+
     def forget_tokens(self) -> None:
         """As a hub that was started again."""
         self.hub.in_loop(self.gathering.ingest.admission._tokens.clear)
@@ -133,7 +139,7 @@ def test_a_run_continues_across_a_rotation(job: Job) -> None:
     (old,) = load_keys(job.on_hub)
     job.train(5)
     rotate_key(job.on_hub)
-    job.hub.in_loop(job.gathering.tick)
+    job.look()
     job.train(5)
     assert job.sender.counts.joins == 1, "nobody has to join again for a new key"
     job.sender.close()
@@ -141,7 +147,7 @@ def test_a_run_continues_across_a_rotation(job: Job) -> None:
     job.train(5)  # this node has only the old key yet
     job.copy_key()
     retire_key(job.on_hub)
-    job.hub.in_loop(job.gathering.tick)
+    job.look()
     job.train(5)  # its token ended with the old key: it joins again with the new one
     assert job.sender.counts.joins == 2
     job.copy_key()
@@ -172,7 +178,7 @@ def test_a_node_that_kept_the_old_key_is_refused_until_it_gets_the_new_one(job: 
     job.train(5)
     rotate_key(job.on_hub)
     retire_key(job.on_hub)
-    job.hub.in_loop(job.gathering.tick)
+    job.look()
     for series in job.series:
         append_steps(job.spool, series, 5, STEPS)
     for _ in range(3):
@@ -205,9 +211,11 @@ def test_an_agent_whose_key_cannot_be_read_any_more_joins_again_with_the_one_it_
 def test_an_agent_does_not_go_back_to_an_old_key_at_a_hub_that_had_the_new_one(job: Job) -> None:
     (old,) = lines_of(job.on_hub)
     rotate_key(job.on_hub)
+    job.look()
     job.copy_key()
     job.train(5)
     key_path(job.on_hub).write_text(f"{old}\n")  # somebody who has only the old key answers at its address
+    job.look()
     job.forget_tokens()
     with pytest.raises(AssertionError, match="its key is another"):
         job.train(5)
@@ -366,14 +374,41 @@ def test_a_hub_keeps_its_key_when_the_file_is_spoiled_and_says_so_once(
     before = keys()
     whole = path.read_text()
     spoil(path)
-    assert [keys() for _ in range(3)] == [before] * 3
+    assert [keys.look() for _ in range(3)] == [before] * 3
     assert capsys.readouterr().err.count("continuing with the key from before") == 1
     path.unlink(missing_ok=True)
     path.write_text(f"{secrets.token_hex(32)}\n{whole}")
     path.chmod(0o600)
-    assert keys()[1:] == before
+    assert keys.look()[1:] == before
     assert len(keys()) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_an_event_loop_never_waits_for_the_file(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = KeyRing(environ)
+    before = keys()
+
+    def away(*_: object, **__: object) -> None:
+        raise AssertionError("a home folder on a server that is down would hang here")
+
+    for name in ("stat", "open", "read_text"):
+        monkeypatch.setattr(Path, name, away)
+    assert keys() == before
+
+
+def test_a_hub_that_runs_sees_a_new_key_by_itself(environ: dict[str, str]) -> None:
+    keys = KeyRing(environ)
+    before = keys()
+    keys.start()
+    try:
+        rotate_key(environ)
+        deadline_s = time.monotonic() + 60
+        while len(keys()) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert keys()[1:] == before
+    finally:
+        keys.stop()
 
 
 def test_a_hub_that_nobody_listens_to_continues(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +419,7 @@ def test_a_hub_that_nobody_listens_to_continues(environ: dict[str, str], monkeyp
     os.close(reading)
     with os.fdopen(writing, "wb", buffering=0) as pipe:
         monkeypatch.setattr("sys.stderr", io.TextIOWrapper(pipe, write_through=True))
-        assert [keys(), keys()] == [before] * 2
+        assert [keys.look(), keys.look()] == [before] * 2
 
 
 def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:
@@ -392,4 +427,4 @@ def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:
     before = keys()
     key_path(environ).parent.mkdir(parents=True)
     key_path(environ).write_text(secrets.token_hex(32))
-    assert keys() == before
+    assert keys.look() == before

@@ -72,6 +72,7 @@ class Accepting:
         self._fingerprint = fingerprint
         self._keys = KeyRing(os.environ)
         self._keys()
+        self._keys.start()
         self._challenges = Challenges(self._keys, fingerprint)
         self._doors: Buckets[str] = Buckets(rate=SenderLimits.joins_per_s, burst=SenderLimits.joins, most=ADDRESSES)
         self._done = done
@@ -140,6 +141,7 @@ class Accepting:
 
     async def close(self) -> None:
         """Shut everything and put it with the rest."""
+        self._keys.stop()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

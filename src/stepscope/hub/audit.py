@@ -9,7 +9,7 @@ is counted and becomes one more line, so neither a page that polls nor a node th
 Somebody with a token gets ``LINES`` such lines in ten minutes and all strangers together ``STRANGERS``; everything
 beyond that is counted in one line.  Nodes have a line when their session begins and one, with figures, when it ends.
 
-Neither tokens nor query strings are ever passed in.  A path that is not one of the API's is written as ``other``.
+Neither tokens nor query strings are ever passed in.  A path that cannot be one of the API's is written as ``other``.
 
 ``note`` only changes memory, in the hub's event loop; ``keep`` writes once a second, in a thread.  A file that cannot
 be written, or that is not an ordinary file of ours, stops nothing: this is said once, and what was to be written waits

@@ -65,8 +65,9 @@ class Gathering:
         self._own_spool = own_spool
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
+        self.keys = keys if keys is not None else KeyRing(os.environ)
         self._admission = Admission(
-            keys=keys if keys is not None else KeyRing(os.environ),
+            keys=self.keys,
             certificate=fingerprint,
             names=names,
             nnodes=nnodes,
@@ -83,6 +84,9 @@ class Gathering:
         self.ingest = IngestApp(
             admission=self._admission, inbox=self._inbox, live=live, journal=journal, refusals=refusals, audit=audit
         )
+        self._own_keys = keys is None
+        if self._own_keys:
+            self.keys.start()
         self._sealing: subprocess.Popen[bytes] | None = None
         self._seal_at_s = 0.0
         self._ending_s: float | None = None
@@ -107,6 +111,8 @@ class Gathering:
         return sorted(awaited)
 
     def close(self) -> None:
+        if self._own_keys:
+            self.keys.stop()
         self._watch.close()
         self._inbox.close()
         if self._sealing is not None:

@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ __all__ = [
 ENV_KEY = "STEPSCOPE_KEY"
 SHORTEST = 16
 _MOST_KEYS = 2
+_LOOK_S = 1.0
+_STOP_S = 1.0
 
 
 def key_path(environ: Mapping[str, str]) -> Path:
@@ -66,11 +69,12 @@ def _say(text: str) -> None:
 
 
 class KeyRing:
-    """The keys as they are now, for whoever runs for long: call it.
+    """The keys as they are now, for whoever runs for long.
 
-    The first call is ``load_keys`` (UsageError).  After that a file that is missing, cut off or readable by others
-    changes nothing and nothing is made in its place: that is told once, and the keys from before stay.  Used from one
-    thread.
+    Call it for the keys as they were last read: but for the first time (``load_keys``, UsageError) that never waits for
+    a file system.  ``look`` reads them again if the file has changed; between ``start`` and ``stop`` a thread does so
+    once a second.  A file that is missing, cut off or readable by others changes nothing, and nothing is made in its
+    place: that is told once, and the keys from before stay.
     """
 
     def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
@@ -80,16 +84,40 @@ class KeyRing:
         self._seen: tuple[int, ...] = ()
         self._keys: tuple[bytes, ...] = ()
         self._told = ""
+        self._looking = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __call__(self) -> tuple[bytes, ...]:
         if not self._keys:
             load_keys(self._environ)  # makes the file if need be: only then has it a state
             self._seen, self._keys = self._state(), load_keys(self._environ)
-        state = self._state()
-        if self._path is not None and state != self._seen:
-            self._read_again(self._path)
-        self._seen = state
         return self._keys
+
+    def look(self) -> tuple[bytes, ...]:
+        """It may take as long as a home folder on another machine takes."""
+        self()
+        with self._looking:
+            state = self._state()
+            if self._path is not None and state != self._seen:
+                self._read_again(self._path)
+            self._seen = state
+        return self._keys
+
+    def start(self) -> None:
+        """``look`` once a second, beside an event loop."""
+        if self._path is not None:
+            self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)  # no longer: its folder may be away
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            self.look()
 
     def _read_again(self, path: Path) -> None:
         try:
@@ -115,7 +143,7 @@ def rotate_key(environ: Mapping[str, str]) -> Path:
 
     def changed(lines: list[str]) -> list[str]:
         if len(lines) >= _MOST_KEYS:
-            raise UsageError("the key before this one still works; `stepscope key retire` ends it, then rotate again")
+            raise UsageError("the old key still works; end it with `stepscope key retire`, then rotate again")
         return [secrets.token_hex(32), *lines]
 
     return _change(environ, changed)
@@ -213,9 +241,9 @@ def _digest(secret: str) -> bytes:
 def _lines(path: Path, text: str) -> list[str]:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if len(lines) > _MOST_KEYS:
-        raise UsageError(f"the key {path} has {len(lines)} lines; there may be two, the new key and the one before it")
+        raise UsageError(f"the key {path} has {len(lines)} lines; it may have two, the new key and the old one")
     if any(len(line) < SHORTEST for line in lines):
-        raise UsageError(f"a line of the key {path} is cut off: at least {SHORTEST} characters")
+        raise UsageError(f"a line of the key {path} is too short for a secret: at least {SHORTEST} characters")
     return lines
 
 
