@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.hub.api.reader_tokens import ALL, METRICS, ReaderTokens, run_scope
+from stepscope.hub.api.reader_tokens import ALL, METRICS, NamedToken, ReaderTokens, run_scope
 from stepscope.hub.api.readers import SESSION_S, Readers, TrustedProxy
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
@@ -73,6 +74,31 @@ def test_a_token_for_a_run_does_not_open_another_that_was_to_have_its_name(tmp_p
         assert hub.get("/api/v1/runs/night-2/steps", token=second).status == 200
     finally:
         hub.close()
+
+
+def test_a_token_that_is_created_brings_back_none_that_is_revoked_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, others = (ReaderTokens(tmp_path / "tokens.json") for _ in range(2))
+    tokens.create("anna", ALL, now_s=0.0, seconds=60.0)
+    reached, go_on, write = threading.Event(), threading.Event(), tokens._write
+
+    def slow(all_of_them: tuple[NamedToken, ...]) -> None:
+        reached.set()
+        assert go_on.wait(60)
+        write(all_of_them)
+
+    monkeypatch.setattr(tokens, "_write", slow)
+    create = threading.Thread(target=lambda: tokens.create("bert", ALL, now_s=0.0, seconds=60.0))
+    create.start()
+    assert reached.wait(60)
+    revoke = threading.Thread(target=lambda: others.revoke("anna"))
+    revoke.start()
+    revoke.join(0.2)  # it has to wait; if it did not, it would be done by now
+    go_on.set()
+    create.join()
+    revoke.join()
+    assert [one.name for one in ReaderTokens(tmp_path / "tokens.json").all()] == ["bert"]
 
 
 @contextmanager
