@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -243,6 +244,27 @@ def test_two_processes_share_a_file(log: AuditLog) -> None:
         assert not path.exists()
 
 
+def test_the_end_and_a_thread_that_still_writes_do_not_write_the_same_lines(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(log)
+    written, go_on, append = threading.Event(), threading.Event(), log._append
+
+    def slow(text: bytes) -> None:
+        append(text)
+        written.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(log, "_append", slow)
+    thread = threading.Thread(target=log.write)  # as ``keep`` does, whose task was cancelled
+    thread.start()
+    assert written.wait(60)
+    assert log.write() is False
+    go_on.set()
+    thread.join()
+    assert lines(log, "who") == [("anna",)]
+
+
 # ── readers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -370,6 +392,11 @@ def test_a_node_has_one_line_for_its_start_and_one_for_its_end(tmp_path: Path, l
     assert {line["run"] for line in read_audit(log.path)} == {"night-2", "night"}
 
 
+def test_a_method_of_any_length_is_cut(log: AuditLog) -> None:
+    log.note("refused", via="unknown", method="A" * 60_000, status=401)
+    assert lines(log, "method") == [("A" * 128,)]
+
+
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -410,3 +437,42 @@ def test_the_command_shows_a_run_or_all_of_them(
     assert "is empty" in capsys.readouterr().out
     with pytest.raises(UsageError, match="does not exist"):
         run_command(["audit", str(tmp_path / "nowhere")])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"time": "2026-11-17T00:00:00Z", "event": "ended", "frames": 1, "bytes": 10**400},
+        {"time": "0001-01-01T00:00:00", "event": "read", "who": "x" * 20},
+        {"time": "2026-11-17T00:00:00Z", "event": "read", "who": "x" * 20_000},
+        {"time": ["\x1b[2J"], "event": {"a": 1}, "via": [1], "run": ["\x1b[2J"], "route": 5, "why": "\x1b"},
+    ],
+)
+def test_a_log_of_a_stranger_does_not_break_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "runs" / "evil").mkdir(parents=True)
+    (tmp_path / "runs" / "evil" / "audit.jsonl").write_text(json.dumps(line) + "\n")
+    assert run_command(["audit", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 3
+    assert "evil" in shown
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) < 300
+
+
+def test_a_log_of_a_stranger_says_nothing_of_other_runs_and_is_read_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    log = tmp_path / "runs" / "evil" / "audit.jsonl"
+    log.parent.mkdir(parents=True)
+    forged = {"time": "2026-11-17T00:00:00Z", "event": "read", "who": "anna", "run": "night"}
+    long = {**forged, "who": "x" * (1 << 20)}
+    log.write_text(json.dumps(forged) + "\n" + "{}\n" * 1000 + json.dumps(long) + "\n")
+    assert run_command(["audit", str(tmp_path / "runs"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{**forged, "run": "evil"}]
+    with log.open("r+b") as file:
+        file.truncate(1 << 33)  # takes no room
+    assert len(list(read_audit(log))) == 1

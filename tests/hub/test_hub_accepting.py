@@ -16,7 +16,7 @@ from stepscope.hub.runs import Runs
 from stepscope.store.create import create_run
 from stepscope.store.meta import end_run, read_meta, write_meta
 from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER, Join, read_challenge, write_hello, write_join
-from stepscope.wire.keys import load_keys
+from stepscope.wire.keys import key_path, load_keys
 
 
 @pytest.fixture
@@ -75,21 +75,42 @@ def test_strangers_write_nothing_and_learn_nothing(finished: Path) -> None:
     assert everything(finished.parent) == before
 
 
+async def joined(asker: Asker, key: bytes) -> None:
+    body, proof = write_hello("ab" * 16, key, b"")
+    status, text, headers = await asker.ask(HELLO_PATH, body, **{PROOF_HEADER: proof})
+    assert status == 200
+    challenge = read_challenge(text, headers[PROOF_HEADER.encode()].decode(), "ab" * 16, key, b"")
+    bearer = f"Bearer {challenge}"
+    join = Join(run="night", node=1, nnodes=2, host="h", spool="cd" * 16, nonce="ef" * 16, challenge=challenge)
+    body, proof = write_join(join, key, b"")
+    assert (await asker.ask("/api/v1/runs/none/join", body, authorization=bearer))[0] == 404
+    said = await asker.ask("/api/v1/runs/night/join", body, authorization=bearer, **{PROOF_HEADER: proof})
+    assert (said[0], json.loads(said[1])["run"]) == (200, "night")
+
+
 def test_one_who_joins_and_sends_nothing_changes_no_summary(finished: Path) -> None:
     async def run() -> None:
         asker, (key,) = Asker(finished), load_keys(os.environ)
-        body, proof = write_hello("ab" * 16, key, b"")
-        status, text, headers = await asker.ask(HELLO_PATH, body, **{PROOF_HEADER: proof})
-        assert status == 200
-        challenge = read_challenge(text, headers[PROOF_HEADER.encode()].decode(), "ab" * 16, key, b"")
-        bearer = f"Bearer {challenge}"
-        join = Join(run="night", node=1, nnodes=2, host="h", spool="cd" * 16, nonce="ef" * 16, challenge=challenge)
-        body, proof = write_join(join, key, b"")
-        assert (await asker.ask("/api/v1/runs/none/join", body, authorization=bearer))[0] == 404
-        said = await asker.ask("/api/v1/runs/night/join", body, authorization=bearer, **{PROOF_HEADER: proof})
-        assert (said[0], json.loads(said[1])["run"]) == (200, "night")
+        await joined(asker, key)
         await asker.accepting.close()
         assert asker.done == []
 
     asyncio.run(run())
     assert (finished / "summary.txt").read_text() == "as it was"
+
+
+def test_a_key_that_is_gone_is_not_made_anew_while_it_serves(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_KEY")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    async def run() -> None:
+        (key,) = load_keys(os.environ)
+        asker = Asker(finished)
+        key_path(os.environ).unlink()
+        await joined(asker, key)
+        await asker.accepting.close()
+
+    asyncio.run(run())
+    assert not key_path(os.environ).exists()

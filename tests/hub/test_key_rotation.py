@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from stepscope.agent.shipping.client import HubClient
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Sender
+from stepscope.agent.shipping.ship import Shipper
 from stepscope.cli.main import run_command
 from stepscope.errors import KeyRefused, UsageError
 from stepscope.hub.gate.ingest import in_front
@@ -78,6 +82,15 @@ class Job:
         to = Destination(url=self.hub.url, run="job", node=1, nnodes=2)
         return Sender(self.spool, to, lambda: load_keys(self.on_node))
 
+    def look(self) -> None:
+        """As the hub does once a second."""
+        self.gathering.keys.look()
+        self.hub.in_loop(self.gathering.tick)
+
+    def forget_tokens(self) -> None:
+        """As a hub that was started again."""
+        self.hub.in_loop(self.gathering.ingest.admission._tokens.clear)
+
     def copy_key(self) -> None:
         shutil.copy2(key_path(self.on_hub), key_path(self.on_node))
 
@@ -126,7 +139,7 @@ def test_a_run_continues_across_a_rotation(job: Job) -> None:
     (old,) = load_keys(job.on_hub)
     job.train(5)
     rotate_key(job.on_hub)
-    job.hub.in_loop(job.gathering.tick)
+    job.look()
     job.train(5)
     assert job.sender.counts.joins == 1, "nobody has to join again for a new key"
     job.sender.close()
@@ -134,7 +147,7 @@ def test_a_run_continues_across_a_rotation(job: Job) -> None:
     job.train(5)  # this node has only the old key yet
     job.copy_key()
     retire_key(job.on_hub)
-    job.hub.in_loop(job.gathering.tick)
+    job.look()
     job.train(5)  # its token ended with the old key: it joins again with the new one
     assert job.sender.counts.joins == 2
     job.copy_key()
@@ -165,7 +178,7 @@ def test_a_node_that_kept_the_old_key_is_refused_until_it_gets_the_new_one(job: 
     job.train(5)
     rotate_key(job.on_hub)
     retire_key(job.on_hub)
-    job.hub.in_loop(job.gathering.tick)
+    job.look()
     for series in job.series:
         append_steps(job.spool, series, 5, STEPS)
     for _ in range(3):
@@ -179,6 +192,53 @@ def test_a_node_that_kept_the_old_key_is_refused_until_it_gets_the_new_one(job: 
     end_run(job.run_dir, exit_code=0, status="finished")
     found = {series.rank: series.steps["step"].tolist() for series in open_run(job.run_dir).ranks}
     assert found == {rank: list(range(STEPS)) for rank in range(4)}, "what it could not send waited"
+
+
+def test_an_agent_whose_key_cannot_be_read_any_more_joins_again_with_the_one_it_has(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", job.on_node["XDG_CONFIG_HOME"])
+    job.sender = Shipper(job.spool, Destination(url=job.hub.url, run="job", node=1, nnodes=2))._sender
+    job.train(5)
+    key_path(job.on_node).unlink()  # or its home folder is away, as when a Kerberos ticket ran out
+    job.forget_tokens()
+    job.train(5)
+    assert (job.sender.counts.joins, job.sender.refusal) == (2, "")
+    assert not key_path(job.on_node).exists(), "it does not make one of its own"
+    assert capsys.readouterr().err == "", "what a job prints is its own"
+
+
+def test_an_agent_does_not_go_back_to_an_old_key_at_a_hub_that_had_the_new_one(job: Job) -> None:
+    (old,) = lines_of(job.on_hub)
+    rotate_key(job.on_hub)
+    job.look()
+    job.copy_key()
+    job.train(5)
+    key_path(job.on_hub).write_text(f"{old}\n")  # somebody who has only the old key answers at its address
+    job.look()
+    job.forget_tokens()
+    with pytest.raises(AssertionError, match="its key is another"):
+        job.train(5)
+    assert job.sender.counts.joins == 1
+
+
+def test_two_keys_take_no_longer_than_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, patience = [1000.0], []
+
+    class SlowHub:
+        def __init__(self, *_: object) -> None: ...
+        def close(self) -> None: ...
+        def join(self, _: Join, *, patience_s: float) -> Any:
+            patience.append(patience_s)
+            now[0] += 4.0
+            raise KeyRefused("no")
+
+    monkeypatch.setattr("stepscope.agent.shipping.sender.HubClient", SlowHub)
+    monkeypatch.setattr("stepscope.agent.shipping.sender.time.monotonic", lambda: now[0])
+    rotate_key(job.on_node)
+    job.sender.turn(patience_s=10.0)
+    monkeypatch.undo()
+    assert patience == [10.0, 6.0]
 
 
 # ── the hub ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,6 +345,10 @@ def cut_off(path: Path) -> None:
     path.write_text(path.read_text()[:10])
 
 
+def cut_off_late(path: Path) -> None:
+    path.write_text(secrets.token_hex(20))
+
+
 def cut_off_behind(path: Path) -> None:
     path.write_text(f"{secrets.token_hex(32)}\nabc")
 
@@ -302,7 +366,7 @@ def binary(path: Path) -> None:
     path.write_bytes(b"\xff\x00" * 4)
 
 
-@pytest.mark.parametrize("spoil", [remove, empty, cut_off, cut_off_behind, open_to_all, too_many, binary])
+@pytest.mark.parametrize("spoil", [remove, empty, cut_off, cut_off_late, cut_off_behind, open_to_all, too_many, binary])
 def test_a_hub_keeps_its_key_when_the_file_is_spoiled_and_says_so_once(
     environ: dict[str, str], capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None]
 ) -> None:
@@ -310,14 +374,52 @@ def test_a_hub_keeps_its_key_when_the_file_is_spoiled_and_says_so_once(
     before = keys()
     whole = path.read_text()
     spoil(path)
-    assert [keys() for _ in range(3)] == [before] * 3
-    assert capsys.readouterr().err.count("the hub continues with the key that it has") == 1
+    assert [keys.look() for _ in range(3)] == [before] * 3
+    assert capsys.readouterr().err.count("continuing with the key from before") == 1
     path.unlink(missing_ok=True)
     path.write_text(f"{secrets.token_hex(32)}\n{whole}")
     path.chmod(0o600)
-    assert keys()[1:] == before
+    assert keys.look()[1:] == before
     assert len(keys()) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_an_event_loop_never_waits_for_the_file(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = KeyRing(environ)
+    before = keys()
+
+    def away(*_: object, **__: object) -> None:
+        raise AssertionError("a home folder on a server that is down would hang here")
+
+    for name in ("stat", "open", "read_text"):
+        monkeypatch.setattr(Path, name, away)
+    assert keys() == before
+
+
+def test_a_hub_that_runs_sees_a_new_key_by_itself(environ: dict[str, str]) -> None:
+    keys = KeyRing(environ)
+    before = keys()
+    keys.start()
+    try:
+        rotate_key(environ)
+        deadline_s = time.monotonic() + 60
+        while len(keys()) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert keys()[1:] == before
+    finally:
+        keys.stop()
+
+
+def test_a_hub_that_nobody_listens_to_continues(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, path = KeyRing(environ), key_path(environ)
+    before = keys()
+    path.write_text("")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        monkeypatch.setattr("sys.stderr", io.TextIOWrapper(pipe, write_through=True))
+        assert [keys.look(), keys.look()] == [before] * 2
 
 
 def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:
@@ -325,4 +427,4 @@ def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:
     before = keys()
     key_path(environ).parent.mkdir(parents=True)
     key_path(environ).write_text(secrets.token_hex(32))
-    assert keys() == before
+    assert keys.look() == before

@@ -32,6 +32,9 @@ Repeated requests are counted and shown as one line for ten minutes.  docs/secur
 DEFAULT = Path("runs")
 COLUMNS = ("time", "who", "from", "did", "run", "what", "status", "times")
 NUMERIC = (6, 7)
+LONGEST = 160
+"""Characters of a cell.  All rows are as wide as the widest, and a run may come from a stranger."""
+LARGEST = 1 << 63
 _BEFORE = "/api/v1/runs/{run}"
 
 
@@ -50,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(lines, indent=2))
     elif lines:
-        print(format_table(COLUMNS, [_cells(line) for line in lines], numeric=NUMERIC))
+        rows = [[_cut(cell) for cell in _cells(line)] for line in lines]
+        print(format_table(COLUMNS, rows, numeric=NUMERIC))
     else:
         print(printable(f"The audit log of {place} is empty."))
     return 0
@@ -73,7 +77,7 @@ def _lines(place: Path) -> Iterator[dict[str, Any]]:
     for run_dir in [place] if one else sorted(place.iterdir()) if place.is_dir() else []:
         if run_dir.is_dir():
             for line in read(run_dir / AUDIT):
-                yield {**line, "run": line.get("run") or run_dir.resolve().name}
+                yield {**line, "run": run_dir.resolve().name}  # it has no say about other runs
     folder = place.resolve()
     for line in read(audit_path(os.environ)):
         served = Path(str(line.get("served", "")))
@@ -99,15 +103,19 @@ def _cells(line: Mapping[str, Any]) -> Sequence[str]:
     return (_time(line), who, *(str(word or "") for word in words), what, str(line.get("status") or ""), count)
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
 def _number(line: Mapping[str, Any], name: str, default: int = 0) -> int:
     value = line.get(name, default)
-    return value if isinstance(value, int) else default
+    return value if isinstance(value, int) and abs(value) < LARGEST else default
 
 
 def _time(line: Mapping[str, Any]) -> str:
     """Local, as in all our tables."""
     try:
         when = datetime.fromisoformat(str(line.get("time")).replace("Z", "+00:00"))
-    except ValueError:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when.timestamp()))
+    except (ValueError, OverflowError, OSError):
         return ""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when.timestamp()))

@@ -13,10 +13,10 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "change the key that hub and agents share, without stopping a job"
 EPILOG = """\
 examples:
-  stepscope key rotate     a new key; the one before it still works
-  stepscope key retire     the one before it does not work any more
+  stepscope key rotate     make a new key; the old one still works
+  stepscope key retire     end the old key
 
-The key is in ~/.config/stepscope/key.  Hubs and agents that run read it again.  Where nodes do not share your home
+The key is in ~/.config/stepscope/key.  Running hubs and agents read it again.  Where nodes do not share your home
 folder, copy the file after each of the two commands: to the node with the hub first, then to the others.
 """
 
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.action == "rotate":
         path = rotate_key(os.environ)
-        say(f"{path} has a new key, and the old one still works: copy the file to nodes that do not see this folder")
+        say(f"{path} has a new key, and the old one still works; copy the file to nodes that do not share this folder")
         say("when all nodes have it, `stepscope key retire` ends the old one")
     else:
         path = retire_key(os.environ)
-        say(f"{path} has only the new key: copy the file to nodes that do not see this folder")
+        say(f"{path} has only the new key; copy the file to nodes that do not share this folder")
     return 0

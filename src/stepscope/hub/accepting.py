@@ -66,11 +66,14 @@ class Accepting:
         idle_s: float = IDLE_S,
         audit: AuditLog | None = None,
     ) -> None:
-        """``done``: called in a thread with a run that was shut."""
+        """``done``: called in a thread with a run that was shut.  UsageError when there is no key."""
         self.refusals = refusals
         self._runs = runs
         self._fingerprint = fingerprint
-        self._challenges = Challenges(KeyRing(os.environ), fingerprint)
+        self._keys = KeyRing(os.environ)
+        self._keys()
+        self._keys.start()
+        self._challenges = Challenges(self._keys, fingerprint)
         self._doors: Buckets[str] = Buckets(rate=SenderLimits.joins_per_s, burst=SenderLimits.joins, most=ADDRESSES)
         self._done = done
         self._idle_s = idle_s
@@ -138,6 +141,7 @@ class Accepting:
 
     async def close(self) -> None:
         """Shut everything and put it with the rest."""
+        self._keys.stop()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -180,6 +184,7 @@ class Accepting:
             nnodes=nnodes,
             fingerprint=self._fingerprint,
             own_spool=str(meta.get("spool", "")),
+            keys=self._keys,
             challenges=self._challenges,
             audit=self._audit,
         )

@@ -9,7 +9,7 @@ is counted and becomes one more line, so neither a page that polls nor a node th
 Somebody with a token gets ``LINES`` such lines in ten minutes and all strangers together ``STRANGERS``; everything
 beyond that is counted in one line.  Nodes have a line when their session begins and one, with figures, when it ends.
 
-Neither tokens nor query strings are ever passed in.  A path that is not one of the API's is written as ``other``.
+Neither tokens nor query strings are ever passed in.  A path that cannot be one of the API's is written as ``other``.
 
 ``note`` only changes memory, in the hub's event loop; ``keep`` writes once a second, in a thread.  A file that cannot
 be written, or that is not an ordinary file of ours, stops nothing: this is said once, and what was to be written waits
@@ -25,6 +25,7 @@ import json
 import os
 import re
 import stat
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -58,10 +59,11 @@ FILES: Final = 8
 _BATCH: Final = 1000
 """Lines that are written at once."""
 _TICK_S: Final = 1.0
-_MOST_READ: Final = 4 * FILE_BYTES
-"""Of one file: a run may come from a stranger."""
+_SHORTEST: Final = 40
+_LONGEST: Final = 1 << 15
+"""Bytes of a line.  A run may come from a stranger: what is shorter or longer than any of ours is passed over."""
 _TEXT: Final = 128
-"""Characters of a name, an address or a run."""
+"""Characters of a name, an address, a method or a run."""
 _RUNS: Final = "/api/v1/runs"
 _PLAIN: Final = frozenset({"/metrics", "/api/v1/hello", "/api/v1/session", "/api/v1/openapi.json", _RUNS})
 _BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}){1,3}")
@@ -97,6 +99,7 @@ class AuditLog:
         self._waiting: deque[dict[str, Any]] = deque()
         self._lost = 0
         self._failed = False
+        self._writing = threading.Lock()
 
     def note(
         self,
@@ -112,7 +115,7 @@ class AuditLog:
         **figures: str | int,
     ) -> None:
         """Cheap, and never fails.  ``figures``: where several lines become one, numbers are added up."""
-        who, address, run = who[:_TEXT], address[:_TEXT], run[:_TEXT]
+        who, address, method, run = who[:_TEXT], address[:_TEXT], method[:_TEXT], run[:_TEXT]
         line: dict[str, Any] = {"event": event, "via": via, "who": who, "address": address, "method": method}
         line |= {"route": route, "run": run, "status": status}
         again = line
@@ -171,7 +174,15 @@ class AuditLog:
                     del self._groups[seen.group]
 
     def write(self) -> bool:
-        """Whether nothing waits any more, or nothing can be done about it.  Called from one thread at a time."""
+        """Whether nothing waits any more, or nothing can be done about it.  False: another thread or process writes."""
+        if not self._writing.acquire(blocking=False):
+            return False  # when the hub ends, the thread of ``keep`` may still be at it
+        try:
+            return self._write()
+        finally:
+            self._writing.release()
+
+    def _write(self) -> bool:
         while self._waiting or self._lost:
             lines = [self._waiting[n] for n in range(min(len(self._waiting), _BATCH))]  # the loop may append meanwhile
             taken, lost = len(lines), 0
@@ -287,8 +298,8 @@ def read_audit(path: Path) -> Iterator[dict[str, Any]]:
         except FileNotFoundError:
             continue
         with file:
-            for line in file.read(_MOST_READ).splitlines():
-                record = record_in(line)
+            for line in file.read(FILE_BYTES).splitlines():
+                record = record_in(line) if _SHORTEST <= len(line) <= _LONGEST else None
                 if record is not None:
                     yield record
 

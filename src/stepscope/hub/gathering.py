@@ -52,17 +52,22 @@ class Gathering:
         nnodes: int,
         fingerprint: bytes,
         own_spool: str,
+        keys: KeyRing | None = None,
         challenges: Challenges | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """UsageError when there is no key, OSError when the inbox cannot be read or written."""
+        """UsageError when there is no key, OSError when the inbox cannot be read or written.
+
+        ``keys``, ``challenges``: of a server that admits to several runs.
+        """
         self._run_dir = run_dir
         self._live = live
         self._own_spool = own_spool
         self._nnodes = nnodes
         self._inbox = Inbox(run_dir)
+        self.keys = keys if keys is not None else KeyRing(os.environ)
         self._admission = Admission(
-            keys=KeyRing(os.environ),
+            keys=self.keys,
             certificate=fingerprint,
             names=names,
             nnodes=nnodes,
@@ -79,6 +84,9 @@ class Gathering:
         self.ingest = IngestApp(
             admission=self._admission, inbox=self._inbox, live=live, journal=journal, refusals=refusals, audit=audit
         )
+        self._own_keys = keys is None
+        if self._own_keys:
+            self.keys.start()
         self._sealing: subprocess.Popen[bytes] | None = None
         self._seal_at_s = 0.0
         self._ending_s: float | None = None
@@ -103,6 +111,8 @@ class Gathering:
         return sorted(awaited)
 
     def close(self) -> None:
+        if self._own_keys:
+            self.keys.stop()
         self._watch.close()
         self._inbox.close()
         if self._sealing is not None:

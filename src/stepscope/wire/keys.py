@@ -6,8 +6,8 @@ set.  The key itself never travels: it signs the handshake (``wire/joining.py``)
 handed out.
 
 To change the key while jobs run, the file has two lines for a while: the new key and the one before it
-(``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both (``KeyRing``).  An agent
-reads it whenever it joins, and tries them in this order.
+(``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both; an agent looks
+whenever it joins, and tries them in this order (``KeyRing``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import hashlib
 import hmac
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from stepscope.errors import UsageError
@@ -38,6 +40,8 @@ __all__ = [
 ENV_KEY = "STEPSCOPE_KEY"
 SHORTEST = 16
 _MOST_KEYS = 2
+_LOOK_S = 1.0
+_STOP_S = 1.0
 
 
 def key_path(environ: Mapping[str, str]) -> Path:
@@ -59,33 +63,71 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
     return tuple(map(_digest, _lines(path, kept_secret(path, "key", f"set {ENV_KEY}"))))
 
 
-class KeyRing:
-    """The keys that a hub believes: ``KeyRing(environ)`` as ``load_keys``, then call it for what they are now.
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody listens any more: the hub continues all the same
+        say(text)
 
-    A file that is missing, cut off or readable by others changes nothing: that is said once, and the hub keeps what it
-    has.  Used from one thread.
+
+class KeyRing:
+    """The keys as they are now, for whoever runs for long.
+
+    Call it for the keys as they were last read: but for the first time (``load_keys``, UsageError) that never waits for
+    a file system.  ``look`` reads them again if the file has changed; between ``start`` and ``stop`` a thread does so
+    once a second.  A file that is missing, cut off or readable by others changes nothing, and nothing is made in its
+    place: that is told once, and the keys from before stay.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
+        self._environ = environ
         self._path = None if environ.get(ENV_KEY) else key_path(environ)
-        self._seen = self._state()
-        self._keys = load_keys(environ)
+        self._tell = tell
+        self._seen: tuple[int, ...] = ()
+        self._keys: tuple[bytes, ...] = ()
         self._told = ""
+        self._looking = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __call__(self) -> tuple[bytes, ...]:
-        state = self._state()
-        if self._path is None or state == self._seen:
-            return self._keys
+        if not self._keys:
+            load_keys(self._environ)  # makes the file if need be: only then has it a state
+            self._seen, self._keys = self._state(), load_keys(self._environ)
+        return self._keys
+
+    def look(self) -> tuple[bytes, ...]:
+        """It may take as long as a home folder on another machine takes."""
+        self()
+        with self._looking:
+            state = self._state()
+            if self._path is not None and state != self._seen:
+                self._read_again(self._path)
+            self._seen = state
+        return self._keys
+
+    def start(self) -> None:
+        """``look`` once a second, beside an event loop."""
+        if self._path is not None:
+            self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)  # no longer: its folder may be away
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            self.look()
+
+    def _read_again(self, path: Path) -> None:
         try:
-            self._keys = tuple(map(_digest, _lines(self._path, _read(self._path, "key"))))
+            self._keys = tuple(map(_digest, _lines(path, _read(path, "key", whole=True))))
             self._told = ""
         except (OSError, UsageError) as error:
-            why = f"cannot read the key {self._path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            why = f"cannot read the key {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
             if why != self._told:
                 self._told = why
-                say(f"{why}; the hub continues with the key that it has")
-        self._seen = state
-        return self._keys
+                self._tell(f"{why}; continuing with the key from before")
 
     def _state(self) -> tuple[int, ...]:
         """Another one when the file may be another."""
@@ -101,7 +143,7 @@ def rotate_key(environ: Mapping[str, str]) -> Path:
 
     def changed(lines: list[str]) -> list[str]:
         if len(lines) >= _MOST_KEYS:
-            raise UsageError("the key before this one still works; `stepscope key retire` ends it, then rotate again")
+            raise UsageError("the old key still works; end it with `stepscope key retire`, then rotate again")
         return [secrets.token_hex(32), *lines]
 
     return _change(environ, changed)
@@ -199,16 +241,20 @@ def _digest(secret: str) -> bytes:
 def _lines(path: Path, text: str) -> list[str]:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if len(lines) > _MOST_KEYS:
-        raise UsageError(f"the key {path} has {len(lines)} lines; there may be two, the new key and the one before it")
+        raise UsageError(f"the key {path} has {len(lines)} lines; it may have two, the new key and the old one")
     if any(len(line) < SHORTEST for line in lines):
-        raise UsageError(f"a line of the key {path} is cut off: at least {SHORTEST} characters")
+        raise UsageError(f"a line of the key {path} is too short for a secret: at least {SHORTEST} characters")
     return lines
 
 
-def _read(path: Path, what: str) -> str:
+def _read(path: Path, what: str, *, whole: bool = False) -> str:
+    """``whole``: it may be being written, and is complete when it ends with a line's end."""
     if path.stat().st_mode & 0o077:
         raise UsageError(f"others may read the {what} {path}; `chmod 600` it, or remove it to get another")
-    text = path.read_text(errors="replace").strip()
+    written = path.read_text(errors="replace")
+    text = written.strip()
     if len(text) < SHORTEST:
         raise UsageError(f"the {what} {path} is empty or cut off; remove it to get another")
+    if whole and not written.endswith("\n"):
+        raise UsageError(f"the last line of the {what} {path} has no line end, so it may be cut off")
     return text

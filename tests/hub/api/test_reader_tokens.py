@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.hub.api.reader_tokens import ALL, METRICS, ReaderTokens, run_scope
+from stepscope.hub.api.reader_tokens import ALL, METRICS, NamedToken, ReaderTokens, run_scope
 from stepscope.hub.api.readers import SESSION_S, Readers, TrustedProxy
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AuditLog, read_audit
+from stepscope.hub.model.live_run import LiveRun
 from stepscope.hub.runs import Runs
-from tests.hub.run_parts import READER, Hub
+from stepscope.testing.cluster import Cluster
+from tests.hub.run_parts import READER, Hub, record
 
 
 async def at_once(_seconds: float) -> None:
@@ -54,6 +57,48 @@ def test_each_opens_what_it_is_for_until_it_is_revoked_or_over(folder: Path, tmp
         assert statuses(one) == [401] * 5
     finally:
         hub.close()
+
+
+def test_a_token_for_a_run_does_not_open_another_that_was_to_have_its_name(tmp_path: Path) -> None:
+    run_dir = record(tmp_path / "runs", "night-2", Cluster(ranks=2, steps=5).run())
+    tokens = ReaderTokens(tmp_path / "tokens.json")
+    first = tokens.create("anna", run_scope("night"), now_s=0.0, seconds=1e12)
+    second = tokens.create("bert", run_scope("night-2"), now_s=0.0, seconds=1e12)
+    runs = Runs.of_one(run_dir, LiveRun(name="night-2"), wanted="night")
+    hub = Hub(lambda: make_app(runs, Readers(READER, named=tokens)))
+    try:
+        for rest in ("", "/steps", "/files", "/files/summary.json", "/stream"):
+            assert hub.get(f"/api/v1/runs/night{rest}", token=first).status == 404
+        assert hub.get("/api/v1/runs", token=first).json["runs"] == []
+        assert hub.get("/api/v1/runs/night").status == 200, "with the hub's token it is found by that name"
+        assert hub.get("/api/v1/runs/night-2/steps", token=second).status == 200
+    finally:
+        hub.close()
+
+
+def test_a_token_that_is_created_brings_back_none_that_is_revoked_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, others = (ReaderTokens(tmp_path / "tokens.json") for _ in range(2))
+    tokens.create("anna", ALL, now_s=0.0, seconds=60.0)
+    reached, go_on, write = threading.Event(), threading.Event(), tokens._write
+
+    def slow(all_of_them: tuple[NamedToken, ...]) -> None:
+        reached.set()
+        assert go_on.wait(60)
+        write(all_of_them)
+
+    monkeypatch.setattr(tokens, "_write", slow)
+    create = threading.Thread(target=lambda: tokens.create("bert", ALL, now_s=0.0, seconds=60.0))
+    create.start()
+    assert reached.wait(60)
+    revoke = threading.Thread(target=lambda: others.revoke("anna"))
+    revoke.start()
+    revoke.join(0.2)  # it has to wait; if it did not, it would be done by now
+    go_on.set()
+    create.join()
+    revoke.join()
+    assert [one.name for one in ReaderTokens(tmp_path / "tokens.json").all()] == ["bert"]
 
 
 @contextmanager

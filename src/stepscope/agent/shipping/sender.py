@@ -106,6 +106,8 @@ class Sender:
         self._outgoing = Outgoing(run_dir)
         self._clock = HubClock()
         self._client: HubClient | None = None
+        self._proved = b""
+        """The key with which the hub last took us in."""
         self._welcome: Welcome | None = None
         self._joined_run: str | None = None
         self._next_s = FIRST_PAUSE_S
@@ -187,19 +189,28 @@ class Sender:
         return Turn(wait_s=0.0 if hurry or self._tries else random.uniform(0, self._next_s))
 
     def _taken_in(self, patience_s: float) -> Welcome:
-        """By the newest key; while keys are being changed the hub may have only the one before it."""
-        *newer, last = self._keys()
+        """By the newest key; while keys are being changed the hub may have only the one before it.
+
+        Not once it has proved the newer one: then whoever does not have that is not this hub.
+        """
+        deadline_s = time.monotonic() + patience_s
+        keys = list(self._keys())
+        if self._proved in keys:
+            del keys[keys.index(self._proved) + 1 :]
+        *newer, last = keys
         for key in newer:
             try:
-                return self._join_with(key, patience_s)
+                return self._join_with(key, deadline_s)
             except KeyRefused:
                 continue
-        return self._join_with(last, patience_s)
+        return self._join_with(last, deadline_s)
 
-    def _join_with(self, key: bytes, patience_s: float) -> Welcome:
+    def _join_with(self, key: bytes, deadline_s: float) -> Welcome:
         self.close()
         self._client = HubClient(self._to.url, key)
-        return self._client.join(self._who(), patience_s=patience_s)
+        welcome = self._client.join(self._who(), patience_s=deadline_s - time.monotonic())
+        self._proved = key
+        return welcome
 
     def _who(self) -> Join:
         join = Join(

@@ -8,12 +8,14 @@ when it changes, so what is revoked is refused at the next request.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,24 +97,41 @@ class ReaderTokens:
 
     def create(self, name: str, scope: str, *, now_s: float, seconds: float) -> str:
         """The token, which nobody can read again; UsageError when there is one of that name, or no room."""
-        if any(one.name == name for one in self.all()):
-            raise UsageError(f"there is a token {name} already; revoke it, or choose another name")
         token = secrets.token_urlsafe(32)
         digest = hashlib.sha256(token.encode()).hexdigest()
         made = NamedToken(name=name, scope=scope, created_s=now_s, expires_s=now_s + seconds, sha256=digest)
-        self._write((*self.all(), made))
+        with self._alone():
+            if any(one.name == name for one in self.all()):
+                raise UsageError(f"there is a token {name} already; revoke it, or choose another name")
+            self._write((*self.all(), made))
         return token
 
     def revoke(self, name: str) -> None:
-        left = tuple(one for one in self.all() if one.name != name)
-        if len(left) == len(self.all()):
-            raise UsageError(f"there is no token {name}; `stepscope token list` shows which there are")
-        self._write(left)
+        with self._alone():
+            left = tuple(one for one in self.all() if one.name != name)
+            if len(left) == len(self.all()):
+                raise UsageError(f"there is no token {name}; `stepscope token list` shows which there are")
+            self._write(left)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One command after the other: else one that creates could bring back what another revoked meanwhile."""
+        lock = self._path.with_name(f".{self._path.name}.lock")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot write {lock}: {error.strerror}") from error
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def _write(self, tokens: tuple[NamedToken, ...]) -> None:
         beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
                 json.dump({"schema": 1, "tokens": [asdict(one) for one in tokens]}, file)
             beside.replace(self._path)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope.hub.api.answers import ApiError, Body, answer, failure
+from stepscope.hub.api.readers import ONLY_RUN
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.runs import Runs
 
@@ -118,7 +119,7 @@ def route_of(resource: Resource, runs: Runs) -> Route:
             values = _values(resource, request)
             name = request.path_params.get("run")
             opened = await runs.open(name) if name is not None else None
-            if name is not None and opened is None:
+            if name is not None and (opened is None or not _may_read(request, opened)):
                 raise ApiError(404, "there is no such run")
             given = resource.answer(Asked(request=request, runs=runs, values=values, opened=opened))
             content = await given if inspect.isawaitable(given) else given
@@ -128,6 +129,12 @@ def route_of(resource: Resource, runs: Runs) -> Route:
 
     methods = [resource.method]
     return Route(resource.path, endpoint, methods=methods)
+
+
+def _may_read(request: Request, opened: OpenRun) -> bool:
+    """A hub also answers to the name that its run was to have, which may be the name of another run."""
+    only = request.scope.get("state", {}).get(ONLY_RUN)
+    return only is None or only == opened.name
 
 
 def _values(resource: Resource, request: Request) -> dict[str, Any]:
