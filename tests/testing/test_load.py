@@ -26,7 +26,7 @@ KEY = b"k" * 32
 async def loaded(run_dir: Path, job: LoadJob, **faults: float) -> tuple[LiveRun, LoadReport]:
     """A hub that took it all."""
     live, refusals, inbox = LiveRun(name="load"), Refusals(), Inbox(run_dir)
-    admission = Admission(key=KEY, certificate=b"", names=["load"], nnodes=job.agents)
+    admission = Admission(keys=lambda: (KEY,), certificate=b"", names=["load"], nnodes=job.agents)
     journal = HubJournal(run_dir, live)
     app = IngestApp(admission=admission, inbox=inbox, live=live, journal=journal, refusals=refusals)
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -94,6 +94,11 @@ class KeyRing:
             self._seen, self._keys = self._state(), load_keys(self._environ)
         return self._keys
 
+    @property
+    def behind_s(self) -> float:
+        """For how long a change of the file may be unknown here while it is watched."""
+        return 1.5 * _LOOK_S if self._thread is not None else 0.0
+
     def look(self) -> tuple[bytes, ...]:
         """It may take as long as a home folder on another machine takes."""
         self()

@@ -34,7 +34,7 @@ from stepscope.wire.joining import (
     write_challenge,
     write_welcome,
 )
-from stepscope.wire.keys import sign, signed
+from stepscope.wire.keys import KeyRing, sign, signed
 
 __all__ = ["Admission", "Admitted", "Challenges"]
 
@@ -78,6 +78,11 @@ class Challenges:
     def __init__(self, keys: Keys, certificate: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys, self._certificate, self._clock = keys, certificate, clock
         self._secret = secrets.token_bytes(32)
+
+    @property
+    def behind_s(self) -> float:
+        """How long to wait before a key that is not known is another one: somebody may have changed it just now."""
+        return self._keys.behind_s if isinstance(self._keys, KeyRing) else 0.0
 
     def answer(self, body: bytes, proof: str) -> tuple[bytes, str]:
         """The body and the proof of the answer to a hello; Refused to those who do not have the key."""

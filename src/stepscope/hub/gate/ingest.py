@@ -8,6 +8,7 @@ refused is counted (``refusals.py``) and changes nothing else.  ``in_front`` put
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -361,7 +362,14 @@ def no_challenge() -> Refused:
 
 async def answer_hello(challenges: Challenges, scope: Scope, body: bytes, send: Send) -> None:
     """Refused to those who do not have the key."""
-    answer, proof = challenges.answer(body, _header(scope, PROOF_HEADER.encode()).decode("latin-1"))
+    given = _header(scope, PROOF_HEADER.encode()).decode("latin-1")
+    try:
+        answer, proof = challenges.answer(body, given)
+    except Refused as refused:
+        if refused.reason != "key" or not challenges.behind_s:
+            raise
+        await asyncio.sleep(challenges.behind_s)
+        answer, proof = challenges.answer(body, given)
     known(scope)
     await _answer(send, 200, answer, (PROOF_HEADER.encode(), proof.encode()))
 
