@@ -17,7 +17,7 @@ from stepscope.errors import RunError
 from stepscope.records.phases import COMM, FORWARD, INPUT
 from stepscope.records.places import helper_environment
 from stepscope.records.slot import STEP, STEP_SLOT
-from stepscope.store import parts, selection
+from stepscope.store import parts, recovery, selection
 from stepscope.store.create import RunPaths
 from stepscope.store.inbox import Inbox
 from stepscope.store.journal import journal_path
@@ -284,6 +284,32 @@ def test_a_part_reads_as_the_journal_did(filled: Path, plain: Any) -> None:
     seal(filled)
     parts.seal_journal(filled, 2)  # a helper that comes too late
     assert plain(open_run(filled)) == expected
+
+
+@pytest.mark.faults
+def test_a_journal_that_becomes_a_part_under_our_eyes_is_read_once(
+    filled: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a reader, and by a hub that begins while a helper of the one before is still at work.
+
+    Each knows what is sealed, and has not yet looked which journals there are.
+    """
+    expected = plain(open_run(filled))
+    far = {spool: known.positions() for spool, known in recovery.recover(filled).spools.items()}
+    real, left = recovery.journals, [1]
+
+    def sealed_first(run_dir: Path, *, after: int) -> list[int]:
+        for number in left[:]:
+            left.clear()
+            parts.seal_journal(run_dir, number)
+        return real(run_dir, after=after)
+
+    monkeypatch.setattr(recovery, "journals", sealed_first)
+    assert plain(open_run(filled)) == expected
+    left.append(2)
+    found = recovery.recover(filled)
+    assert {spool: known.positions() for spool, known in found.spools.items()} == far
+    assert (found.sealed.through, found.last, left) == (2, 3, [])
 
 
 def test_a_part_that_cannot_be_made_is_one_line(filled: Path, capfd: pytest.CaptureFixture[str]) -> None:

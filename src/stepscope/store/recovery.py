@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from stepscope.store.positions import Sealed, read_positions
 from stepscope.store.spools import Spool, take_journalled
 from stepscope.wire.frames import FrameHead, read_frame
 
-__all__ = ["Recovered", "recover", "unsealed_bytes"]
+__all__ = ["Recovered", "journals_after", "recover", "unsealed_bytes"]
+
+_TRIES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +30,28 @@ class Recovered:
 
 def recover(run_dir: Path, heard: Callable[[FrameHead, int], None] = lambda head, wall_ns: None) -> Recovered:
     """``heard`` is told of every frame in the journals, and when it came."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # a helper of a hub that was killed made a part of it meanwhile
+            return _recover(run_dir, heard)
+    return _recover(run_dir, heard)
+
+
+def journals_after(run_dir: Path, sealed: Sealed) -> list[int]:
+    """The journals behind what is sealed.  FileNotFoundError when one more was sealed, and removed, meanwhile.
+
+    Without that look a journal that just became a part would be in neither.
+    """
+    numbers = journals(run_dir, after=sealed.through)
+    if read_positions(run_dir).through != sealed.through:
+        raise FileNotFoundError(f"a journal of {run_dir} was sealed meanwhile")
+    return numbers
+
+
+def _recover(run_dir: Path, heard: Callable[[FrameHead, int], None]) -> Recovered:
     sealed = read_positions(run_dir)
     spools = dict(sealed.spools)
     last, end = sealed.through + 1, 0
-    for last in journals(run_dir, after=sealed.through):
+    for last in journals_after(run_dir, sealed):
         end = 0
         for received in read_journal(journal_path(run_dir, last)):
             end = received.end

@@ -21,11 +21,12 @@ from stepscope.records.series import RankState
 from stepscope.records.slot import SLOT_BYTES
 from stepscope.store.collect import RingRecords
 from stepscope.store.failures import Numbers
-from stepscope.store.journal import journal_path, journals, read_journal
+from stepscope.store.journal import journal_path, read_journal
 from stepscope.store.nodes import NodeInfo, read_nodes
 from stepscope.store.parts import part_steps, read_part_steps, rest_path
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 from stepscope.store.positions import Sealed
+from stepscope.store.recovery import journals_after
 from stepscope.store.sample_parts import sample_parts
 from stepscope.store.selection import Choice
 from stepscope.store.sidecar import RingSidecar
@@ -133,7 +134,7 @@ def read_remote(
             senders[spool].rings[ident] = _Ring(about=about)
     files = [one.path(run_dir) for one in sample_parts(run_dir, sealed.parts)]
     files += [rest_path(run_dir, number) for number in sealed.parts]
-    files += [journal_path(run_dir, number) for number in journals(run_dir, after=sealed.through)]
+    files += [journal_path(run_dir, number) for number in journals_after(run_dir, sealed)]
     unreadable = 0
     for received in itertools.chain.from_iterable(read_journal(path) for path in files if not nothing):
         try:
