@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.diagnosis import build_window, diagnose, thresholds
+from stepscope.diagnosis.view import view_of
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
 from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
@@ -340,6 +341,19 @@ def test_on_a_crowded_machine_a_change_is_a_symptom(own_percent: float, severity
     found = {finding.kind: finding.severity for finding in diagnose(run)}
     assert found["change_point"] == severity
     assert (found["cpu_saturated"] == "warning") == (severity == "info")
+
+
+def test_time_between_steps_and_a_change_of_it_are_not_charged_twice() -> None:
+    """15 ms between any two steps, 24 more from step 140 on and 20 more for a while: together what passes there."""
+    phases_ms = {"forward": 15.0, "backward": 25.0, "other": 15.0}
+    faults = (slow_at(0, "other", 24.0, range(140, 180)), slow_at(0, "other", 20.0, range(83, 103)))
+    run = Cluster(ranks=1, steps=180, phases_ms=phases_ms, faults=faults).run()
+    view = view_of(build_window(run))
+    outside = float(view.phase("other").sum() / view.step_ns.sum())
+    found = {finding.kind: finding for finding in diagnose(run) if finding.phase == "other"}
+    assert set(found) == {"between_steps", "change_point", "throughput_drop"}
+    assert sum(finding.cost["share"] for finding in found.values()) == pytest.approx(outside, abs=0.02)
+    assert found["between_steps"].title.endswith("passes between steps: 15.0 ms each time.")
 
 
 def test_an_idle_gpu_is_a_symptom_of_what_costs_time() -> None:

@@ -56,6 +56,8 @@ REMARKS = frozenset(
 )
 """Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
 
+CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
+
 
 def diagnose(
     run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
@@ -103,7 +105,15 @@ def _explained(view: View) -> list[Claim]:
     rare = [claim for claim in spikes if _is_rare(claim)]
     bounds = find_bounds(view, network, rare) if rare else bounds
     trends = find_trends(view, unexplained(view, claims))
-    claims += _one_cause([*outside, *bounds], trends)
+    told = _one_cause([*outside, *bounds], trends)
+    changes = [claim for claim in told if claim.finding.kind in CHANGES and claim.finding.phase == "other"]
+    if changes:  # the same moment is in one price only
+        still = {claim.finding.kind for claim in told}
+        less = {claim.finding.kind: claim for claim in _outside(view, between, [*spikes, *changes], known, late)}
+        first = {claim.finding.kind for claim in outside}
+        told = [claim for claim in told if claim.finding.kind not in first]
+        told += [claim for kind, claim in less.items() if kind in still]
+    claims += told
     return [*_symptoms(view, claims, find_machine(view)), *find_memory(view)]
 
 
