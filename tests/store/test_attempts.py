@@ -33,6 +33,22 @@ def test_a_launcher_that_counts_is_believed() -> None:
     assert settle_attempts([*third, *first, *second]) == [2, 2, 0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("noticed", [99.9, 101.5, 250.0])
+def test_an_end_that_was_noticed_late_begins_no_round(noticed: float) -> None:
+    """Starting a rank takes two seconds, and the agent was not there to see rank 1 end."""
+    before = [claim(0, 10, 99.5, host="a", restarts=12), claim(1, 10.1, noticed, host="a", restarts=12)]
+    after = [claim(0, 100, None, host="a", restarts=13), claim(1, 102, None, host="a", restarts=13)]
+    assert settle_attempts([*before, *after]) == [12, 12, 13, 13]
+
+
+def test_two_launchers_on_one_host_count_apart() -> None:
+    """The second one's workers were at work long after the first one had counted."""
+    first = [claim(0, 10, 20, host="a"), claim(1, 10.1, 20, host="a")]
+    second = [claim(1, 25, 60, host="a", active_ns=59 * S), claim(0, 25.5, 60, host="a", restarts=1, active_ns=59 * S)]
+    third = [claim(0, 65, None, host="a", restarts=1), claim(1, 65.5, None, host="a", restarts=1)]
+    assert settle_attempts([*first, *second, *third]) == [0, 0, 1, 1, 2, 2]
+
+
 def test_what_two_torchruns_really_said() -> None:
     """Recorded from torchrun of torch 2.13, ``--nnodes 1:2``: host b was killed, host c took its place.
 

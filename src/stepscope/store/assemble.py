@@ -169,6 +169,7 @@ def _settled_claim(series: RankSeries) -> Claim:
         restarts=identity.attempt,
         began_ns=series.anchor_wall_ns,
         until_ns=series.ended_wall_ns or last_ns - series.anchor_mono_ns + series.anchor_wall_ns,
+        active_ns=last_ns - series.anchor_mono_ns + series.anchor_wall_ns,
         made_steps=bool(len(steps)),
         in_order=series.state == "exited",
     )
@@ -183,6 +184,7 @@ def _claim(ring: RingRecords) -> Claim:
         restarts=about.identity.attempt,
         began_ns=about.anchor_wall_ns,
         until_ns=_until_ns(ring),
+        active_ns=_active_ns(ring),
         made_steps=_has_steps(ring),
         in_order=about.state == "exited",
     )
@@ -195,10 +197,14 @@ def _until_ns(ring: RingRecords) -> int | None:
         return about.ended_wall_ns
     if about.state in ("starting", "running"):
         return about.heard_wall_ns or None  # without, the ring itself was read: its process is here
-    steps = _rows(ring.slots, STEP, STEP_DTYPE)
+    return max(about.heard_wall_ns, _active_ns(ring))
+
+
+def _active_ns(ring: RingRecords) -> int:
+    """When it ended its last step or entered its last phase."""
+    about, steps = ring.about, _rows(ring.slots, STEP, STEP_DTYPE)
     last_ns = int(steps["start_ns"][-1]) + int(steps["wall_ns"][-1]) if len(steps) else 0
-    signs = (last_ns, about.live_since_ns)
-    return max(about.heard_wall_ns, *(sign - about.anchor_mono_ns + about.anchor_wall_ns for sign in signs))
+    return max(last_ns, about.live_since_ns) - about.anchor_mono_ns + about.anchor_wall_ns
 
 
 def _number(rings: Sequence[RingRecords], notices: list[str]) -> list[tuple[RingRecords, int]]:

@@ -9,6 +9,10 @@ host, a round must have begun.  Each such pair is a stretch of time with a bound
 boundaries that do for all stretches are the rounds, each put as early as it can be, when the last process that was
 replaced had ended, because a launcher ends its old workers before it starts new ones.
 
+For the same reason an end may be noticed late, by an agent that was killed or a machine that is overloaded, and yet
+not count as late: a process whose successor has a higher count had ended when the first process with that count began
+on its host, unless it was seen at work after that.
+
 Two that claim the same rank at the same time need no boundary, and one of them is told as a second process of its
 rank (``store/assemble.py``).  Nor does a process that never made a step, unless its launcher counted or it came after
 one that did not end in order: a script that prepares or evaluates is no attempt of the job.
@@ -19,7 +23,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 __all__ = ["Claim", "settle_attempts"]
 
@@ -41,6 +46,8 @@ class Claim:
     began_ns: int
     until_ns: int | None
     """When it ended or, of one that was lost, was last known to live; None: it lives."""
+    active_ns: int = 0
+    """When it was last seen at work."""
     made_steps: bool = True
     in_order: bool = False
     """Whether it ended of itself and well."""
@@ -66,7 +73,7 @@ class _Ended:
 
 def settle_attempts(claims: Sequence[Claim]) -> list[int]:
     """The attempt of each, in the order given: growing with time, and never less than what its launcher counted."""
-    boundaries = _boundaries(_stretches(claims))
+    boundaries = _boundaries(_stretches(_ended_in_time(claims)))
     rounds = [bisect_right(boundaries, claim.began_ns) for claim in claims]
     counted: dict[int, int] = {}
     for claim, number in zip(claims, rounds, strict=True):
@@ -76,6 +83,26 @@ def settle_attempts(claims: Sequence[Claim]) -> list[int]:
     for number in sorted(counted):
         before = numbers[number] = max(before + 1, counted[number])
     return [numbers[number] for number in rounds]
+
+
+def _ended_in_time(claims: Sequence[Claim]) -> list[Claim]:
+    """With ends that were noticed only after the launcher had started the next round put where they belong."""
+    of_count: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    of_rank: defaultdict[tuple[str, int], list[Claim]] = defaultdict(list)
+    for claim in sorted(claims, key=lambda claim: claim.began_ns):
+        of_count[claim.host, claim.restarts].append(claim.began_ns)
+        of_rank[claim.host, claim.rank].append(claim)
+    followed = {id(claim): later for same in of_rank.values() for claim, later in pairwise(same)}
+    settled = []
+    for claim in claims:
+        later, until_ns = followed.get(id(claim)), claim.until_ns
+        if until_ns is not None and later is not None and later.restarts > claim.restarts:
+            begun = of_count[claim.host, later.restarts]
+            next_round_ns = begun[bisect_right(begun, claim.began_ns)]
+            if claim.active_ns < next_round_ns:
+                until_ns = min(until_ns, next_round_ns)
+        settled.append(replace(claim, until_ns=until_ns))
+    return settled
 
 
 def _stretches(claims: Sequence[Claim]) -> list[tuple[int, int]]:

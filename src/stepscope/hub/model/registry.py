@@ -147,6 +147,7 @@ class Registry:
             *(of[name][:n].tolist() for name in ("rank", "world_size", "host", "restarts")),
             (of["anchor_wall_ns"][:n] - offset).tolist(),
             np.where(ended > 0, ended - offset, 0).tolist(),
+            (of["live_since_ns"][:n] - of["anchor_mono_ns"][:n] + of["anchor_wall_ns"][:n] - offset).tolist(),
             (of["last_step"][:n] != NOWHERE).tolist(),
             (of["state"][:n] == RingState.EXITED).tolist(),
             strict=True,
@@ -160,10 +161,11 @@ class Registry:
                     restarts=restarts,
                     began_ns=began,
                     until_ns=until or None,
+                    active_ns=active,
                     made_steps=made_steps,
                     in_order=in_order,
                 )
-                for rank, world_size, host, restarts, began, until, made_steps, in_order in claims
+                for rank, world_size, host, restarts, began, until, active, made_steps, in_order in claims
             ]
         )
         before, self.attempt, self.doubtful = self.attempt, int(of["attempt"][:n].max(initial=0)), False
