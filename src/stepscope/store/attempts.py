@@ -98,9 +98,9 @@ def _ended_in_time(claims: Sequence[Claim]) -> list[Claim]:
         later, until_ns = followed.get(id(claim)), claim.until_ns
         if until_ns is not None and later is not None and later.restarts > claim.restarts:
             begun = of_count[claim.host, later.restarts]
-            next_round_ns = begun[bisect_right(begun, claim.began_ns)]
-            if claim.active_ns < next_round_ns:
-                until_ns = min(until_ns, next_round_ns)
+            after = begun[bisect_right(begun, claim.began_ns) :]
+            if after and claim.active_ns < after[0]:
+                until_ns = min(until_ns, after[0])
         settled.append(replace(claim, until_ns=until_ns))
     return settled
 
