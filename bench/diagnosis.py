@@ -25,10 +25,11 @@ MESH_COLUMNS = 8
 
 
 def measure(ranks: int, steps: int, repeats: int, *, traffic: bool) -> dict[str, float]:
+    from fakes.cluster import Cluster, slow_at
+    from fakes.samples import with_samples
+    from fakes.traffic import Exchange, Traffic
+
     from stepscope.diagnosis import build_window, diagnose
-    from stepscope.testing.cluster import Cluster, slow_at
-    from stepscope.testing.samples import with_samples
-    from stepscope.testing.traffic import Exchange, Traffic
 
     culprit = ranks // 2
     cluster = Cluster(

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from stepscope.testing.dumps import Call, FlightJob, frames_at
+from fakes.dumps import Call, FlightJob, frames_at
 
 __all__ = ["main", "write_ranks"]
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.hang import HangRecord
-from stepscope.store.hangs import read_hangs
-from stepscope.store.jsonl import read_jsonl
+from stepscope.records.finding import HangRecord
+from stepscope.store.file_io import read_jsonl
+from stepscope.store.live.failures import read_hangs
 
-__all__ = ["CALM", "FAULTS", "SCRIPTS", "CalmCase", "FaultCase", "Told", "command", "line_of", "told"]
+__all__ = ["CALM", "FAULTS", "FORKED_RANKS", "SCRIPTS", "CalmCase", "FaultCase", "Told", "command", "line_of", "told"]
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "src" / "stepscope" / "testing" / "scripts"
+SCRIPTS = Path(__file__).resolve().parent / "jobs"
+FORKED_RANKS = SCRIPTS.parents[1] / "src" / "stepscope" / "demo" / "ranks.py"
 TITLES = {
     "skip": "skipped collective",
     "other": "other collective",
@@ -169,7 +170,7 @@ def command(
     """
     script = case.script() if isinstance(case, FaultCase) else case.script(seconds)
     run = [sys.executable, "-m", "stepscope", "run", "--dir", str(folder / "runs"), "--name", case.id, *options]
-    launcher = [str(SCRIPTS / "ranks.py")] if forked else ["--nproc-per-node"]
+    launcher = [str(FORKED_RANKS)] if forked else ["--nproc-per-node"]
     return [*run, *launcher, str(case.ranks), *script, "--marks", str(folder / "marks")]
 
 

@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fakes.load import LoadJob, LoadPlan, LoadReport, run_load
+
 from stepscope.store.create import create_run
-from stepscope.store.hub_file import HubFile, write_hub_file
-from stepscope.testing.load import LoadJob, LoadPlan, LoadReport, run_load
+from stepscope.store.documents import HubFile, write_hub_file
 from stepscope.wire.keys import load_keys
 
 RANKS_PER_AGENT = 8

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fakes.cluster import Cluster
 
 from stepscope.records.series import RankSeries, RankState, RunData
 from stepscope.ring import RingBatch
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.create import create_run
-from stepscope.store.jsonl import append_jsonl
-from stepscope.store.meta import RunStatus, end_run, read_meta, write_meta
+from stepscope.store.documents import RunStatus, end_run, read_meta, write_meta
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.live.ring_files import FRAME_SLOTS, RingSidecar, SegmentWriter, write_sidecar
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS, segment_path
-from stepscope.store.seal import seal
-from stepscope.store.segments import FRAME_SLOTS, SegmentWriter
-from stepscope.store.sidecar import RingSidecar, write_sidecar
-from stepscope.testing.cluster import Cluster
+from stepscope.store.sealed.seal import seal
 
 __all__ = ["WALL_NS", "Feed", "append_steps", "record", "sidecar_of"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER
-from stepscope.records.places import ENV_RUN_DIR, ENV_SESSION, ring_paths
+from stepscope.records.paths import ENV_RUN_DIR, ENV_SESSION, ring_paths
+from stepscope.records.steps import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.ring import RingState, RingWriter
 
 __all__: list[str] = []

@@ -24,13 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fakes.browser import what_is_missing
 from page_demo import measure_demo
 from page_latency import measure_latency
 from page_load import measure_load
 from page_memory import measure_memory
 
 from stepscope.page.assets import STATIC, is_built
-from stepscope.testing.browser import what_is_missing
 
 MEASURES: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
     "load": measure_load,

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fakes.browser import launched
 from page_parts import drawings, open_page, spread, wait_until
 
 from stepscope.store.load import open_run
-from stepscope.testing.browser import launched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

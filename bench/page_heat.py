@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fakes.load_rows import LoadJob, LoadRanks
 from numpy.typing import NDArray
 
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
-from stepscope.hub.gate.server import Server, run_loop
-from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import Runs
+from stepscope.hub.server import Server, run_loop
 from stepscope.store.create import create_run
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.load_rows import LoadJob, LoadRanks
+from stepscope.store.live.ring_files import RingSidecar
 
 TOKEN = "token-of-the-benchmark"
 NEWEST = 256

@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fakes.browser import launched
+from fakes.load import LoadJob, LoadPlan, LoadReport, run_load
 from page_parts import drawings, open_page, spread
 
 from stepscope.store.create import create_run
-from stepscope.store.hub_file import HubFile, write_hub_file
-from stepscope.testing.browser import launched
-from stepscope.testing.load import LoadJob, LoadPlan, LoadReport, run_load
+from stepscope.store.documents import HubFile, write_hub_file
 from stepscope.wire.keys import load_keys
 
 __all__ = ["measure_latency"]

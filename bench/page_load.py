@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fakes.browser import launched
+from fakes.cluster import Cluster, slow_at
+from fakes.samples import with_samples
 from made_runs import Feed, record
 from page_parts import drawings, open_page, served, spread, wait_until
 
-from stepscope.cli.finalise import finalise
-from stepscope.testing.browser import launched
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.samples import with_samples
+from stepscope.cli.finalize import finalize_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -51,7 +51,7 @@ def measure_load(work: Path, args: argparse.Namespace) -> dict[str, Any]:
     run = with_samples(cluster, every_s=1.0)
     record(work / "runs", RUN, run, sealed=False)
     ended_s = time.monotonic()
-    finalise(work / "runs" / RUN, quiet=True)  # as every run that ended has its summary
+    finalize_run(work / "runs" / RUN, quiet=True)  # as every run that ended has its summary
     ended_s = time.monotonic() - ended_s
     hours = sum(float(series.steps["wall_ns"].sum()) for series in run.ranks[:1]) / 3.6e12
     first: list[float] = []

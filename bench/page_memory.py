@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fakes.browser import launched
+from fakes.cluster import Cluster, slow_at
+from fakes.samples import with_samples
 from made_runs import Feed
 from page_parts import drawings, open_page, served, wait_until
-
-from stepscope.testing.browser import launched
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.samples import with_samples
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page

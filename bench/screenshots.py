@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fakes.browser import launched, what_is_missing
 from page_parts import Hub, served, wait_until
 
 from stepscope.page.assets import is_built
-from stepscope.testing.browser import launched, what_is_missing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -12,7 +12,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from stepscope.cli.watch import LocalRun
+from stepscope.cli.commands.watch import LocalRun
 from stepscope.terminal.app import WatchApp
 from stepscope.terminal.feed import Feed
 

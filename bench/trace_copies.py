@@ -42,7 +42,7 @@ def _real() -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _made() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from stepscope.testing.traces import MadeTrace
+    from fakes.traces import MadeTrace
 
     made = MadeTrace()
     for number in range(MADE_STEPS):

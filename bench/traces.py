@@ -50,11 +50,11 @@ Row = dict[str, Any]
 
 
 def ours(paths: list[Path], cache: Path | None) -> Row:
-    from stepscope.traces.cache.store import Cache
-    from stepscope.traces.engine.analyse import Options
     from stepscope.traces.engine.engines import analyse_paths
-    from stepscope.traces.job import analyse_job
+    from stepscope.traces.engine.worker import Options
+    from stepscope.traces.findings import analyse_job
     from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.reading.cache import Cache
 
     began = _now()
     found = analyse_paths(paths, Options(cache=None if cache is None else Cache(folder=cache)))
@@ -68,15 +68,10 @@ def ours(paths: list[Path], cache: Path | None) -> Row:
 def tables(paths: list[Path]) -> Row:
     """Of the same, what HTA has too: reading and the tables of each rank, without critical path, what-ifs, findings."""
     from stepscope.traces.device.figures import device_figures
-    from stepscope.traces.device.idle import idle_of
-    from stepscope.traces.device.tables import device_tables
-    from stepscope.traces.device.temporal import temporal_of
-    from stepscope.traces.device.work import work_of
-    from stepscope.traces.host.facts import host_facts
-    from stepscope.traces.host.figures import host_figures
-    from stepscope.traces.host.tables import host_tables
+    from stepscope.traces.device.work import idle_of, temporal_of, work_of
     from stepscope.traces.model.window import window_of
-    from stepscope.traces.reading.read import read_trace
+    from stepscope.traces.rank import device_tables, host_facts, host_figures, host_tables
+    from stepscope.traces.reading.files import read_trace
 
     began = _now()
     idle_ns = 0

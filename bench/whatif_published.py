@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.reports.whatif import whatif_document
-from stepscope.whatif.attribution import analyse
-from stepscope.whatif.meta import read_meta
-from stepscope.whatif.operations import Trace, read_trace
+from stepscope.whatif.operations import Trace, read_meta, read_trace
+from stepscope.whatif.replay import analyse
 
 __all__ = ["compared", "deviations", "main"]
 

@@ -93,7 +93,7 @@ def real_window() -> Callable[[Path], Window]:
 
     def window(path: Path) -> Window:
         from stepscope.traces.model.window import window_of
-        from stepscope.traces.reading.read import read_trace
+        from stepscope.traces.reading.files import read_trace
 
         return window_of(read_trace(path))
 
@@ -115,7 +115,7 @@ def real_analysis(real_window: Callable[[Path], Window]) -> Callable[[Path, int]
 @pytest.fixture(scope="session")
 def job() -> Path:
     """A script that trains for a while and ends as it is told."""
-    return ROOT / "src" / "stepscope" / "testing" / "scripts" / "job.py"
+    return ROOT / "tests" / "support" / "jobs" / "job.py"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""As ``testing/scripts/job.py``, with some of its options and its words, but without torch: it starts at once.
+"""As ``tests/support/jobs/job.py``, with some of its options and its words, but without torch: it starts at once.
 
 For what happens around a job, where it does not matter how a step comes about.
 """

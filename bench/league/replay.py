@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from fakes.cut import cut
+
 from league.score import names_fault
 from league.truth import Claim, Truth, claim_of
 from stepscope.records.series import RunData
 from stepscope.reports import summarise
-from stepscope.testing.cut import cut
 
 __all__ = ["detected_after", "verdict"]
 

@@ -1,4 +1,4 @@
-"""The same league without a process: recordings made up by ``stepscope.testing.cluster``, many seeds per cell.
+"""The same league without a process: recordings made up by ``fakes.cluster``, many seeds per cell.
 
 Nothing is measured here; what is tested is whether verdicts hold over noise that one real run per cell cannot show.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from fakes.cluster import Cluster, Fault, slow_at
+
 from league.replay import detected_after, verdict
 from league.truth import Claim, Truth
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import Cluster, Fault, slow_at
 
 __all__ = ["CELLS", "Cell", "play"]
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fakes.cut import cut
 from gpu.__main__ import machine
 from job_process import end_job
 
@@ -36,11 +37,10 @@ from nccl.cases import CASES, CPU, CUDA, Case, fault_ms, fault_text
 from nccl.score import Judged, Price, Seen, good_enough, judge, render
 from nccl.shared_gpu import mps
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.view import view_of
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.series import RunData
 from stepscope.reports import summarise
 from stepscope.store.load import open_run
-from stepscope.testing.cut import cut
 
 __all__ = ["healthy_ms_of", "look_at", "main", "price_of"]
 

@@ -22,15 +22,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepscope.notebook.live import live
-    from stepscope.notebook.show import show
+    from stepscope.notebook.cells import live, show
     from stepscope.recorder.api import init, note, phase, step, summary
 
 __version__ = "0.1.0"
 
 __all__ = ["__version__", "init", "live", "note", "phase", "show", "step", "summary"]
 
-_FOUND_IN = {"live": "stepscope.notebook.live", "show": "stepscope.notebook.show"}
+_FOUND_IN = {"live": "stepscope.notebook.cells", "show": "stepscope.notebook.cells"}
 """All others are the recorder's."""
 
 

@@ -17,7 +17,7 @@ from worker_server_stand_in import Behave, WorkerServer
 
 from stepscope.records.series import RunData
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.jsonl import read_jsonl
+from stepscope.store.file_io import read_jsonl
 from stepscope.store.load import open_run
 
 PATIENCE_S = 30.0
@@ -29,7 +29,7 @@ RANK = textwrap.dedent(
     from pathlib import Path
     from stepscope.records.identity import RankIdentity
     from stepscope.ring import RingState
-    from stepscope.testing.rings import RingStream, write_steps
+    from rings import RingStream, write_steps
     folder, rank, capacity = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     who = RankIdentity(host=platform.node(), pid=os.getpid(), rank=rank)
     stream = RingStream(folder / f"{os.getpid()}.ring", who, capacity=capacity)

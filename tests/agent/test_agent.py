@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
+from rings import step_phases
 
-from stepscope.store.jsonl import read_jsonl
-from stepscope.store.meta import read_meta, write_meta
-from stepscope.store.seal import seal
-from stepscope.testing.rings import step_phases
+from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.file_io import read_jsonl
+from stepscope.store.sealed.seal import seal
 
 STEPS = "steps"
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent import disk_keeper
-from stepscope.agent.disk_keeper import DiskKeeper
+from stepscope.agent import disk_space
+from stepscope.agent.disk_space import DiskKeeper, SampleKeeper
 from stepscope.agent.journal import Journal
-from stepscope.agent.sample_keeper import SampleKeeper
-from stepscope.cli.run import add_arguments
-from stepscope.store.disk_use import MAX_DISK, disk_limit, run_bytes
-from stepscope.store.jsonl import read_jsonl
-from stepscope.store.sample_segments import open_sample_files, segments
+from stepscope.cli.commands.run import add_arguments
+from stepscope.store.file_io import MAX_DISK, disk_limit, read_jsonl, run_bytes
+from stepscope.store.live.sample_files import open_sample_files, sample_segments
 
 LIMIT = 4 << 20
 
@@ -59,7 +57,7 @@ def test_below_the_limit_nothing_is_said(tmp_path: Path) -> None:
     node = Node(tmp_path, LIMIT)
     node.minutes(122)
     assert node.warnings() == []
-    assert [one.span_s for one in segments(tmp_path)] == [60, 0]
+    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
 
 
 def test_near_the_limit_it_is_told_once_and_samples_of_the_past_get_coarser(
@@ -75,7 +73,7 @@ def test_near_the_limit_it_is_told_once_and_samples_of_the_past_get_coarser(
         "minutes; steps are all kept"
     )
     assert capsys.readouterr().err.count("--max-disk") == 1
-    assert {one.span_s for one in segments(tmp_path)} == {600}
+    assert {one.span_s for one in sample_segments(tmp_path)} == {600}
     assert node.recorded() == 244 * 12
     assert (tmp_path / "steps" / "1.seg").stat().st_size == 244_000
 
@@ -103,14 +101,14 @@ def test_at_the_limit_samples_stop_and_steps_do_not_and_with_room_all_is_recorde
 
 
 def test_without_a_limit_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_keeper, "run_bytes", lambda run_dir: pytest.fail("measured"))
+    monkeypatch.setattr(disk_space, "run_bytes", lambda run_dir: pytest.fail("measured"))
     node = Node(tmp_path, 0)
     node.minutes(3)
     assert node.warnings() == []
 
 
 def test_logs_that_cannot_be_bounded_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_keeper, "bound_logs", lambda run_dir, **more: False)
+    monkeypatch.setattr(disk_space, "bound_logs", lambda run_dir, **more: False)
     node = Node(tmp_path, LIMIT)
     node.minutes(5)
     assert node.warnings() == ["this file system cannot drop the middle of a long log: logs are kept whole"]
@@ -123,12 +121,12 @@ def test_near_the_limit_logs_get_shorter(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(all_bytes)
         return True
 
-    monkeypatch.setattr(disk_keeper, "bound_logs", bound)
+    monkeypatch.setattr(disk_space, "bound_logs", bound)
     node = Node(tmp_path, LIMIT)
     node.minutes(1)
     (tmp_path / "large.bin").write_bytes(bytes(int(LIMIT * 0.9)))
     node.minutes(2)
-    assert asked == [disk_keeper.ALL_BYTES, disk_keeper.ALL_BYTES, LIMIT // 8]
+    assert asked == [disk_space.ALL_BYTES, disk_space.ALL_BYTES, LIMIT // 8]
 
 
 def test_what_a_run_takes_is_what_its_files_take(tmp_path: Path) -> None:

@@ -19,27 +19,25 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rings import RingStream
 
 from stepscope.agent import flight_reader, flight_records
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.flight_reader import HANDLERS, FlightReader
 from stepscope.agent.flight_records import Dump, FlightRecords, read_dump
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.view import view_of
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.collectives import FLAG_DEVICE, FLAG_MISSED, OPS, PHASE_SHIFT, ProcessGroup, kept_by_itself
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, FORWARD, OTHER
 from stepscope.records.series import RunData
-from stepscope.records.slot import COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD, STEP, STEP_SLOT
+from stepscope.records.steps import BACKWARD, COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD, FORWARD, OTHER, STEP, STEP_SLOT
 from stepscope.ring import RingReader
-from stepscope.ring.layout import SERVER_WORD
-from stepscope.ring.words import ALLOCATED, START, data_word
+from stepscope.ring.layout import ALLOCATED, SERVER_WORD, START, data_word
 from stepscope.store.create import RunPaths, create_run
+from stepscope.store.documents import end_run
+from stepscope.store.live.ring_files import parts_from, read_segment
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run
-from stepscope.store.seal import seal
-from stepscope.store.segments import parts_from, read_segment
-from stepscope.testing.rings import RingStream
+from stepscope.store.sealed.seal import seal
 
 MS = 1_000_000
 DATA = Path(__file__).parent / "data" / "h200_flights"

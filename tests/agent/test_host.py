@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clock import FakeClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.host import HostSampler
-from stepscope.agent.jobcpu import TICKS_PER_S, JobCpu
-from stepscope.agent.pressure import Pressure
-from stepscope.records.places import log_of_rank
-from stepscope.testing.clock import FakeClock
+from stepscope.agent.sampling.host import TICKS_PER_S, HostSampler, JobCpu, Pressure
+from stepscope.records.paths import log_of_rank
 
 
 class Seconds(FakeClock):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.mapped import mapped_bytes
+from stepscope.agent.sampling.host import mapped_bytes
 
 STATUS = b"Name:\tpython\nVmRSS:\t  4096 kB\nRssAnon:\t  1024 kB\nRssFile:\t  3000 kB\nRssShmem:\t     72 kB\n"
 

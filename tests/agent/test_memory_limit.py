@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.memory_limit import memory_of
+from stepscope.agent.sampling.host import memory_limit_of
 
 GB = 1 << 30
 
@@ -45,4 +45,4 @@ def tree(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_the_least_of_machine_and_cgroups(tmp_path: Path, files: dict[str, str], expected: int) -> None:
-    assert memory_of(7, tree(tmp_path, files), 64 * GB) == expected
+    assert memory_limit_of(7, tree(tmp_path, files), 64 * GB) == expected

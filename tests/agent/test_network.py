@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from clock import FakeClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from namespaces import Network, why_not
 
-from stepscope.agent.network import NetworkSampler
-from stepscope.testing.clock import FakeClock
-from stepscope.testing.namespaces import Network, why_not
+from stepscope.agent.sampling.host import NetworkSampler
 
 
 class Kernel(FakeClock):
@@ -158,7 +158,7 @@ def test_fuzz_network_files(tmp_path: Path, dev: str, snmp: str, other: str) -> 
 
 LOOK = """
 import json, socket, sys
-from stepscope.agent.network import NetworkSampler
+from stepscope.agent.sampling.host import NetworkSampler
 now = [0.0]
 sampler = NetworkSampler(now=lambda: now[0])
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

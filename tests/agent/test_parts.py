@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent import gpu
-from stepscope.agent.control import Control
 from stepscope.agent.drain import _open_pidfd
-from stepscope.agent.gpu import GpuSampler
+from stepscope.agent.job_context import Control
 from stepscope.agent.journal import MAX_SAMPLES, Journal
-from stepscope.store import jsonl
+from stepscope.agent.sampling import gpu
+from stepscope.agent.sampling.gpu import GpuSampler
+from stepscope.store import file_io
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_the_journal_keeps_what_the_disk_refuses(
         journal.samples({"n": n} for n in range(MAX_SAMPLES + 5))
         assert [journal.flush(), journal.flush()] == [False, False]
     assert journal.flush()
-    assert [e["event"] for e in jsonl.read_jsonl(tmp_path / "events.jsonl")[0]] == ["rank_start", "warning"]
-    samples = jsonl.read_jsonl(tmp_path / "samples.jsonl")[0]
+    assert [e["event"] for e in file_io.read_jsonl(tmp_path / "events.jsonl")[0]] == ["rank_start", "warning"]
+    samples = file_io.read_jsonl(tmp_path / "samples.jsonl")[0]
     assert (samples[0], len(samples)) == ({"n": 5}, MAX_SAMPLES)
     assert capsys.readouterr().err.count("\n") == 1
 

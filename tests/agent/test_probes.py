@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent import probes as module
-from stepscope.agent.probes import Probes
-from stepscope.wire.joining import Peer
-from stepscope.wire.probing import PACKET_BYTES, Packet, pack_packet, read_packet
+from stepscope.agent.sampling import probes as module
+from stepscope.agent.sampling.probes import PACKET_BYTES, Packet, Probes, pack_packet, read_packet
+from stepscope.wire.handshake import Peer
 
 KEY = "5e" * 32
 SECRET = bytes.fromhex(KEY)

@@ -10,16 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster
+from namespaces import Host, Network, why_not
 
-from stepscope.diagnosis.rules import diagnose
+from stepscope.diagnosis.findings import diagnose
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster
-from stepscope.testing.namespaces import Host, Network, why_not
 
 AGENT = """
 import json, sys
-from stepscope.agent.probes import Probes
-from stepscope.wire.joining import Peer
+from stepscope.agent.sampling.probes import Probes
+from stepscope.wire.handshake import Peer
 number = int(sys.argv[1])
 probes = Probes(f"node{number}", number, ask_s=0.01)
 print(probes.port, flush=True)

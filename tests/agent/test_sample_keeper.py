@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.sample_keeper import SEGMENT_S, SampleClaim, SampleKeeper
-from stepscope.store.jsonl import append_jsonl
-from stepscope.store.sample_segments import open_sample_files, read_samples, sample_bytes, samples_end, segments
+from stepscope.agent.disk_space import SEGMENT_S, SampleClaim, SampleKeeper
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.live.sample_files import (
+    open_sample_files,
+    read_samples,
+    sample_bytes,
+    sample_segments,
+    samples_end,
+)
 
 GPUS = 2
 EVERY_S = 20
@@ -58,7 +64,7 @@ def test_ten_days_stay_small_and_keep_mean_and_peak(tmp_path: Path) -> None:
     clock = Clock()
     keeper = SampleKeeper(tmp_path, clock=clock)
     record(tmp_path, keeper, clock, 24 * 10)
-    there = segments(tmp_path)
+    there = sample_segments(tmp_path)
     assert there[0].begin == 0
     assert all(one.end == after.begin for one, after in itertools.pairwise(there))
     assert sample_bytes(tmp_path) < samples_end(tmp_path) / 4
@@ -77,11 +83,11 @@ def test_what_a_hub_has_in_part_stays_until_it_has_the_rest(tmp_path: Path) -> N
     keeper = SampleKeeper(tmp_path, claim, clock=clock)
     claim.reading(100)
     record(tmp_path, keeper, clock, 4)
-    assert [one.span_s for one in segments(tmp_path)] == [0, 60, 60, 0]
-    claim.sent(segments(tmp_path)[0].end)
+    assert [one.span_s for one in sample_segments(tmp_path)] == [0, 60, 60, 0]
+    claim.sent(sample_segments(tmp_path)[0].end)
     clock.now_s += 60
     work(keeper, clock)
-    assert [one.span_s for one in segments(tmp_path)] == [60, 60, 60, 0]
+    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 60, 60, 0]
 
 
 def test_killed_before_the_old_segment_was_removed_nothing_is_there_twice(
@@ -93,10 +99,10 @@ def test_killed_before_the_old_segment_was_removed_nothing_is_there_twice(
         patch.setattr(Path, "unlink", lambda *args, **kwargs: None)
         record(tmp_path, keeper, clock, 2)
     assert len(list((tmp_path / "samples").iterdir())) == 3
-    assert [one.span_s for one in segments(tmp_path)] == [60, 0]
+    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
     clock.now_s += 60
     work(SampleKeeper(tmp_path, clock=Clock()), clock)
-    assert [one.span_s for one in segments(tmp_path)] == [60, 0]
+    assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
 
 
 def test_positions_hold_while_segments_are_thinned(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent import stacks
-from stepscope.agent.signals import sleeps_in_native_code
-from stepscope.agent.stacks import MAX_QUESTIONS, ROUND, StackAsker, parse_stack
-from stepscope.records.phases import (
+from stepscope.agent.stacks import MAX_QUESTIONS, ROUND, StackSampler, parse_stack, sleeps_in_native_code
+from stepscope.records.steps import (
     BACKWARD,
     BUILTIN_PHASES,
     CHECKPOINT,
@@ -35,7 +34,7 @@ from stepscope.records.phases import (
     PHASE_SLOTS,
 )
 from stepscope.ring import RingReader
-from stepscope.ring.latest import LivePhase
+from stepscope.ring.reader import LivePhase
 
 NUMBER = signal.SIGRTMIN + 12
 ASKED = NUMBER - 1
@@ -49,7 +48,7 @@ CHILD = textwrap.dedent(
     from stepscope.records.identity import RankIdentity
     from stepscope.ring import RingState
     from stepscope.ring.layout import RUNNING_WORD
-    from stepscope.testing.rings import RingStream
+    from rings import RingStream
     folder, number = Path(sys.argv[1]), int(sys.argv[2])
     stream = RingStream(folder / f"{os.getpid()}.ring", RankIdentity(host="node", pid=os.getpid()))
     stream.ring.set_state(RingState.RUNNING)
@@ -178,7 +177,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def look_until(asker: StackAsker, pidfd: int, done: Callable[[Any], bool]) -> Any:
+def look_until(asker: StackSampler, pidfd: int, done: Callable[[Any], bool]) -> Any:
     deadline = time.monotonic() + 30
     while not done(found := asker.look(pidfd)):
         assert time.monotonic() < deadline, "waited in vain"
@@ -189,7 +188,7 @@ def look_until(asker: StackAsker, pidfd: int, done: Callable[[Any], bool]) -> An
 def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int], tmp_path: Path) -> None:
     child.say("offer")
     child.say("step")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     stack = look_until(asker, child.pidfd, lambda found: found is not None)
     assert (stack["pid"], stack["step"], stack["phase"]) == (child.pid, 7, "other")
     assert [frame["function"] for frame in stack["frames"]] == ["wait_for_word", "<module>"]
@@ -209,7 +208,7 @@ def test_one_that_runs_is_asked_where_its_interpreter_lets_it_answer(
     monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
     child.say("offer")
     child.say("step")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     assert child.process.stdin is not None
     child.process.stdin.write("spin\n")
     child.process.stdin.flush()
@@ -225,7 +224,7 @@ def test_one_that_runs_is_asked_where_its_interpreter_lets_it_answer(
 def test_a_signal_that_is_not_caught_is_never_sent(child: Child, sent: list[int]) -> None:
     """It would end the process."""
     child.say("pretend")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     assert asker.look(child.pidfd) is None
     assert sent == []
 
@@ -234,14 +233,14 @@ def test_nor_one_that_is_blocked(child: Child, sent: list[int]) -> None:
     """Another thread would get it, and show where that one is."""
     child.say("offer")
     child.say("block")
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
 
 
 def test_nor_when_the_descriptor_is_another_file_by_now(child: Child, sent: list[int], tmp_path: Path) -> None:
     child.say("offer")
     child.say("other file")
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
     assert (tmp_path / "other").read_bytes() == b""
 
@@ -252,14 +251,14 @@ def test_nor_any_other_that_a_damaged_header_names(tmp_path: Path, child: Child,
     with child.reader.path.open("r+b") as file:
         file.seek(96)
         file.write(word.to_bytes(8, "little"))
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
 
 
 def test_nor_without_an_offer_or_a_pidfd(child: Child, sent: list[int]) -> None:
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     child.say("offer")
-    assert StackAsker(child.reader, child.pid).look(None) is None
+    assert StackSampler(child.reader, child.pid).look(None) is None
     assert sent == []
 
 
@@ -267,7 +266,7 @@ def test_nor_without_an_offer_or_a_pidfd(child: Child, sent: list[int]) -> None:
 def test_nor_in_a_phase_that_is_not_known_to_take_long(child: Child, sent: list[int], phase: int) -> None:
     child.say("offer")
     child.say(f"enter {phase}")
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
 
 
@@ -276,7 +275,7 @@ def test_nor_while_it_waits_for_peers_or_copies(child: Child, sent: list[int], p
     child.say("offer")
     child.say(f"steps {phase}")
     child.say(f"enter {phase}")
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
 
 
@@ -285,7 +284,7 @@ def test_in_a_phase_that_takes_a_good_part_of_the_steps(child: Child, sent: list
     child.say("offer")
     child.say(f"steps {phase}")
     child.say(f"enter {phase}")
-    stack = look_until(StackAsker(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    stack = look_until(StackSampler(child.reader, child.pid), child.pidfd, lambda found: found is not None)
     assert (stack["phase"], stack["step"]) == (BUILTIN_PHASES[phase], 8)
     assert stack["frames"][0]["function"] == "wait_for_word"
     assert sent == [ASKED]
@@ -295,7 +294,7 @@ def test_in_a_phase_that_takes_a_good_part_of_the_steps(child: Child, sent: list
 def test_in_a_long_evaluation_or_checkpoint(child: Child, sent: list[int], phase: int) -> None:
     child.say("offer")
     child.say(f"enter {phase}")
-    stack = look_until(StackAsker(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    stack = look_until(StackSampler(child.reader, child.pid), child.pidfd, lambda found: found is not None)
     assert stack["phase"] == BUILTIN_PHASES[phase]
     assert sent == [ASKED]
 
@@ -303,7 +302,7 @@ def test_in_a_long_evaluation_or_checkpoint(child: Child, sent: list[int], phase
 def test_nor_in_a_short_stretch(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     child.say("offer")
     since = child.reader.live().since_ns
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: since + stacks.STRETCH_NS - 1)
     assert asker.look(child.pidfd) is None
     assert sent == []
@@ -315,7 +314,7 @@ def test_nor_in_a_short_stretch(child: Child, sent: list[int], monkeypatch: pyte
 def test_nor_when_it_says_that_it_is_over(child: Child, sent: list[int]) -> None:
     child.say("offer")
     child.say("state")
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
 
 
@@ -324,7 +323,7 @@ def test_nor_in_a_sleep_of_native_code_which_it_would_end(
 ) -> None:
     child.say("offer")
     monkeypatch.setattr(stacks, "sleeps_in_native_code", lambda process: process == Path(f"/proc/{child.pid}"))
-    assert StackAsker(child.reader, child.pid).look(child.pidfd) is None
+    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
     assert sent == []
 
 
@@ -349,7 +348,7 @@ def test_what_was_written_in_another_stretch_is_dropped(
 ) -> None:
     monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
     child.say("offer")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     assert asker.look(child.pidfd) is None
     child.say("enter 3")
     assert look_until(asker, child.pidfd, lambda _: asker._question is None) is None
@@ -361,7 +360,7 @@ def test_a_late_answer_counts_while_the_stretch_lasts(
 ) -> None:
     monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
     child.say("offer")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     stack = look_until(asker, child.pidfd, lambda found: found is not None)
     assert stack["frames"][0]["function"] == "wait_for_word"
     assert sent == [ASKED]
@@ -376,7 +375,7 @@ def test_who_waits_in_native_code_answers_when_it_comes_back(
     child.say("offer")
     child.say("step")
     child.say("open")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     assert [asker.look(child.pidfd) for _ in range(5)] == [None] * 5
     assert sent == [ASKED]
     with (tmp_path / "fifo").open("wb"):
@@ -394,7 +393,7 @@ def test_the_stack_of_another_thread_that_trains(child: Child, sent: list[int]) 
     child.say("offer")
     child.say("step")
     child.say("train elsewhere")
-    stack = look_until(StackAsker(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    stack = look_until(StackSampler(child.reader, child.pid), child.pidfd, lambda found: found is not None)
     names = [frame["function"] for frame in stack["frames"]]
     assert "train_on_a_thread" in names
     assert "wait_for_word" not in names
@@ -411,7 +410,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
     child.say("offer")
     child.say("step")
     child.say("train elsewhere")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     assert asker.look(child.pidfd) is None
     assert asker.seeks
     child.say(f"enter {phase}")  # by its clock, long before the stack was read
@@ -429,7 +428,7 @@ def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int], monke
     monkeypatch.setattr(stacks, "FIRST_PAUSE_S", 1000.0)
     child.say("offer")
     child.say("step")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     for phase in (OTHER, EVAL, CHECKPOINT):
         child.say(f"enter {phase}")
         assert look_until(asker, child.pidfd, lambda found: found is not None)["phase"] == BUILTIN_PHASES[phase]
@@ -458,7 +457,7 @@ def test_only_the_first_long_stops_are_asked_about_at_once() -> None:
 def test_only_so_often(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
     child.say("offer")
-    asker = StackAsker(child.reader, child.pid, asked=MAX_QUESTIONS - 3)
+    asker = StackSampler(child.reader, child.pid, asked=MAX_QUESTIONS - 3)
     for _ in range(3):
         look_until(asker, child.pidfd, lambda found: found is not None)
     assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
@@ -472,7 +471,7 @@ def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int], m
     monkeypatch.setattr(stacks, "PATIENCE_S", 0.05)
     child.say("pretend")
     child.say("catch")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     assert asker.look(child.pidfd) is None
     child.say("enter 3")
     look_until(asker, child.pidfd, lambda _: asker._question is None)
@@ -487,7 +486,7 @@ def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monk
     monkeypatch.setattr(stacks, "PATIENCE_S", 0.0)
     monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
     child.say("offer")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     listens = asker._listens
 
     def listens_and_blocks(number: int, fd: int) -> bool:
@@ -512,7 +511,7 @@ def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monk
 def test_a_process_that_is_gone_is_none(tmp_path: Path, sent: list[int]) -> None:
     child = Child(tmp_path)
     child.say("offer")
-    asker = StackAsker(child.reader, child.pid)
+    asker = StackSampler(child.reader, child.pid)
     child.process.communicate()
     assert asker.look(child.pidfd) is None
     assert sent == []
@@ -538,7 +537,7 @@ class Ring:
         return tuple(self.shares.get(phase, 0.0) for phase in range(PHASE_SLOTS))
 
 
-def asked_about(asker: StackAsker, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
+def asked_about(asker: StackSampler, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
     """By phase, while the rank goes through them again and again."""
     found: Counter[int] = Counter()
     for phase in order * rounds:
@@ -550,8 +549,8 @@ def asked_about(asker: StackAsker, ring: Ring, order: Sequence[int], rounds: int
     return found
 
 
-def asker_of(ring: Ring) -> StackAsker:
-    return StackAsker(cast(RingReader, ring), 1)
+def asker_of(ring: Ring) -> StackSampler:
+    return StackSampler(cast(RingReader, ring), 1)
 
 
 def test_every_phase_with_a_good_part_of_the_steps_gets_its_questions() -> None:

@@ -12,28 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import RingStream, write_step, write_steps
 from worker_server_stand_in import replaying
 
-from stepscope.agent import watchdog
 from stepscope.agent.drain import RingDrain
-from stepscope.agent.gather import Gathered
+from stepscope.agent.hangs import watchdog
+from stepscope.agent.hangs.on_hang import HangPolicy
+from stepscope.agent.hangs.progress import GAP_S, Subjects
+from stepscope.agent.hangs.rank_evidence import Gathered
+from stepscope.agent.hangs.watchdog import LOSS_S, Watchdog
 from stepscope.agent.journal import Journal
-from stepscope.agent.on_hang import HangPolicy
-from stepscope.agent.progress import GAP_S
-from stepscope.agent.subjects import Subjects
-from stepscope.agent.watchdog import LOSS_S, Watchdog
-from stepscope.hangs.evidence import Evidence
+from stepscope.hangs.evidence import Evidence, EvidenceFile
 from stepscope.hangs.judge import NotAHang
-from stepscope.hangs.kept import KeptEvidence
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.hang import Culprit, HangRecord
+from stepscope.records.finding import Culprit, HangRecord
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import CHECKPOINT
+from stepscope.records.steps import CHECKPOINT
 from stepscope.ring import RingReader, RingState
 from stepscope.ring.layout import SERVER_WORD
-from stepscope.store.hangs import read_evidence, read_hangs
-from stepscope.store.jsonl import read_jsonl
-from stepscope.testing.rings import RingStream, write_step, write_steps
+from stepscope.store.file_io import read_jsonl
+from stepscope.store.live.failures import read_evidence, read_hangs
 
 
 def pid_of(rank: int) -> int:
@@ -290,7 +288,7 @@ def test_a_job_that_comes_back_was_a_stall(job: Job, capsys: pytest.CaptureFixtu
     assert [record.over for record in read_hangs(job.run_dir)[0]] == ["recovered", "ended"]
 
 
-def kept(job: Job) -> list[KeptEvidence]:
+def kept(job: Job) -> list[EvidenceFile]:
     found, bad = read_evidence(job.run_dir)
     assert bad == ()
     return [one for _, one in found]

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from stepscope.agent.hangs.on_hang import HangPolicy, OnHang, seconds_from
 from stepscope.agent.journal import Journal
-from stepscope.agent.on_hang import HangPolicy, OnHang, seconds_from
-from stepscope.agent.oom import OomWatch
-from stepscope.cli.ends import aborted_end
+from stepscope.agent.sampling.host import OomWatch
+from stepscope.cli.launch.helpers import aborted_end
 from stepscope.cli.main import build_parser
 from stepscope.errors import UsageError
-from stepscope.records.hang import Culprit, HangRecord
-from stepscope.store.jsonl import read_jsonl
+from stepscope.records.finding import Culprit, HangRecord
+from stepscope.store.file_io import read_jsonl
 
 RECORD = HangRecord(
     number=3,

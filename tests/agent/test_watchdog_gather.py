@@ -17,23 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang_jobs import nccl, nccl_entry
 from hypothesis import given
 from hypothesis import strategies as st
 from worker_server_stand_in import EMPTY, replaying
 
-from stepscope.agent import gather as gathering
-from stepscope.agent import threads as asking
-from stepscope.agent.gather import Gathered, Subject, gather
-from stepscope.agent.helpers import kind_of
-from stepscope.agent.posture import Posture, postures, waits_on
-from stepscope.agent.procfs import descendants, read_process, spent_between, wait_channel
-from stepscope.agent.pyspy import parse_dump
-from stepscope.agent.source import read_lines
-from stepscope.agent.threads import Offers, StacksQuestion, ask_stacks
+from stepscope.agent import stacks as asking
+from stepscope.agent.hangs import rank_evidence as gathering
+from stepscope.agent.hangs.rank_evidence import Gathered, Subject, gather, parse_pyspy, read_lines
+from stepscope.agent.procfs import child_kind, descendants, read_process, spent_between, wait_channel
+from stepscope.agent.stacks import StackOffers, StacksQuestion, ThreadActivity, ask_stacks, waits_on, watch_threads
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.judge import judge
-from stepscope.records.hang import Frame, HangRecord, ThreadStack
-from stepscope.testing.standstill import nccl, nccl_entry
+from stepscope.records.finding import Frame, HangRecord, ThreadStack
 
 NUMBER = signal.SIGRTMIN + 8
 
@@ -112,7 +108,7 @@ class Child:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout is not None
         all_threads, single = map(int, self.process.stdout.readline().split())
-        self.offers = Offers(
+        self.offers = StackOffers(
             ring=self.ring,
             threads=(int(NUMBER), all_threads),
             stacks=(int(NUMBER) + 1, single),
@@ -234,7 +230,7 @@ def test_a_signal_that_is_not_caught_is_never_sent(start: Start) -> None:
 def test_nor_one_that_a_damaged_offer_names(start: Start, number: int, fd: int) -> None:
     child = start("rest")
     pidfd = os.pidfd_open(child.pid)
-    offers = Offers(ring=child.ring, threads=(number, fd))
+    offers = StackOffers(ring=child.ring, threads=(number, fd))
     assert ask_stacks({0: StacksQuestion(pid=child.pid, pidfd=pidfd, offers=offers)}, patience_s=0.1) == {}
     os.close(pidfd)
     assert child.process.poll() is None
@@ -347,8 +343,8 @@ def test_a_thread_that_gets_no_processor_runs_all_the_same(tmp_path: Path, threa
         (process / "task" / number).mkdir(parents=True)
         (process / "task" / number / "stat").write_text(f"{number} {words} " + "0 " * 40)
     (process / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t12\n")
-    posture = postures([7], tmp_path)[7]
-    assert posture == Posture(state="S", waits=True, switches="12", others_run=expected)
+    posture = watch_threads([7], tmp_path)[7]
+    assert posture == ThreadActivity(state="S", waits=True, switches="12", others_run=expected)
     assert waits_on(process, posture, all_threads=False)
     assert waits_on(process, posture, all_threads=True) is not expected
     (process / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t13\n")
@@ -439,8 +435,8 @@ def test_what_a_child_is(tmp_path: Path, name: str, command: str, kind: str) -> 
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} " + "0 " * 20)
         (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
-    assert kind_of(6, 5, tmp_path) == kind
-    assert kind_of(7, 5, tmp_path) == "other"
+    assert child_kind(6, 5, tmp_path) == kind
+    assert child_kind(7, 5, tmp_path) == "other"
 
 
 def test_source_lines(tmp_path: Path) -> None:
@@ -491,4 +487,4 @@ def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch:
 
 @given(st.binary() | st.sampled_from([b"[{}]", b"{}", b'[{"frames": 3}]', b'[{"frames": [{}]}]', b"[[]]", b"null"]))
 def test_fuzz_py_spy(text: bytes) -> None:
-    assert parse_dump(text) == ()
+    assert parse_pyspy(text) == ()

@@ -13,21 +13,20 @@ from typing import Any
 
 import pytest
 from h200_hangs import answers_of, kept, write_nccl_dumps
+from rings import RingStream
 from worker_server_stand_in import Behave, WorkerServer
 
 from stepscope.agent.drain import RingDrain
-from stepscope.agent.gather import Subject, gather
+from stepscope.agent.hangs.on_hang import HangPolicy
+from stepscope.agent.hangs.progress import Subjects, World
+from stepscope.agent.hangs.rank_evidence import Subject, gather
+from stepscope.agent.hangs.watchdog import Watchdog
 from stepscope.agent.journal import Journal
-from stepscope.agent.on_hang import HangPolicy
-from stepscope.agent.progress import World
-from stepscope.agent.subjects import Subjects
-from stepscope.agent.watchdog import Watchdog
-from stepscope.records.hang import HangRecord
+from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingState
-from stepscope.store.hangs import read_hangs
-from stepscope.store.jsonl import read_jsonl
-from stepscope.testing.rings import RingStream
+from stepscope.store.file_io import read_jsonl
+from stepscope.store.live.failures import read_hangs
 
 ASLEEP = "import time; time.sleep(600)"
 SPINNING = "while True: pass"

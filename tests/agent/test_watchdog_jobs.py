@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.hang import HangRecord
-from stepscope.store.hangs import read_hangs
-from stepscope.store.jsonl import read_jsonl
+from stepscope.records.finding import HangRecord
+from stepscope.store.file_io import read_jsonl
+from stepscope.store.live.failures import read_hangs
 
 Run = Callable[..., Any]
 

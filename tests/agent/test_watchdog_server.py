@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang_jobs import entry, flight, nccl, nccl_entry
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from worker_server_stand_in import EMPTY, Behave, replaying
 
 from stepscope.agent import worker_server
 from stepscope.agent.worker_server import FLIGHT, Questions, ask_active, ask_flights, ask_servers
-from stepscope.testing.standstill import entry, flight, nccl, nccl_entry
 
 Serve = Callable[[Behave], Any]
 

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent import sample_keeper
-from stepscope.agent.disk_keeper import DiskKeeper
+from stepscope.agent import disk_space
+from stepscope.agent.disk_space import DiskKeeper, SampleKeeper, _ThinningRate
 from stepscope.agent.journal import Journal
-from stepscope.agent.sample_keeper import SampleKeeper, _Rate
 from stepscope.agent.shipping import outgoing as outgoing_module
 from stepscope.agent.shipping.outgoing import Outgoing
-from stepscope.store import log_limits, parts
-from stepscope.store.disk_use import run_bytes
-from stepscope.store.inbox import Inbox
-from stepscope.store.journal import journals
-from stepscope.store.meta import write_meta
-from stepscope.store.positions import read_positions
-from stepscope.store.remote import read_remote
-from stepscope.store.sample_parts import _Age
-from stepscope.store.sample_segments import open_sample_files, samples_end
+from stepscope.store.documents import write_meta
+from stepscope.store.file_io import run_bytes
+from stepscope.store.inbox import parts
+from stepscope.store.inbox.journal import journals, read_positions
+from stepscope.store.inbox.parts import _Age
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.inbox.remote import read_remote
+from stepscope.store.live import logs
+from stepscope.store.live.sample_files import open_sample_files, samples_end
 from stepscope.wire.frames import FrameHead, pack_frame, read_frame
 
 HOUR_S = 3600
@@ -34,9 +33,9 @@ DAY_H = 6
 MONTH_H = 5 * DAY_H
 EVERY_S = 60
 RATES = (
-    _Rate(span_s=0, newest=1, group=1, then_s=60),
-    _Rate(span_s=60, newest=DAY_H, group=DAY_H, then_s=600),
-    _Rate(span_s=600, newest=5, group=5, then_s=3600),
+    _ThinningRate(span_s=0, newest=1, group=1, then_s=60),
+    _ThinningRate(span_s=60, newest=DAY_H, group=DAY_H, then_s=600),
+    _ThinningRate(span_s=600, newest=5, group=5, then_s=3600),
 )
 AGES = (
     _Age(span_s=0, after_s=2 * HOUR_S, covering_s=HOUR_S, then_s=60),
@@ -114,9 +113,9 @@ def stood_for(samples: list[dict[str, Any]]) -> int:
 def test_after_a_year_node_and_hub_take_what_they_took_after_four_months(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample_keeper, "RATES", RATES)
+    monkeypatch.setattr(disk_space, "RATES", RATES)
     monkeypatch.setattr(parts, "AGES", AGES)
-    monkeypatch.setattr(log_limits, "EACH_BYTES", LOG_BYTES)
+    monkeypatch.setattr(logs, "EACH_BYTES", LOG_BYTES)
     monkeypatch.setattr(outgoing_module, "LINES_BYTES", 1 << 16)
     job = Job(tmp_path)
     taken: dict[str, list[int]] = {"node": [], "hub": []}

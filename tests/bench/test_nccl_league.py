@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, slow_at
 from nccl import league
 from nccl.cases import CASES, CPU, CUDA, Case, fault_ms, fault_text
 from nccl.job import span_ms, spans
 from nccl.overhead import added
 from nccl.score import Judged, Price, Seen, good_enough, judge, promised_ms, render
 from nccl.shared_gpu import mps
-
-from stepscope.testing.cluster import Cluster, slow_at
 
 FAULT = Case(
     name="ddp/2/backward-device", strategy="ddp", ranks=2, where="backward", side="device", culprit=1, size=0.8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli import doctor
+from stepscope.cli.commands import doctor
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.create import create_run
 

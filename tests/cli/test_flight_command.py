@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.dumps import Call, FlightJob, frames_at, stack_text, steps
 
 from stepscope.cli.main import run_command
 from stepscope.errors import DumpError, UsageError
-from stepscope.testing.dumps import Call, FlightJob, frames_at, stack_text, steps
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.store.create import create_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.results import save_summary
+from stepscope.store.documents import end_run, read_meta, save_summary, write_meta
 
 SUMMARY = {
     "schema": 1,

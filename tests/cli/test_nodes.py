@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.cli.nodes import Nodes, Said, find_nodes, split_endpoint, starts_ranks
-from stepscope.cli.slurm import SlurmStep
+from stepscope.cli.launch.command import NodeOptions, Nodes, SlurmStep, find_nodes, split_endpoint, starts_ranks
 from stepscope.errors import UsageError
 
 STEP = SlurmStep(
@@ -52,31 +51,43 @@ STEP = SlurmStep(
     ],
 )
 def test_the_words_of_launchers(line: str, expected: Nodes) -> None:
-    assert find_nodes(Said(), line.split(), {}, None) == expected
+    assert find_nodes(NodeOptions(), line.split(), {}, None) == expected
 
 
 @pytest.mark.parametrize(
     ("flags", "line", "environ", "slurm", "expected"),
     [
-        (Said(count="2", rank="1", address="head"), "train.py", {}, None, (2, 1, "head")),
-        (Said(count="2", rank="0"), "train.py", {}, None, (2, 0, "")),
-        (Said(count="2", rank="1"), "train.py", {"MASTER_ADDR": "head"}, None, (2, 1, "head")),
+        (NodeOptions(count="2", rank="1", address="head"), "train.py", {}, None, (2, 1, "head")),
+        (NodeOptions(count="2", rank="0"), "train.py", {}, None, (2, 0, "")),
+        (NodeOptions(count="2", rank="1"), "train.py", {"MASTER_ADDR": "head"}, None, (2, 1, "head")),
         # Ours go ahead of the launcher's; what we were not told is the launcher's to say.
-        (Said(rank="1"), "torchrun --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint h x.py", {}, None, (2, 1, "h")),
-        (Said(address="hub"), "torchrun --nnodes 2 --node-rank 1 --master-addr h x.py", {}, None, (2, 1, "hub")),
+        (
+            NodeOptions(rank="1"),
+            "torchrun --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint h x.py",
+            {},
+            None,
+            (2, 1, "h"),
+        ),
+        (NodeOptions(address="hub"), "torchrun --nnodes 2 --node-rank 1 --master-addr h x.py", {}, None, (2, 1, "hub")),
         # An operator's variables are torchrun's; a script of one process does not read them.
-        (Said(), "torchrun x.py", {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h"}, None, (2, 1, "h")),
-        (Said(), "x.py", {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h"}, None, (1, 0, "")),
-        (Said(), "x.py", {}, STEP, (4, 2, "gpu01")),
-        (Said(), "torchrun --nnodes 4 --rdzv_backend c10d --rdzv_endpoint h:1 x.py", {}, STEP, (4, 2, "h")),
-        (Said(), "torchrun --nnodes 4 --rdzv_backend etcd --rdzv_endpoint e:1 x.py", {}, STEP, (4, 2, "gpu01")),
+        (
+            NodeOptions(),
+            "torchrun x.py",
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h"},
+            None,
+            (2, 1, "h"),
+        ),
+        (NodeOptions(), "x.py", {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h"}, None, (1, 0, "")),
+        (NodeOptions(), "x.py", {}, STEP, (4, 2, "gpu01")),
+        (NodeOptions(), "torchrun --nnodes 4 --rdzv_backend c10d --rdzv_endpoint h:1 x.py", {}, STEP, (4, 2, "h")),
+        (NodeOptions(), "torchrun --nnodes 4 --rdzv_backend etcd --rdzv_endpoint e:1 x.py", {}, STEP, (4, 2, "gpu01")),
         # Two of the four nodes that Slurm gave: it cannot say which.
-        (Said(count="2", rank="1", address="h"), "x.py", {}, STEP, (2, 1, "h")),
-        (Said(count="1"), "x.py", {}, STEP, (1, 0, "")),
+        (NodeOptions(count="2", rank="1", address="h"), "x.py", {}, STEP, (2, 1, "h")),
+        (NodeOptions(count="1"), "x.py", {}, STEP, (1, 0, "")),
     ],
 )
 def test_who_is_asked_first(
-    flags: Said, line: str, environ: dict[str, str], slurm: SlurmStep | None, expected: tuple[int, int, str]
+    flags: NodeOptions, line: str, environ: dict[str, str], slurm: SlurmStep | None, expected: tuple[int, int, str]
 ) -> None:
     found = find_nodes(flags, line.split(), environ, slurm)
     assert (found.count, found.rank, found.address) == expected
@@ -84,26 +95,34 @@ def test_who_is_asked_first(
 
 def test_a_torchrun_of_our_own_hears_the_operator() -> None:
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "h:29400", "PET_RDZV_ID": "j"}
-    found = find_nodes(Said(), ["x.py"], environ, None, torchrun=True)
+    found = find_nodes(NodeOptions(), ["x.py"], environ, None, torchrun=True)
     assert found == Nodes(count=2, least=2, rank=1, address="h", id="j")
 
 
 @pytest.mark.parametrize(
     ("flags", "line", "said"),
     [
-        (Said(count="0"), "x.py", "--nnodes 0: a number of nodes, or the least and the most (1:4)"),
-        (Said(count="4:1"), "x.py", "--nnodes 4:1: a number of nodes, or the least and the most (1:4)"),
-        (Said(count="two"), "x.py", "--nnodes two: a number of nodes, or the least and the most (1:4)"),
-        (Said(count="2", rank="2"), "x.py", "--node-rank 2 of 2 nodes: it must be from 0 to 1"),
-        (Said(count="2", rank="-1"), "x.py", "--node-rank -1 of 2 nodes: it must be from 0 to 1"),
-        (Said(rank="1"), "x.py", "--node-rank 1 of one node; say how many there are with --nnodes"),
-        (Said(rank="first"), "torchrun x.py", "--node-rank first of one node; say how many there are with --nnodes"),
-        (Said(count="2"), "x.py", "a job of 2 nodes, and nothing says which of them this is; give --node-rank"),
-        (Said(count="2", rank="1"), "x.py", "node 1 must be told where node 0 is: give --master-addr"),
-        (Said(), "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h x.py", "a job of 2 nodes, and nothing"),
+        (NodeOptions(count="0"), "x.py", "--nnodes 0: a number of nodes, or the least and the most (1:4)"),
+        (NodeOptions(count="4:1"), "x.py", "--nnodes 4:1: a number of nodes, or the least and the most (1:4)"),
+        (NodeOptions(count="two"), "x.py", "--nnodes two: a number of nodes, or the least and the most (1:4)"),
+        (NodeOptions(count="2", rank="2"), "x.py", "--node-rank 2 of 2 nodes: it must be from 0 to 1"),
+        (NodeOptions(count="2", rank="-1"), "x.py", "--node-rank -1 of 2 nodes: it must be from 0 to 1"),
+        (NodeOptions(rank="1"), "x.py", "--node-rank 1 of one node; say how many there are with --nnodes"),
+        (
+            NodeOptions(rank="first"),
+            "torchrun x.py",
+            "--node-rank first of one node; say how many there are with --nnodes",
+        ),
+        (NodeOptions(count="2"), "x.py", "a job of 2 nodes, and nothing says which of them this is; give --node-rank"),
+        (NodeOptions(count="2", rank="1"), "x.py", "node 1 must be told where node 0 is: give --master-addr"),
+        (
+            NodeOptions(),
+            "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h x.py",
+            "a job of 2 nodes, and nothing",
+        ),
     ],
 )
-def test_what_makes_no_sense(flags: Said, line: str, said: str) -> None:
+def test_what_makes_no_sense(flags: NodeOptions, line: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_nodes(flags, line.split(), {}, None)
     assert str(caught.value).startswith(said)

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes.cluster import Cluster
 
-from stepscope.cli.progress import progress_bar
-from stepscope.records.units import bytes_text
+from stepscope.cli.output import progress_bar
+from stepscope.records.text import bytes_text
 from stepscope.store.load import open_run
-from stepscope.store.seal import seal
-from stepscope.testing.cluster import Cluster
+from stepscope.store.sealed.seal import seal
 from tests.hub.run_parts import record
 
 CLEAR = "\r\x1b[K"
@@ -146,7 +146,7 @@ def test_sealing_and_opening_tell_how_far_they_are_and_never_go_back(tmp_path: P
 
 def test_on_a_real_terminal() -> None:
     work = (
-        "import time\nfrom stepscope.cli.progress import progress_bar\n"
+        "import time\nfrom stepscope.cli.output import progress_bar\n"
         "with progress_bar('waiting') as told:\n    time.sleep(0.6)\n    told(1, 2)\nprint('done')\n"
     )
     terminal, other = pty.openpty()

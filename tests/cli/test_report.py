@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster, slow_at
 
-from stepscope.cli.finalise import finalise
+from stepscope.cli.finalize import finalize_run
 from stepscope.cli.main import run_command
 from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter
 from stepscope.store.create import create_run
-from stepscope.store.meta import end_run, read_meta, write_meta
+from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.store.live.ring_files import SegmentWriter, sidecar_of, write_sidecar
 from stepscope.store.paths import segment_path
-from stepscope.store.segments import SegmentWriter
-from stepscope.store.sidecar import sidecar_of, write_sidecar
-from stepscope.testing.cluster import Cluster, slow_at
 
 NOBODY = 2**22 + 1
 """Above every pid that Linux gives out."""
@@ -83,7 +82,7 @@ def test_quiet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_twice_gives_the_same(run_dir: Path) -> None:
-    assert finalise(run_dir) == finalise(run_dir)
+    assert finalize_run(run_dir) == finalize_run(run_dir)
 
 
 def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +113,8 @@ def test_a_run_that_cannot_be_written_is_shown_all_the_same(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("stepscope.store.atomic.write_bytes", refuse)
-    monkeypatch.setattr("stepscope.store.atomic.write_json", refuse)
+    monkeypatch.setattr("stepscope.store.file_io.write_bytes", refuse)
+    monkeypatch.setattr("stepscope.store.file_io.write_json", refuse)
     before = sorted(run_dir.rglob("*"))
     assert run_command(["report", str(run_dir)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -129,8 +128,8 @@ def test_a_run_that_cannot_be_written_is_shown_all_the_same(
 
 
 def test_a_run_that_still_goes_on_is_left_alone(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.cli.finalise.processes_alive", lambda _: True)
-    summary, text = finalise(run_dir)
+    monkeypatch.setattr("stepscope.cli.finalize.processes_alive", lambda _: True)
+    summary, text = finalize_run(run_dir)
     assert summary["steps"]["total"] == 60
     assert "Rank 1" in text
     assert read_meta(run_dir)["sealed"] is False
@@ -149,13 +148,13 @@ def test_what_is_no_run_is_told(tmp_path: Path, what: str) -> None:
 
 
 def test_colour_only_on_a_terminal_and_on_request_not_at_all(run_dir: Path) -> None:
-    assert "\x1b[" in finalise(run_dir, color=True)[1]
-    assert "\x1b[" not in finalise(run_dir, color=False)[1]
+    assert "\x1b[" in finalize_run(run_dir, color=True)[1]
+    assert "\x1b[" not in finalize_run(run_dir, color=False)[1]
     assert "\x1b[" not in (run_dir / "summary.txt").read_text()
 
 
 def test_the_command_alone_loads_nothing_heavy(run_python: Callable[..., object]) -> None:
-    code = "import sys, stepscope.cli.report; print(sorted({'numpy', 'duckdb', 'torch'} & set(sys.modules)))"
+    code = "import sys, stepscope.cli.commands.report; print(sorted({'numpy', 'duckdb', 'torch'} & set(sys.modules)))"
     done = run_python("-c", code)
     assert done.stdout == "[]\n"  # type: ignore[attr-defined]
 
@@ -175,23 +174,23 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, why: str = "") -> list[Path]:
         return why
 
     monkeypatch.setenv("STEPSCOPE_HTML", "1")
-    monkeypatch.setattr("stepscope.cli.finalise.is_built", lambda: True)
-    monkeypatch.setattr("stepscope.hub.copy.making.add_copy", add)
+    monkeypatch.setattr("stepscope.cli.finalize.is_built", lambda: True)
+    monkeypatch.setattr("stepscope.hub.report_copy.add_copy", add)
     return asked
 
 
 def test_a_page_is_made_when_a_run_is_sealed_and_only_then(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = stand_in(monkeypatch)
-    first = finalise(run_dir)
+    first = finalize_run(run_dir)
     assert "summary.json · report.html" in first[1]
-    assert finalise(run_dir) == first
+    assert finalize_run(run_dir) == first
     assert asked == [run_dir]
     assert "report.html" in (run_dir / "summary.txt").read_text()
 
 
 def test_a_page_that_fails_is_a_notice_and_nothing_more(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "the disk is full")
-    summary, text = finalise(run_dir)
+    summary, text = finalize_run(run_dir)
     assert summary["notices"][-1] == "report.html was not made: the disk is full."
     assert "summary.json · report.html" not in text
     assert json.loads((run_dir / "summary.json").read_text()) == summary
@@ -201,7 +200,7 @@ def test_a_page_that_fails_is_a_notice_and_nothing_more(run_dir: Path, monkeypat
 def test_who_wants_no_page_gets_none(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = stand_in(monkeypatch)
     write_meta(run_dir, {**read_meta(run_dir), "html": False})
-    assert "report.html" not in finalise(run_dir)[1]
+    assert "report.html" not in finalize_run(run_dir)[1]
     assert asked == []
 
 
@@ -216,7 +215,7 @@ def test_html_on_demand(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         made.append(path)
         return path.write_bytes(bytes(1_234_567))
 
-    monkeypatch.setattr("stepscope.hub.copy.making.write_copy", write)
+    monkeypatch.setattr("stepscope.hub.report_copy.write_copy", write)
     for words in ([str(run_dir), "--html"], ["--html", str(run_dir)], [str(run_dir), "--html", str(elsewhere)]):
         assert run_command(["report", *words]) == 0
         assert "summary.json · report.html" in capsys.readouterr().out

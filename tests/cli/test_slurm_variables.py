@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.cli.slurm import SlurmStep, first_host, hosts_of, rank_variables, slurm_step, tasks_by_node
+from stepscope.cli.launch.command import SlurmStep, first_host, hosts_of, rank_variables, slurm_step, tasks_by_node
 
 # As a real `srun -N 2 --ntasks-per-node 2` sets them for its last task.
 STEP = {

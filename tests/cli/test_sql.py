@@ -8,13 +8,13 @@ import platform
 from pathlib import Path
 
 import pytest
+from rings import RingStream, write_steps
 
 from stepscope.cli.main import run_command
-from stepscope.cli.table import format_table
+from stepscope.cli.output import format_table
 from stepscope.errors import NotARun, UsageError
 from stepscope.records.identity import RankIdentity
 from stepscope.store.create import create_run
-from stepscope.testing.rings import RingStream, write_steps
 
 QUERY = "select step, step / 2 as half, null as nothing, 'a,b' as text from steps order by step limit 2"
 

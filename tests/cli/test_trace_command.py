@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 
 from stepscope.cli.main import run_command
 from stepscope.errors import TraceError, UsageError
-from stepscope.testing.traces import MadeTrace
 
 TEMPORAL = {"span_ns", "idle_ns", "compute_ns", "comm_ns", "memory_ns", "overlap_ns"}
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -131,9 +131,7 @@ def test_a_second_look_reads_no_trace(
 ) -> None:
     run_command(["trace", str(traces), "--json"])
     first = capsys.readouterr().out
-    monkeypatch.setattr(
-        "stepscope.traces.reading.opening.read_trace", lambda path: pytest.fail(f"{path} is read again")
-    )
+    monkeypatch.setattr("stepscope.traces.reading.cache.read_trace", lambda path: pytest.fail(f"{path} is read again"))
     run_command(["trace", str(traces), "--json"])
     assert capsys.readouterr().out == first
 
@@ -149,7 +147,7 @@ def test_progress_on_a_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name in ("PATIENCE_S", "REDRAW_S"):
-        monkeypatch.setattr(f"stepscope.cli.progress.{name}", 0.0)
+        monkeypatch.setattr(f"stepscope.cli.output.{name}", 0.0)
     assert run_command(["trace", str(traces), "--json"]) == 0
     told = capsys.readouterr().err
     assert "\r\x1b[Kreading traces " in told

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.testing.traces import MadeTrace
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_half_a_file_replaces_nothing(trace: Path, tmp_path: Path, monkeypatch: 
         out.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.traces.timeline.perfetto.write_perfetto", fails)
+    monkeypatch.setattr("stepscope.traces.exports.write_perfetto", fails)
     with pytest.raises(UsageError, match=r"cannot write .*all\.json: No space left on device"):
         run_command(["trace", str(trace), "--perfetto", str(out)])
     assert out.read_text() == "before"

@@ -8,13 +8,13 @@ from typing import Any
 
 import psutil
 import pytest
+from fakes.cluster import Cluster, slow_at
 
+from stepscope.cli.commands.watch import LocalRun
 from stepscope.cli.main import run_command
-from stepscope.cli.watch import LocalRun
 from stepscope.errors import HubError, HubMissing, HubRefused, NotARun, UsageError
 from stepscope.store.catalog import newest_run
-from stepscope.store.hub_file import HubFile, remove_hub_file, write_hub_file
-from stepscope.testing.cluster import Cluster, slow_at
+from stepscope.store.documents import HubFile, remove_hub_file, write_hub_file
 from tests.hub.run_parts import Feed, ServedFolder, record
 
 SLOW = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 40.0),), noise=0.0)

@@ -91,7 +91,7 @@ def test_progress_on_a_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name in ("PATIENCE_S", "REDRAW_S"):
-        monkeypatch.setattr(f"stepscope.cli.progress.{name}", 0.0)
+        monkeypatch.setattr(f"stepscope.cli.output.{name}", 0.0)
     assert run(trace, "--json") == 0
     told = capsys.readouterr().err
     assert told.startswith(f"\r\x1b[Kreplaying █{'░' * 23} 1/14")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.nodes import Nodes
-from stepscope.cli.words import Torchrun, job_command
+from stepscope.cli.launch.command import Nodes, Torchrun, job_command
 from stepscope.errors import UsageError
 
 TWO = Nodes(count=2, least=2, rank=1, address="head")

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.reports import summarise
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 REMARKS = {"compute_bound", "jitter", "stall"}
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, Death, slow_at
+from fakes.traffic import Exchange, Traffic
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.communication import Communication
-from stepscope.diagnosis.communication_flows import bus_factor
-from stepscope.diagnosis.view import view_of
+from stepscope.diagnosis.engine.communication import Communication, bus_factor
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.collectives import COLLECTIVE_ROW, FLAG_ASYNC, FLAG_MISSED, FLAG_WAITED, OPS, ProcessGroup
 from stepscope.records.series import RankSeries, RunData
-from stepscope.testing.cluster import Cluster, Death, slow_at
-from stepscope.testing.traffic import Exchange, Traffic
 
 MS = 1_000_000
 MIB = 1 << 20
@@ -246,11 +245,11 @@ def test_figures_that_ddp_gives_now_and_then_are_not_taken_for_every_step() -> N
 
 
 def test_of_a_large_job_fewer_steps_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.diagnosis import communication_arrivals
+    from stepscope.diagnosis.engine import communication
 
     run = EVEN.run()
     every = np.unique(seen(run).arrivals.place)
-    monkeypatch.setattr(communication_arrivals, "LOOKED_AT", 300)  # of 4 ranks with 34 steps of 4 each
+    monkeypatch.setattr(communication, "LOOKED_AT", 300)  # of 4 ranks with 34 steps of 4 each
     assert np.unique(seen(run).arrivals.place).tolist() == every[::2].tolist()
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster, slow_at
+from fakes.traffic import Exchange, SlowLink, Traffic
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
 KINDS = {"comm_bound", "low_overlap", "slow_collective", "comm_straggler", "group_imbalance"}
 EXCHANGES = (

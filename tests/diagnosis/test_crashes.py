@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.attempts import attempts_of
-from stepscope.diagnosis.crashes import failures_in, failures_of
+from stepscope.diagnosis.engine.attempts import attempts_of
+from stepscope.diagnosis.rules.crashes import failures_in, failures_of
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankError, RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 
 GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312. This is typically caused by a remote worker crashing."
 

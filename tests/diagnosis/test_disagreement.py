@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death
+from fakes.traffic import Exchange, Traffic
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankError, RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death
-from stepscope.testing.traffic import Exchange, Traffic
 
 GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312."
 VERDICT: dict[str, Any] = {

@@ -6,13 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
+from fakes.traffic import Exchange, Traffic
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.ddp_advice import for_unused
-from stepscope.diagnosis.fsdp_advice import for_fewer_bytes, for_full_device, for_offload, for_prefetch, for_units
+from stepscope.diagnosis.engine.settings import (
+    fsdp_bytes_advice,
+    fsdp_memory_advice,
+    fsdp_offload_advice,
+    fsdp_prefetch_advice,
+    fsdp_units_advice,
+    unused_parameters_advice,
+)
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.traffic import Exchange, Traffic
 
 WELL = {
     "version": 2,
@@ -33,9 +39,9 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("fsdp", [WELL, WELL1, {}, {"version": 2}, {"units": "many", "largest_share": None}], ids=str)
 def test_nothing_is_advised_of_what_is_well_or_not_known(fsdp: dict[str, Any]) -> None:
-    assert list(for_units(fsdp)) == list(for_fewer_bytes(fsdp)) == list(for_offload(fsdp)) == []
+    assert list(fsdp_units_advice(fsdp)) == list(fsdp_bytes_advice(fsdp)) == list(fsdp_offload_advice(fsdp)) == []
     if fsdp in (WELL, WELL1):
-        assert list(for_prefetch(fsdp)) == []
+        assert list(fsdp_prefetch_advice(fsdp)) == []
 
 
 @pytest.mark.parametrize(
@@ -58,8 +64,8 @@ def test_nothing_is_advised_of_what_is_well_or_not_known(fsdp: dict[str, Any]) -
     ],
 )
 def test_wrapping(settings: dict[str, Any], expected: str) -> None:
-    assert list(for_units(settings)) == [expected]
-    assert list(for_units({**settings, "strategy": "no_shard"})) == []
+    assert list(fsdp_units_advice(settings)) == [expected]
+    assert list(fsdp_units_advice({**settings, "strategy": "no_shard"})) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_wrapping(settings: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_fewer_bytes(settings: dict[str, Any], expected: str) -> None:
-    assert list(for_fewer_bytes(settings)) == [expected]
+    assert list(fsdp_bytes_advice(settings)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +123,12 @@ def test_fewer_bytes(settings: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_prefetch(settings: dict[str, Any], expected: str) -> None:
-    assert list(for_prefetch(settings)) == [expected]
-    assert list(for_prefetch({**settings, "units": 1})) == []  # there is no next one
+    assert list(fsdp_prefetch_advice(settings)) == [expected]
+    assert list(fsdp_prefetch_advice({**settings, "units": 1})) == []  # there is no next one
 
 
 def test_offload() -> None:
-    assert list(for_offload({**WELL, "cpu_offload": True})) == [
+    assert list(fsdp_offload_advice({**WELL, "cpu_offload": True})) == [
         (
             "FSDP keeps parameters on the CPU (2.0 GiB): they are copied to the device in every step, gradients "
             "back, and the optimizer runs on the CPU. Without the offload none of that happens, if memory allows."
@@ -132,19 +138,21 @@ def test_offload() -> None:
 
 def test_a_full_device() -> None:
     single = {**WELL, "units": 1, "largest_share": 1.0}
-    assert list(for_full_device(single, 24 * GIB)) == [
+    assert list(fsdp_memory_advice(single, 24 * GIB)) == [
         (
             "FSDP gathers 100% of the parameters at once (2.0 GiB), since a single unit has them. "
             "Call fully_shard() on each block, then on the model."
         )
     ]
-    assert list(for_full_device(WELL, 24 * GIB)) == [
+    assert list(fsdp_memory_advice(WELL, 24 * GIB)) == [
         "FSDP keeps all parameters gathered from forward to backward (2.0 GiB): reshard_after_forward=True frees them."
     ]
-    assert list(for_full_device(single, 80 * GIB)) == list(for_full_device(WELL, 80 * GIB)) == []  # not what fills it
-    assert list(for_full_device({**WELL, "resharded_units": 24}, 24 * GIB)) == []
-    assert list(for_full_device({**single, "strategy": "no_shard"}, 24 * GIB)) == []
-    assert list(for_full_device({}, 24 * GIB)) == []
+    assert (
+        list(fsdp_memory_advice(single, 80 * GIB)) == list(fsdp_memory_advice(WELL, 80 * GIB)) == []
+    )  # not what fills it
+    assert list(fsdp_memory_advice({**WELL, "resharded_units": 24}, 24 * GIB)) == []
+    assert list(fsdp_memory_advice({**single, "strategy": "no_shard"}, 24 * GIB)) == []
+    assert list(fsdp_memory_advice({}, 24 * GIB)) == []
 
 
 # -- beside findings --------------------------------------------------------------------------------------------------
@@ -239,4 +247,4 @@ WALKS = "find_unused_parameters=True walks the graph before each backward and de
     ids=["unknown", "off", "varying", "none", "same", "not-yet", "static"],
 )
 def test_unused_parameters(ddp: dict[str, Any], expected: list[str]) -> None:
-    assert list(for_unused(ddp)) == expected
+    assert list(unused_parameters_advice(ddp)) == expected

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.cut import cut
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.view import view_of
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.store.load import open_run
-from stepscope.testing.cut import cut
 
 RUNS = Path(__file__).parent / "data" / "h200_nccl"
 STEPS, LATE_STEPS = 130, 420

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from hang_jobs import Job
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.live import look
-from stepscope.records.finding import Finding
-from stepscope.records.hang import HangRecord
+from stepscope.diagnosis.findings import look
+from stepscope.records.finding import Finding, HangRecord
 from stepscope.records.series import RankError, RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
-from stepscope.testing.standstill import Job
 
 SECOND_NS = 10**9
 TIMEOUT = "[unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.diagnosis.live import Watched, follow, look
+from fakes.cluster import Cluster, Death, slow_at
+from fakes.cut import cut
+
+from stepscope.diagnosis.findings import Watched, follow, look
 from stepscope.records.finding import Finding, Severity
-from stepscope.testing.cluster import Cluster, Death, slow_at
-from stepscope.testing.cut import cut
 
 
 def finding(kind: str = "jitter", severity: Severity = "warning", ranks: tuple[int, ...] = ()) -> Finding:

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster
+from fakes.samples import GPU, HOST, with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.machine import find_machine
-from stepscope.diagnosis.memory import find_memory
-from stepscope.diagnosis.view import view_of
-from stepscope.diagnosis.window import build_window
+from stepscope.diagnosis.engine.view import view_of
+from stepscope.diagnosis.engine.window import build_window
+from stepscope.diagnosis.rules.machine import find_machine
+from stepscope.diagnosis.rules.memory import find_memory
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.samples import GPU, HOST, with_samples
 
 GIB = 1 << 30
 PHASES = {"input": 2.0, "forward": 30.0, "backward": 50.0, "optimizer": 15.0, "other": 3.0}

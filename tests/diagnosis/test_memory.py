@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import MIB, Cluster, Death
+from fakes.samples import with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.memory import find_memory
-from stepscope.diagnosis.view import view_of
-from stepscope.diagnosis.window import build_window
+from stepscope.diagnosis.engine.view import view_of
+from stepscope.diagnosis.engine.window import build_window
+from stepscope.diagnosis.rules.memory import find_memory
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import MIB, Cluster, Death
-from stepscope.testing.samples import with_samples
 
 GIB = 1 << 30
 SECOND = {"input": 2.0, "forward": 300.0, "backward": 600.0, "optimizer": 90.0, "other": 8.0}

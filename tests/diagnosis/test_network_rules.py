@@ -7,22 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
+from fakes.samples import with_samples
+from fakes.traffic import Exchange, SlowLink, Traffic
+from fakes.wires import Trouble, Wires, with_probes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.bad_ways import bad_parts
-from stepscope.diagnosis.live import look
-from stepscope.diagnosis.placed import heard_probes
-from stepscope.diagnosis.round_trips import Heard, trips_of
-from stepscope.diagnosis.rules import diagnose
-from stepscope.diagnosis.view import view_of
-from stepscope.diagnosis.window import build_window
+from stepscope.diagnosis.engine.probes import ProbeSamples, network_faults, round_trips_of
+from stepscope.diagnosis.engine.readings import probe_samples
+from stepscope.diagnosis.engine.view import view_of
+from stepscope.diagnosis.engine.window import build_window
+from stepscope.diagnosis.findings import diagnose, look
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
-from stepscope.testing.samples import with_samples
-from stepscope.testing.traffic import Exchange, SlowLink, Traffic
-from stepscope.testing.wires import Trouble, Wires, with_probes
 
 PHASES = {"input": 5.0, "forward": 25.0, "backward": 50.0, "optimizer": 10.0, "other": 3.0}
 GBIT = 125_000_000.0
@@ -323,7 +321,7 @@ def test_fuzz_probe_lines(data: st.DataObject) -> None:
 def test_nothing_is_counted_twice_and_hosts_may_be_renumbered(hosts: int, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     sent = random.integers(1, 9, count).astype(np.float64)
-    heard = Heard(
+    heard = ProbeSamples(
         wall_ns=1e18 + random.uniform(0, 60e9, count),
         node=random.integers(0, hosts, count).astype(np.intp),
         peer=random.integers(0, hosts, count).astype(np.intp),
@@ -331,22 +329,22 @@ def test_nothing_is_counted_twice_and_hosts_may_be_renumbered(hosts: int, count:
         lost=np.floor(sent * random.random(count)),
         rtt_us=random.uniform(10, 1000, count),
     )
-    trips = trips_of(heard, hosts)
+    trips = round_trips_of(heard, hosts)
     if trips is None:
         return
     assert trips.sent.sum() <= sent[heard.node != heard.peer].sum()
     assert (trips.lost <= trips.sent).all()
     assert (trips.ends[:, 0] < trips.ends[:, 1]).all()
-    turned = trips_of(replace(heard, node=hosts - 1 - heard.node, peer=hosts - 1 - heard.peer), hosts)
+    turned = round_trips_of(replace(heard, node=hosts - 1 - heard.node, peer=hosts - 1 - heard.peer), hosts)
     assert turned is not None
     assert turned.sent.sum() == trips.sent.sum()
-    names = [sorted(hosts - 1 - host for host in bad.hosts) for bad in bad_parts(turned)]
-    assert sorted(names) == sorted(sorted(bad.hosts) for bad in bad_parts(trips))
+    names = [sorted(hosts - 1 - host for host in bad.hosts) for bad in network_faults(turned)]
+    assert sorted(names) == sorted(sorted(bad.hosts) for bad in network_faults(trips))
 
 
 def test_lines_of_hosts_without_ranks_do_not_count() -> None:
     run = with_probes(job(3).run(), Wires())
     stranger = {**run.samples[0], "peer": "login-node", "lost": run.samples[0]["sent"]}
-    assert len(heard_probes(view_of(build_window(replace(run, samples=(*run.samples, stranger))))).sent) == len(
-        heard_probes(view_of(build_window(run))).sent
+    assert len(probe_samples(view_of(build_window(replace(run, samples=(*run.samples, stranger))))).sent) == len(
+        probe_samples(view_of(build_window(run))).sent
     )

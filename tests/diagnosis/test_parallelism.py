@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.peers import is_pipeline, peer_groups
-from stepscope.diagnosis.practices import remarks_on
-from stepscope.diagnosis.uneven import STAGE_KINDS
+from stepscope.diagnosis.engine.settings import remarks_on
+from stepscope.diagnosis.engine.window import is_pipeline, peer_groups
+from stepscope.diagnosis.rules.imbalance import STAGE_KINDS
 from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, OPS, GroupKind, ProcessGroup
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 WORLD = ProcessGroup(
     slot=0, name="0", description="default_pg", kind="world", backend="gloo", ranks=(0, 1, 2, 3), size=4

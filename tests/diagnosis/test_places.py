@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
+
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.places import seen_at
-from stepscope.diagnosis.view import View, view_of
+from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.view import View, view_of
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
 SCRIPT = ("/scripts/train.py", 36, "<module>")

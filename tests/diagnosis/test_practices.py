@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.practices import remarks_on
-from stepscope.testing.cluster import Cluster
+from stepscope.diagnosis.engine.settings import remarks_on
 
 LOADER = {
     "batch_size": 32,

@@ -8,15 +8,16 @@ import sys
 from dataclasses import replace
 
 import pytest
+from fakes.cluster import Cluster, Death, Fault, slow_at
+from fakes.samples import with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis import build_window, diagnose, thresholds
-from stepscope.diagnosis.view import view_of
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
-from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
-from stepscope.testing.samples import with_samples
 
 KINDS = {
     "input_bound",

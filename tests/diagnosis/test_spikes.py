@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, Death, Fault, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.claims import Claim, unexplained
-from stepscope.diagnosis.spikes import find_spikes
-from stepscope.diagnosis.timing_advice import for_jitter, for_stall
-from stepscope.diagnosis.trends import find_trends
-from stepscope.diagnosis.view import View, view_of
+from stepscope.diagnosis.engine.claims import Claim, unexplained
+from stepscope.diagnosis.engine.view import View, view_of
+from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
+from stepscope.diagnosis.rules.spikes import find_spikes
+from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
 
 
 def view_at(cluster: Cluster, facts: dict[str, Any] | None = None) -> View:
@@ -230,8 +230,8 @@ def test_series_of_nothing_say_nothing() -> None:
 def test_advice_names_nccl_only_where_it_is_used(nccl: bool) -> None:
     period: dict[str, Any] = {"period": None, "num_workers": None, "at_epoch_starts": False, "varying_rank": False}
     for advice in (
-        for_jitter(phase="comm", nccl=nccl, **period),
-        for_stall(phase="comm", alone=False, host="", nccl=nccl),
+        jitter_advice(phase="comm", nccl=nccl, **period),
+        stall_advice(phase="comm", alone=False, host="", nccl=nccl),
     ):
         assert ("NCCL_DEBUG" in " ".join(advice)) is nccl
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.steady import in_steady_steps, spaced
+from stepscope.diagnosis.engine.readings import in_steady_steps, spaced
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death
 
 TENTH = {"forward": 100.0}
 """Step n begins at n tenths of a second, and what the steps before it took for warming up and compiling."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, Death, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.late_ranks import _too_much_by_chance
-from stepscope.diagnosis.view import replay_without, view_of
+from stepscope.diagnosis.engine.view import replay_without, view_of
+from stepscope.diagnosis.rules.stragglers import _too_much_by_chance
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import Cluster, Death, slow_at
 
 TINY_MS = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
 KINDS = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from fakes.cluster import Cluster, slow_at
+from fakes.cut import cut
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.cut import cut
 
 
 def late(cluster: Cluster, *, until: int | None = None) -> list[Finding]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, Death, Fault, slow_at
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.claims import unexplained
-from stepscope.diagnosis.spikes import find_spikes
-from stepscope.diagnosis.trends import find_trends
-from stepscope.diagnosis.view import View, view_of
+from stepscope.diagnosis.engine.claims import unexplained
+from stepscope.diagnosis.engine.view import View, view_of
+from stepscope.diagnosis.rules.spikes import find_spikes
+from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.records.finding import Finding
-from stepscope.testing.cluster import Cluster, Death, Fault, slow_at
 
 
 def view_at(cluster: Cluster) -> View:

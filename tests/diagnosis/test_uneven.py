@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, slow_at
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.testing.cluster import Cluster, slow_at
 
 KINDS = {"rotating_straggler", "imbalance"}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 
 from stepscope.diagnosis import Apart, Window, build_window
 from stepscope.records.series import RankSeries
-from stepscope.records.slot import FLAG_DISCOVERY
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from stepscope.records.steps import FLAG_DISCOVERY
 
 
 def window_of(*ranks: RankSeries) -> Window:

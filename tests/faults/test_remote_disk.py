@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.filesystems import is_remote
+from stepscope.records.files import is_remote
 from stepscope.store.load import open_run
 
 pytestmark = pytest.mark.faults

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rings import RingStream, write_steps
 
 from stepscope.errors import RingNoSpace
 from stepscope.recorder.output import MOST_HELD
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
-from stepscope.testing.rings import RingStream, write_steps
 
 RANKS = 8
 pytestmark = pytest.mark.faults

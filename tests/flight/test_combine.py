@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang_jobs import entry, flight, nccl, nccl_entry
 
 from stepscope.errors import DumpError
-from stepscope.flight.combine import combined, with_same_groups
+from stepscope.flight.dump import combined, with_same_groups
 from stepscope.flight.judge import judge
 from stepscope.flight.read import read_dump, read_paths
-from stepscope.testing.standstill import entry, flight, nccl, nccl_entry
 
 EMPTY = b'{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
 IDLE_NCCL = nccl()["flight"].replace(b', "entries": []', b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.flight.failures import failure_in, lost_peer
+from stepscope.flight.stacks import failure_in, lost_peer
 
 USER = '  File "/code/train.py", line 9, in <module>\n    fetch(url)\n'
 SOCKET = '  File "/usr/lib/python3.11/socket.py", line 836, in create_connection\n    sock.connect(sa)\n'

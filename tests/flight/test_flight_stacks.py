@@ -6,12 +6,12 @@ import faulthandler
 import tempfile
 import threading
 
+from fakes.dumps import stack_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.flight.stacks import group_stacks, is_users, main_thread, parse_threads, user_frame
-from stepscope.records.hang import Frame, ThreadStack
-from stepscope.testing.dumps import stack_text
+from stepscope.flight.stacks import group_stacks, is_user_file, main_thread, parse_threads, user_frame
+from stepscope.records.finding import Frame, ThreadStack
 
 SITE = "/venv/lib/python3.11/site-packages"
 
@@ -81,8 +81,8 @@ def test_files_that_are_not_the_users() -> None:
         "/opt/conda/lib/python3.12/queue.py", "/usr/lib/python3/dist-packages/x.py",
         "/src/pytorch/torch/nn/modules/module.py", "/src/stepscope/recorder/forward.py", "",
     )  # fmt: skip
-    assert [file for file in theirs if not is_users(file)] == []
-    assert [file for file in others if is_users(file)] == []
+    assert [file for file in theirs if not is_user_file(file)] == []
+    assert [file for file in others if is_user_file(file)] == []
 
 
 def test_a_thousand_alike_are_one() -> None:

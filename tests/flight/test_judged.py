@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.dumps import Call, FlightJob, frames_at, stack_text, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from stepscope.flight.decode import decode_dump
 from stepscope.flight.judge import judge
 from stepscope.flight.stacks import parse_threads
 from stepscope.flight.verdict import Verdict
-from stepscope.testing.dumps import Call, FlightJob, frames_at, stack_text, steps
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 

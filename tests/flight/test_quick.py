@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.dumps import Call, FlightJob, as_version, frames_at, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import DumpError
-from stepscope.flight import quick
+from stepscope.flight import decode
 from stepscope.flight.decode import decode_dump
-from stepscope.flight.entries import Dump
+from stepscope.flight.dump import Dump
 from stepscope.flight.pickles import load_plain
-from stepscope.testing.dumps import Call, FlightJob, as_version, frames_at, steps
 
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "SMALLEST", 0)
+    monkeypatch.setattr(decode, "SMALLEST", 0)
 
 
 def slow(data: bytes) -> Dump | None:
@@ -42,7 +42,7 @@ def document(backend: str = "nccl", count: int = 700) -> dict[str, Any]:
 def test_the_same_as_unpickling(backend: str) -> None:
     """More entries than fit one part of a pickled list, two groups, waiting ones at the end."""
     data = pickle.dumps(document(backend), protocol=2)
-    told = quick.quick_dump(data, source="", rank=3)
+    told = decode.quick_dump(data, source="", rank=3)
     assert told is not None
     assert told == slow(data)
 
@@ -50,7 +50,7 @@ def test_the_same_as_unpickling(backend: str) -> None:
 @pytest.mark.parametrize("version", ["2.3", "2.9"])
 def test_older_versions(version: str) -> None:
     data = pickle.dumps(as_version(document(count=40), version), protocol=2)
-    assert quick.quick_dump(data, source="", rank=3) == slow(data) is not None
+    assert decode.quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
 def test_durations_are_numbers_too() -> None:
@@ -64,12 +64,12 @@ def test_durations_are_numbers_too() -> None:
         }
         entry.update({"duration_ms": number / 7, **kept, **later})
     data = pickle.dumps(told, protocol=2)
-    assert quick.quick_dump(data, source="", rank=3) == slow(data) is not None
+    assert decode.quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
 def test_other_pickles_are_left_to_the_unpickler(protocol: int) -> None:
-    assert quick.quick_dump(pickle.dumps(document(count=5), protocol=protocol), source="", rank=3) is None
+    assert decode.quick_dump(pickle.dumps(document(count=5), protocol=protocol), source="", rank=3) is None
 
 
 def test_without_frames() -> None:
@@ -77,7 +77,7 @@ def test_without_frames() -> None:
     for entry in told["entries"]:
         del entry["frames"]
     data = pickle.dumps(told, protocol=2)
-    assert quick.quick_dump(data, source="", rank=3) == slow(data) is not None
+    assert decode.quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
 WHOLE = pickle.dumps(document(count=6), protocol=2)
@@ -93,7 +93,7 @@ def test_damage_is_never_read_as_something_else(data: st.DataObject) -> None:
             damaged[at] = data.draw(st.integers(0, 255))
         else:
             del damaged[at : at + data.draw(st.integers(1, 30))]
-    told = quick.quick_dump(bytes(damaged), source="", rank=3)
+    told = decode.quick_dump(bytes(damaged), source="", rank=3)
     assert told is None or told == slow(bytes(damaged))
 
 
@@ -101,7 +101,7 @@ def test_real_dumps(shared_data: Path) -> None:
     quickly = 0
     for path in sorted((shared_data / "flight").rglob("*")):
         if path.is_file() and (data := path.read_bytes())[:1] == b"\x80":
-            told = quick.quick_dump(data, source="", rank=3)
+            told = decode.quick_dump(data, source="", rank=3)
             assert told is None or told == slow(data), path
             quickly += told is not None
     assert quickly > 40

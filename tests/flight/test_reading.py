@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.dumps import Call, FlightJob, as_version, stack_text, steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import DumpError, UsageError
 from stepscope.flight import read as reading_module
-from stepscope.flight.entries import Dump
+from stepscope.flight.dump import Dump
 from stepscope.flight.judge import judge
-from stepscope.flight.naming import ranks_by_name
-from stepscope.flight.read import Reading, read_dump, read_paths
-from stepscope.testing.dumps import Call, FlightJob, as_version, stack_text, steps
+from stepscope.flight.read import Reading, ranks_by_name, read_dump, read_paths
 
 HANDLER = b"Handler dump_nccl_trace_pickle not found: is this process part of a distributed job?..."
 VERSIONS = ["1.0", *(f"2.{minor}" for minor in range(11))]

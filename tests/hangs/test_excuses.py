@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from stepscope.testing.standstill import LOOP, SCRIPT, SLEEPING, Job, Stack, stack, worker
+from hang_jobs import LOOP, SCRIPT, SLEEPING, Job, Stack, stack, worker
 
 SAVING = stack(("torch/serialization.py", 967, "save"), ("train.py", 70, "keep"), LOOP)
 SHARDED = stack(("torch/distributed/checkpoint/filesystem.py", 300, "write"), ("train.py", 70, "keep"), LOOP)

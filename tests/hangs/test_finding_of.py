@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from hang_jobs import LOOP, SCRIPT, Job, stack, worker
 
-from stepscope.hangs.finding import finding_of, stood_s
-from stepscope.hangs.tense import told_of
+from stepscope.hangs.report import finding_of, stood_s, told_of
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.hang import HangKind, HangRecord
-from stepscope.testing.standstill import LOOP, SCRIPT, Job, stack, worker
+from stepscope.records.finding import HangKind, HangRecord
 
 SECOND_NS = 10**9
 

@@ -10,8 +10,8 @@ import pytest
 from h200_hangs import kept, write_nccl_dumps
 
 from stepscope.hangs.judge import NotAHang, judge
-from stepscope.records.hang import HangRecord
-from stepscope.store.flights import read_flights
+from stepscope.records.finding import HangRecord
+from stepscope.store.live.failures import read_flights
 
 MISSING = "hang_missing_collective"
 

@@ -6,11 +6,11 @@ import textwrap
 from dataclasses import replace
 
 import pytest
+from hang_jobs import LOOP, Job, stack
 
-from stepscope.hangs.text import hang_lines
-from stepscope.hangs.words import collective_text, listed, one_line, place_text, seconds_text
-from stepscope.records.hang import Frame, WaitingIn
-from stepscope.testing.standstill import LOOP, Job, stack
+from stepscope.flight.wording import collective_text, listed, one_line, place_text, seconds_text
+from stepscope.hangs.report import hang_lines
+from stepscope.records.finding import Frame, WaitingIn
 
 
 def shown(text: str) -> list[str]:

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hang_jobs import LOOP, Job, stack
 
-from stepscope.hangs.finding import finding_of
-from stepscope.hangs.joined import LOST_S, Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
+from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
-from stepscope.hangs.kept import KeptEvidence
-from stepscope.hangs.text import hang_lines
-from stepscope.records.hang import HangRecord
-from stepscope.testing.standstill import LOOP, Job, stack
+from stepscope.hangs.multi_host import LOST_S, Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
+from stepscope.hangs.report import finding_of, hang_lines
+from stepscope.records.finding import HangRecord
 
 S = 10**9
 LOADING = stack(("train.py", 88, "load"), LOOP)
@@ -28,7 +27,7 @@ def seen(job: Job, host: str, ranks: range, *, at_s: float = 100.0, number: int 
     record = answer if isinstance(answer, HangRecord) else None
     excuse = "" if isinstance(answer, HangRecord) else answer.reason
     ended = {name: more.pop(name) for name in ("over", "over_wall_ns", "action") if name in more}
-    kept = KeptEvidence(
+    kept = EvidenceFile(
         number=number,
         stopped_wall_ns=stopped_ns,
         gathered_wall_ns=stopped_ns + 12 * S,
@@ -191,7 +190,7 @@ def test_several_hosts_that_were_lost() -> None:
 
 
 def test_of_very_many_hosts_those_that_know_something_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.hangs.joined.HOSTS_JUDGED", 8)
+    monkeypatch.setattr("stepscope.hangs.multi_host.HOSTS_JUDGED", 8)
     job = Job(ranks=24).alone(23)
     (hang,) = join_hangs(seen(job, f"h{rank:03d}", range(rank, rank + 1)) for rank in range(24))
     assert [one.rank for one in hang.culprits] == [23]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hang_jobs import IN_ALL_REDUCE, LOOP, SCRIPT, SLEEPING, Job, Stack, entry, flight, stack, worker
 
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.hang import Frame, HangRecord, WaitingIn
-from stepscope.testing.standstill import IN_ALL_REDUCE, LOOP, SCRIPT, SLEEPING, Job, Stack, entry, flight, stack, worker
+from stepscope.records.finding import Frame, HangRecord, WaitingIn
 
 SIZES = (2, 4, 64, 1000)
 IN_LOADER = stack(

@@ -8,18 +8,24 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from hang_jobs import IN_ALL_REDUCE, LOOP, SLEEPING, Job, entry, flight, stack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.hangs.evidence import Evidence, LastCollective, RankEvidence, WorkerEvidence
-from stepscope.hangs.finding import finding_of
-from stepscope.hangs.joined import SeenHang, join_hangs
+from stepscope.hangs.evidence import (
+    Evidence,
+    EvidenceFile,
+    LastCollective,
+    RankEvidence,
+    WorkerEvidence,
+    evidence_from_dict,
+    evidence_to_dict,
+)
 from stepscope.hangs.judge import NotAHang, judge
-from stepscope.hangs.kept import KeptEvidence, evidence_from_dict, evidence_to_dict
-from stepscope.hangs.text import hang_lines
+from stepscope.hangs.multi_host import SeenHang, join_hangs
+from stepscope.hangs.report import finding_of, hang_lines
 from stepscope.records.collectives import OPS, ProcessGroup
-from stepscope.records.hang import Frame, HangRecord, ThreadStack
-from stepscope.testing.standstill import IN_ALL_REDUCE, LOOP, SLEEPING, Job, entry, flight, stack
+from stepscope.records.finding import Frame, HangRecord, ThreadStack
 
 FILES = (
     *("torch/distributed/distributed_c10d.py", "torch/distributed/checkpoint/filesystem.py", "torch/serialization.py"),
@@ -133,9 +139,9 @@ def test_no_evidence_makes_it_raise(evidence: Evidence) -> None:
     assert (finding.kind, finding.severity, set(finding.ranks)) == (answer.kind, "critical", culprits)
 
 
-def kept(evidence: Evidence) -> KeptEvidence:
+def kept(evidence: Evidence) -> EvidenceFile:
     """As it comes out of its file."""
-    before = KeptEvidence(number=1, stopped_wall_ns=1, gathered_wall_ns=2, evidence=evidence)
+    before = EvidenceFile(number=1, stopped_wall_ns=1, gathered_wall_ns=2, evidence=evidence)
     return evidence_from_dict(json.loads(json.dumps(evidence_to_dict(before))))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from hang_jobs import Job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.hangs.recorders import Recorders
-from stepscope.hangs.situation import situation_of
-from stepscope.hangs.waits import Node, circles, waits_of
-from stepscope.testing.standstill import Job
+from stepscope.hangs.activity import Node, circles, situation_of, waits_of
+from stepscope.hangs.evidence import Recorders
 
 RANKS = 7
 GRAPHS = st.dictionaries(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hang_cases import CalmCase, FaultCase, Told, command, told
 
-from stepscope.store.jsonl import read_jsonl
+from stepscope.store.file_io import read_jsonl
 
 
 @dataclass(frozen=True, kw_only=True)

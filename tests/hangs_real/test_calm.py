@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hang_cases import SCRIPTS, CalmCase
+from hang_cases import FORKED_RANKS, CalmCase
 
 pytestmark = pytest.mark.ranks
 
 RunCase = Callable[..., Any]
-FORKED_RANKS = SCRIPTS / "ranks.py"
 LONG_S = 5.0
 QUICK = (
     CalmCase(do="evaluate,checkpoint"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hang_cases import FAULTS, FaultCase, line_of
 
-from stepscope.hangs.tense import told_of
+from stepscope.hangs.report import told_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.ranks]
 

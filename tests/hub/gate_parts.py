@@ -27,22 +27,18 @@ from typing import Any
 import psutil
 
 from stepscope.hub.audit import AuditLog
-from stepscope.hub.gate.admission import Admission
-from stepscope.hub.gate.entrance import ServerLimits
-from stepscope.hub.gate.ingest import IngestApp, in_front
-from stepscope.hub.gate.journal import HubJournal
-from stepscope.hub.gate.refusals import Refusals
-from stepscope.hub.gate.senders import SenderLimits
-from stepscope.hub.gate.server import Server, run_loop
-from stepscope.hub.gate.tls import TlsFiles, user_certificate
-from stepscope.hub.gate.watch import NodeWatch
-from stepscope.records.slot import SLOT_BYTES
-from stepscope.store.inbox import Inbox
-from stepscope.store.sidecar import RingSidecar, guess_sidecar
-from stepscope.store.taken import TakenRows
-from stepscope.wire.blocks import RingRows, pack_block, ring_id
-from stepscope.wire.frames import FrameHead, Part, pack_frame, part_of
-from stepscope.wire.joining import (
+from stepscope.hub.ingest.auth import Admission, SenderLimits
+from stepscope.hub.ingest.endpoints import HubJournal, IngestApp, in_front
+from stepscope.hub.ingest.run_ingest import NodeWatch
+from stepscope.hub.limits import Refusals, ServerLimits
+from stepscope.hub.server import Server, run_loop
+from stepscope.hub.transport import TlsFiles, user_certificate
+from stepscope.records.steps import SLOT_BYTES
+from stepscope.store.inbox.journal import BlockRows
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.live.ring_files import RingSidecar, guess_sidecar
+from stepscope.wire.frames import FrameHead, Part, RingRows, pack_block, pack_frame, part_of, ring_id
+from stepscope.wire.handshake import (
     HELLO_PATH,
     PROOF_HEADER,
     Join,
@@ -72,7 +68,7 @@ class Fed:
     def ring(self, about: RingSidecar, *, node: str) -> None:
         self.rings.append((about.key, node))
 
-    def rows(self, taken: TakenRows) -> None:
+    def rows(self, taken: BlockRows) -> None:
         self.row_count += len(taken.slots)
 
     def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from fakes.cluster import Cluster, slow_at
 from made_runs import WALL_NS, Feed, append_steps, record, sidecar_of
 
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
-from stepscope.hub.gate.entrance import ServerLimits
-from stepscope.hub.gate.server import Server, run_loop
-from stepscope.hub.gate.tls import TlsFiles
+from stepscope.hub.limits import ServerLimits
 from stepscope.hub.runs import Runs
-from stepscope.records.hang import Culprit, HangRecord, StackGroup, ThreadStack
-from stepscope.records.hang import Frame as StackFrame
-from stepscope.testing.cluster import Cluster, slow_at
+from stepscope.hub.server import Server, run_loop
+from stepscope.hub.transport import TlsFiles
+from stepscope.records.finding import Culprit, HangRecord, StackGroup, ThreadStack
+from stepscope.records.finding import Frame as StackFrame
 
 __all__ = [
     "DEMO",

@@ -14,18 +14,18 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes.cluster import Cluster
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.hub.api.reader_tokens import ALL, METRICS, ReaderTokens
-from stepscope.hub.api.readers import Readers, TrustedProxy
+from stepscope.hub.api.auth import Readers, TrustedProxy
+from stepscope.hub.api.tokens import ALL, METRICS, ReaderTokens
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import LINES, STRANGERS, WAITING, WINDOW_S, AuditLog, read_audit, rotated, route_and_run
-from stepscope.hub.gate.admission import SILENT_S
+from stepscope.hub.ingest.auth import SILENT_S
 from stepscope.hub.runs import Runs
-from stepscope.testing.cluster import Cluster
 from stepscope.wire.frames import FrameHead, pack_frame
-from stepscope.wire.joining import PROOF_HEADER, Join, write_join
+from stepscope.wire.handshake import PROOF_HEADER, Join, write_join
 from tests.hub.gate_parts import KEY, Parts, join_of
 from tests.hub.run_parts import READER, Hub, record
 

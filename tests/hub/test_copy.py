@@ -16,20 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, slow_at
+from fakes.samples import with_samples
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Feed, record
 
 from stepscope.cli.main import run_command
 from stepscope.errors import NotARun, RunError, RunUnwritable
-from stepscope.hub.copy import making
-from stepscope.hub.copy.making import make_copy, write_copy
-from stepscope.hub.copy.packing import FIRST, STEP, Blobs, rounded
-from stepscope.hub.copy.plan import plans
-from stepscope.page import assets, report_file
+from stepscope.hub import report_copy
+from stepscope.hub.report_copy import FIRST, STEP, Blobs, make_copy, plans, rounded, write_copy
+from stepscope.page import assets
 from stepscope.store.load import open_run
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.samples import with_samples
 
 HOSTILE = "</script><script>alert(1)</script>\"'<!--"
 SLOW = Cluster(ranks=6, steps=300, hosts=2, faults=(slow_at(3, "forward", 30.0),), allocated_mb=100.0)
@@ -116,7 +114,7 @@ def test_device_times_are_in_it_where_there_are_any(tmp_path: Path) -> None:
 
 
 def test_of_a_long_run_less_is_kept_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "plans", lambda: plans()[4:])
+    monkeypatch.setattr(report_copy, "plans", lambda: plans()[4:])
     run_dir = record(tmp_path / "runs", "long", with_samples(Cluster(ranks=40, steps=600), every_s=1.0))
     (run_dir / "logs" / "rank-0.log").write_text("".join(f"line {i}\n" for i in range(20_000)))
     (run_dir / "flight").mkdir()
@@ -170,7 +168,7 @@ def test_the_command_opens_the_run_once_and_makes_the_same_page(
         opened.append(path)
         return open_run(path, **more)
 
-    monkeypatch.setattr("stepscope.cli.finalise.open_run", counted)
+    monkeypatch.setattr("stepscope.cli.finalize.open_run", counted)
     monkeypatch.setattr("stepscope.hub.runs.open_run", counted)
     for page, words in ((run_dir / "report.html", ()), (tmp_path / "a.html", (str(tmp_path / "a.html"),))):
         opened.clear()
@@ -215,4 +213,4 @@ def test_what_cannot_be_made_is_said(tmp_path: Path, built: Path) -> None:
     assets.find_asset.cache_clear()
     with pytest.raises(RunError, match="the page was not built"):
         write_copy(run_dir, tmp_path / "a.html")
-    assert report_file.report_file(title="x", data=b"") is None
+    assert assets.report_file(title="x", data=b"") is None

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster
+from hub_feed import sidecar_of, taken_of
 from numpy.typing import NDArray
 
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.planes import Planes
-from stepscope.hub.past import past_run
-from stepscope.hub.views.heat_map import HEAD, Statistic, heat_map, pack_heat
-from stepscope.records.phases import COMM, FORWARD
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.feed import sidecar_of, taken_of
+from stepscope.hub.api.steps import HEAT_HEAD, Statistic, heat_map, pack_heat
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.step_arrays import Planes
+from stepscope.hub.runs import past_run
+from stepscope.records.steps import COMM, FORWARD
+from stepscope.store.live.ring_files import RingSidecar
 
 RANKS, STEPS, KEPT = 7, 300, 256
 SERIES = Cluster(ranks=RANKS, steps=STEPS).series()
@@ -88,9 +88,9 @@ def test_a_stretch_of_which_nothing_is_known_is_a_whole_answer(live: LiveRun, va
     assert found is not None
     assert found.known_from == (STEPS - KEPT if value == "forward" else 0)
     packed = pack_heat(found)
-    rows, columns = HEAD.unpack_from(packed)[3:]
+    rows, columns = HEAT_HEAD.unpack_from(packed)[3:]
     assert (rows, columns) == (3, 0) == (len(found.first_ranks), len(found.first_steps))
-    assert len(packed) == HEAD.size + 8 * rows
+    assert len(packed) == HEAT_HEAD.size + 8 * rows
 
 
 def test_times_on_the_device() -> None:

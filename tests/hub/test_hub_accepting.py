@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.accepting import Accepting
-from stepscope.hub.gate.refusals import Refusals
+from stepscope.hub.ingest.folder_ingest import FolderIngest
+from stepscope.hub.limits import Refusals
 from stepscope.hub.runs import Runs
 from stepscope.store.create import create_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER, Join, read_challenge, write_hello, write_join
+from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.wire.handshake import HELLO_PATH, PROOF_HEADER, Join, read_challenge, write_hello, write_join
 from stepscope.wire.keys import key_path, load_keys
 
 
@@ -37,7 +37,7 @@ class Asker:
     def __init__(self, run_dir: Path) -> None:
         self.done: list[Path] = []
         runs = Runs.of_folder(run_dir.parent)
-        self.accepting = Accepting(runs, Refusals(), fingerprint=b"", done=self.done.append)
+        self.accepting = FolderIngest(runs, Refusals(), fingerprint=b"", done=self.done.append)
 
     async def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes, dict[bytes, bytes]]:
         said: list[Any] = []

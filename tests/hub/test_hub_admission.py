@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.gate.buckets import Bucket, Buckets
-from stepscope.hub.gate.claims import RankClaims
-from stepscope.hub.gate.refusals import REASONS, SOURCES, Refusals, Refused
-from stepscope.hub.gate.senders import SenderLimits, neighbours
-from stepscope.wire.joining import Join, Welcome, write_join
+from stepscope.hub.ingest.auth import RankClaims, SenderLimits, neighbours
+from stepscope.hub.limits import REASONS, REFUSED_SOURCES, Bucket, Buckets, Refusals, Refused
+from stepscope.wire.handshake import Join, Welcome, write_join
 from tests.hub.gate_parts import KEY, Parts, join_of, ring_of
 
 
@@ -256,8 +254,8 @@ def test_buckets_are_bounded() -> None:
 
 def test_refusals_are_bounded() -> None:
     refusals = Refusals()
-    told = [refusals.count("token", str(n)) for n in range(SOURCES + 50)]
-    assert told.count(True) == SOURCES
+    told = [refusals.count("token", str(n)) for n in range(REFUSED_SOURCES + 50)]
+    assert told.count(True) == REFUSED_SOURCES
     assert refusals.count("token", "0") is False
-    assert refusals.by_reason() == {**dict.fromkeys(REASONS, 0), "token": SOURCES + 51}
-    assert refusals.total == SOURCES + 51
+    assert refusals.by_reason() == {**dict.fromkeys(REASONS, 0), "token": REFUSED_SOURCES + 51}
+    assert refusals.total == REFUSED_SOURCES + 51

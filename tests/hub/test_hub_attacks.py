@@ -14,11 +14,18 @@ from typing import Any
 
 import pytest
 
-from stepscope.wire.blocks import BLOCK_MAGIC
-from stepscope.wire.blocks import HEAD as BLOCK_HEAD
-from stepscope.wire.frames import FrameHead, Part, PartKind, pack_frame, part_of
-from stepscope.wire.joining import HELLO_PATH, PROOF_HEADER, write_hello, write_join
-from stepscope.wire.limits import FRAME_BYTES, HEAD_BYTES
+from stepscope.wire.frames import (
+    BLOCK_HEAD,
+    BLOCK_MAGIC,
+    FRAME_BYTES,
+    HEAD_BYTES,
+    FrameHead,
+    Part,
+    PartKind,
+    pack_frame,
+    part_of,
+)
+from stepscope.wire.handshake import HELLO_PATH, PROOF_HEADER, write_hello, write_join
 from tests.hub.gate_parts import KEY, RUN, Agent, HubProcess, bent, everything, join_of, ring_of, rings_part, summed
 
 LIMITS: dict[str, Any] = {

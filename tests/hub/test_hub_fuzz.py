@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.hub.gate.senders import SenderLimits
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.store.inbox import Inbox
+from stepscope.hub.ingest.auth import SenderLimits
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.store.inbox.receiver import Inbox
 from stepscope.wire.frames import FrameHead, Part, inflate_part, pack_frame, part_of, read_frame
-from stepscope.wire.joining import write_join
+from stepscope.wire.handshake import write_join
 from tests.hub.gate_parts import KEY, Agent, HubProcess, Parts, bent, join_of, ring_of, rings_part, steps_part, summed
 
 SEED = 20_260_806

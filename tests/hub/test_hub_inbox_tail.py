@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster
+from hub_feed import sidecar_of, taken_of
 
-from stepscope.hub.inbox_tail import InboxTail
-from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.ingest.tail import InboxTail
+from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import Runs
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.create import create_run
-from stepscope.store.inbox import Inbox
-from stepscope.store.journal import journal_path, journals
-from stepscope.store.meta import read_meta, write_meta
-from stepscope.store.parts import seal_journal
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.feed import sidecar_of, taken_of
-from stepscope.wire.blocks import RingRows, pack_block, ring_id
-from stepscope.wire.frames import FrameHead, Part, pack_frame, part_of, read_frame
+from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.inbox.journal import journal_path, journals
+from stepscope.store.inbox.parts import seal_journal
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.live.ring_files import RingSidecar
+from stepscope.wire.frames import FrameHead, Part, RingRows, pack_block, pack_frame, part_of, read_frame, ring_id
 from tests.hub.gate_parts import rings_part
 
 SPOOL = "ab" * 8

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from stepscope.errors import FrameError
-from stepscope.hub.gate.senders import SenderLimits
-from stepscope.store.nodes import read_nodes, read_refused
-from stepscope.store.sidecar import write_sidecar
-from stepscope.wire.frames import FrameHead, pack_frame, part_of
-from stepscope.wire.joining import Join
-from stepscope.wire.limits import FRAME_BYTES
+from stepscope.hub.ingest.auth import SenderLimits
+from stepscope.store.documents import read_nodes, read_refused
+from stepscope.store.live.ring_files import write_sidecar
+from stepscope.wire.frames import FRAME_BYTES, FrameHead, pack_frame, part_of
+from stepscope.wire.handshake import Join
 from tests.hub.gate_parts import Parts, join_of, ring_of, rings_part, steps_part
 
 
@@ -109,11 +108,11 @@ def test_a_full_disk_takes_nothing_and_is_told_once(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("stepscope.store.journal.JournalWriter.append", full)
+        patch.setattr("stepscope.store.inbox.journal.JournalWriter.append", full)
         for _ in range(2):
             status, said = node.send(rings_part(about))
             assert (status, said["retry_s"]) == (507, 5.0)
-        patch.setattr("stepscope.hub.gate.journal.append_jsonl", full)
+        patch.setattr("stepscope.hub.ingest.endpoints.append_jsonl", full)
         parts.journal.flush()
     assert (parts.live.rings, names(parts)) == ([], ["warning", "refused"])
     assert capsys.readouterr().err.count("No space left on device; the other nodes keep what they have") == 1

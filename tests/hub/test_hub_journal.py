@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stepscope.store.create import create_run
+from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.load import open_run
-from stepscope.store.meta import read_meta, write_meta
 from stepscope.store.paths import EVENTS, HUB_EVENTS
-from stepscope.store.seal import seal
+from stepscope.store.sealed.seal import seal
 from tests.hub.gate_parts import Parts, join_of
 
 

@@ -18,10 +18,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from stepscope.errors import UsageError
-from stepscope.hub.gate.entrance import Entrance, ServerLimits, plain_address
-from stepscope.hub.gate.refusals import Refusals
-from stepscope.hub.gate.server import Server
-from stepscope.hub.gate.tls import TlsFiles, make_certificate, user_certificate
+from stepscope.hub.limits import Entrance, Refusals, ServerLimits, plain_address
+from stepscope.hub.server import Server
+from stepscope.hub.transport import TlsFiles, make_certificate, user_certificate
 from tests.hub.gate_parts import Agent, HubProcess, everything
 
 

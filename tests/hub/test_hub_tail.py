@@ -8,21 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster
+from hub_feed import key_of, sidecar_of
+from rings import RingStream
 
-from stepscope.hub import tail as tail_module
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.tail import Tail
+from stepscope.hub.ingest import tail as tail_module
+from stepscope.hub.ingest.tail import Tail
+from stepscope.hub.live.live_run import LiveRun
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import COMM, FIRST_USER_SLOT, OTHER
 from stepscope.records.series import RankSeries
+from stepscope.records.steps import COMM, FIRST_USER_SLOT, OTHER
 from stepscope.ring import RingBatch, RingReader
+from stepscope.store.live.ring_files import RingSidecar, SegmentWriter, write_sidecar
+from stepscope.store.live.ring_files import sidecar_of as ring_sidecar
 from stepscope.store.paths import EVENTS, SAMPLES, STEPS, segment_path
-from stepscope.store.segments import SegmentWriter
-from stepscope.store.sidecar import RingSidecar, write_sidecar
-from stepscope.store.sidecar import sidecar_of as ring_sidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.feed import key_of, sidecar_of
-from stepscope.testing.rings import RingStream
 
 
 def append(run_dir: Path, one: RankSeries, steps: range) -> None:

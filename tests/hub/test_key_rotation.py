@@ -14,24 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
 
 from stepscope.agent.shipping.client import HubClient
 from stepscope.agent.shipping.destination import Destination
-from stepscope.agent.shipping.sender import Sender
-from stepscope.agent.shipping.ship import Shipper
+from stepscope.agent.shipping.sender import Sender, Shipper
 from stepscope.cli.main import run_command
 from stepscope.errors import KeyRefused, UsageError
-from stepscope.hub.gate.ingest import in_front
-from stepscope.hub.gate.refusals import Refusals, Refused
-from stepscope.hub.gathering import Gathering
-from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.ingest.endpoints import in_front
+from stepscope.hub.ingest.run_ingest import RunIngest
+from stepscope.hub.limits import Refusals, Refused
+from stepscope.hub.live.live_run import LiveRun
 from stepscope.records.series import RankSeries
 from stepscope.store.create import create_run
+from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.store.live.ring_files import write_sidecar
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.sidecar import write_sidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.wire.joining import Join, write_hello
+from stepscope.wire.handshake import Join, write_hello
 from stepscope.wire.keys import KeyRing, key_path, load_keys, retire_key, rotate_key
 from tests.hub.gate_parts import Parts, join_of
 from tests.hub.run_parts import Hub, append_steps, record, sidecar_of
@@ -64,7 +63,7 @@ class Job:
         made = create_run(folder / "kept", "job.node1", ["train.py"], environ={}, sessions=folder / "sessions")
         self.spool = made.run_dir
         self.refusals = Refusals()
-        self.gathering = Gathering(
+        self.gathering = RunIngest(
             self.run_dir,
             LiveRun(name="job"),
             self.refusals,

@@ -6,23 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster
+from hub_feed import sidecar_of, taken_of
 from numpy.typing import NDArray
 
-from stepscope.hub import past
-from stepscope.hub.model import live_run
-from stepscope.hub.model.digest import QUANTILES, WORST, digest_steps
-from stepscope.hub.model.digest_block import digest_block
-from stepscope.hub.model.digest_log import DigestLog
-from stepscope.hub.model.heat import Heat
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.planes import Planes
-from stepscope.hub.past import past_run
-from stepscope.records.phases import BACKWARD, COMM
+from stepscope.hub import runs
+from stepscope.hub.live import live_run
+from stepscope.hub.live.digests import QUANTILES, WORST, DigestLog, digest_block, digest_steps
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.step_arrays import Heat, Planes
+from stepscope.hub.runs import past_run
 from stepscope.records.series import RankSeries
-from stepscope.store.assemble import book_waiting
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.feed import sidecar_of, taken_of
+from stepscope.records.steps import BACKWARD, COMM
+from stepscope.store.live.ring_files import RingSidecar
+from stepscope.store.rank_series import book_waiting
 
 
 def introduce(live: LiveRun, series: tuple[RankSeries, ...]) -> None:
@@ -260,7 +257,7 @@ def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
     missing: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log has folded them; the window has not."""
-    monkeypatch.setattr(past, "ROOM", 128)
+    monkeypatch.setattr(runs, "ROOM", 128)
     run = Cluster(ranks=3, steps=2000, missing=missing).run()
     live = past_run(run)
     assert live.digests.coarsest(200, 299) > 16
@@ -278,7 +275,7 @@ def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
 
 
 def test_too_much_to_digest_anew_stays_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past, "ROOM", 128)
+    monkeypatch.setattr(runs, "ROOM", 128)
     monkeypatch.setattr(live_run, "UNFOLDED_CELLS", 299)
     live = past_run(Cluster(ranks=3, steps=2000).run())
     assert live.steps(200, 299, bins=100)["steps"][0] > 1

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stepscope.hub.model.digest import METRICS, QUANTILES, WORST, Digest
-from stepscope.hub.model.digest_log import Bins, DigestLog
+from stepscope.hub.live.digests import METRICS, QUANTILES, WORST, Bins, Digest, DigestLog
 
 
 def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:

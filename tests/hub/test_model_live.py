@@ -7,15 +7,15 @@ import json
 
 import numpy as np
 import pytest
+from clock import FakeClock
+from fakes.cluster import Cluster
+from hub_feed import FedRows, sidecar_of, taken_of
 
-from stepscope.hub.model.lines import Lines
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.planes import Planes
+from stepscope.hub.live.lines import Lines
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.step_arrays import Planes
 from stepscope.records.series import RankSeries
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.clock import FakeClock
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.feed import FedRows, sidecar_of, taken_of
+from stepscope.store.live.ring_files import RingSidecar
 
 
 def introduce(live: LiveRun, series: tuple[RankSeries, ...], node: str = "0") -> None:

@@ -8,19 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, slow_at
+from fakes.load_rows import LoadJob, LoadRanks
+from hang_jobs import Job
+from hub_feed import FedRows, sidecar_of, taken_of
 
 from stepscope.diagnosis import diagnose
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.looks import Looks, keep_up
-from stepscope.hub.model.run_data import run_data_of, snapshot
-from stepscope.hub.model.selection import select
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.rules import RuleLoop, keep_up, run_data_of, select, snapshot
 from stepscope.records.series import RankSeries
-from stepscope.store.hangs import write_hang
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.feed import FedRows, sidecar_of, taken_of
-from stepscope.testing.load_rows import LoadJob, LoadRanks
-from stepscope.testing.standstill import Job
+from stepscope.store.live.failures import write_hang
+from stepscope.store.live.ring_files import RingSidecar
 
 
 def introduce(live: LiveRun, series: tuple[RankSeries, ...]) -> None:
@@ -30,7 +28,7 @@ def introduce(live: LiveRun, series: tuple[RankSeries, ...]) -> None:
 
 async def followed(live: LiveRun, series: tuple[RankSeries, ...], upto: int, every: int = 20) -> LiveRun:
     """Looked at every so many steps."""
-    looks = Looks(live)
+    looks = RuleLoop(live)
     introduce(live, series)
     for first in range(0, upto, every):
         live.rows(taken_of(series, range(first, first + every)))
@@ -60,7 +58,7 @@ def test_while_the_job_stands_still_a_rank_is_not_just_running(tmp_path: Path) -
 
     async def work() -> list[tuple[list[str], list[str | None], int]]:
         live = LiveRun(run_dir=tmp_path)
-        looks = Looks(live)
+        looks = RuleLoop(live)
         introduce(live, series)
         live.rows(taken_of(series, range(20)))
         seen = []
@@ -111,7 +109,7 @@ def test_a_silent_rank_does_not_stop_the_judging() -> None:
     async def main() -> LiveRun:
         nonlocal now
         live = LiveRun(clock=lambda: now)
-        looks = Looks(live)
+        looks = RuleLoop(live)
         introduce(live, series)
         live.rows(taken_of(series, range(5)))
         for first in range(5, 80, 15):
@@ -138,7 +136,7 @@ def many(agents: int, slow_rank: int | None) -> LiveRun:
             live.ring(replace(about, identity=identity, pid=100 + local), node=str(node))
 
     async def main() -> None:
-        looks = Looks(live)
+        looks = RuleLoop(live)
         for first in range(0, 30, 10):
             for ranks in nodes:
                 table = ranks.table.copy()
@@ -171,9 +169,9 @@ def test_nobody_among_thousands_is_named_when_all_are_alike() -> None:
 
 def test_a_rule_that_fails_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     series = Cluster(ranks=2, steps=20).series()
-    monkeypatch.setattr("stepscope.hub.model.looks.LEAST_S", 0.0)
-    monkeypatch.setattr("stepscope.hub.model.looks.TICK_S", 0.01)
-    monkeypatch.setattr("stepscope.hub.model.looks.look", lambda *_: 1 // 0)
+    monkeypatch.setattr("stepscope.hub.live.rules.LEAST_S", 0.0)
+    monkeypatch.setattr("stepscope.hub.live.rules.TICK_S", 0.01)
+    monkeypatch.setattr("stepscope.hub.live.rules.look", lambda *_: 1 // 0)
 
     async def main() -> LiveRun:
         live = LiveRun()

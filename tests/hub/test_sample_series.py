@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.hub.model.lines import Lines, of_kind
-from stepscope.hub.views.sample_series import sample_series
+from stepscope.hub.api.samples import sample_series
+from stepscope.hub.live.lines import Lines, of_kind
 
 
 def test_the_mean_of_reasons_is_the_share_of_the_time_that_there_was_any() -> None:

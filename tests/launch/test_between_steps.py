@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.phases import OTHER
+from stepscope.records.steps import OTHER
 from stepscope.store.load import open_run
 
 Run = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.store.hangs import read_evidence, read_hangs
+from stepscope.store.live.failures import read_evidence, read_hangs
 from stepscope.store.load import open_run
 
 TRAIN = """

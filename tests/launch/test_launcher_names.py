@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.recorder.identity import is_launcher
-from stepscope.records.naming import default_name
+from stepscope.records.text import default_name
 
 
 @pytest.mark.parametrize(

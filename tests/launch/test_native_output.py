@@ -325,7 +325,7 @@ def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
 
 
 def forwarder_of(commands: Any) -> int | None:
-    found = [one.pid for one in commands.survivors() if "stepscope.agent.forward" in one.cmdline()]
+    found = [one.pid for one in commands.survivors() if "stepscope.agent.output_forwarder" in one.cmdline()]
     return found[0] if found else None
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli import slurm_tasks
-from stepscope.cli.ends import JobEnd, worst_end
-from stepscope.cli.slurm import SlurmStep
-from stepscope.cli.slurm_tasks import Leader, Member
-from stepscope.records.places import session_root
+from stepscope.cli.launch import slurm_tasks
+from stepscope.cli.launch.command import SlurmStep
+from stepscope.cli.launch.helpers import JobEnd, worst_end
+from stepscope.cli.launch.slurm_tasks import Leader, Member
+from stepscope.records.paths import session_root
 
 STEP = SlurmStep(job=7, step=0, restarts=0, nodes=1, node=0, tasks=3, task=0, tasks_here=3, task_here=0, first_host="a")
 FINE = JobEnd(exit_code=0, status="finished")
@@ -60,7 +60,7 @@ def test_a_task_that_never_began_or_was_killed_is_not_waited_for(
     killed = member(1, tmp_path)
     killed.wait()
     assert not leader.over()
-    monkeypatch.setattr(slurm_tasks, "LATE_S", 0.0)
+    monkeypatch.setattr(slurm_tasks, "MISSING_TASK_S", 0.0)
     assert not leader.over()  # it holds the lock
     killed.ended(FINE)  # with its last descriptor the lock goes, whether it says something or not
     assert leader.over()

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
 from league import replay
 from league.cases import CASES
 from league.peer import read_summary
@@ -17,13 +18,11 @@ from league.synthetic import CELLS
 from league.table import Scored, render
 from league.truth import Claim, Truth, claim_of
 
-from stepscope.testing.cluster import Cluster
-
 
 @pytest.fixture(scope="module")
 def plan() -> ModuleType:
     """A script's part, which is no part of the package."""
-    path = Path(__file__).parents[2] / "src" / "stepscope" / "testing" / "scripts" / "plan.py"
+    path = Path(__file__).parents[2] / "bench" / "league" / "jobs" / "plan.py"
     spec = importlib.util.spec_from_file_location("plan", path)
     assert spec
     assert spec.loader

@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-from stepscope.testing.namespaces import Host, Network, why_not
+from namespaces import Host, Network, why_not
 
 PATIENCE_S = 120.0
 NAME = "job"

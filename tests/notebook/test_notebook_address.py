@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.notebook.address import place_of
+from stepscope.notebook.cells import page_address
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def base(url: str = "", proxy: bool | None = None) -> str:
-    return place_of(4711, url=url, proxy=proxy).base
+    return page_address(4711, url=url, proxy=proxy).base
 
 
 def jupyter(folder: Path, monkeypatch: pytest.MonkeyPatch, about: str) -> None:
@@ -32,7 +32,7 @@ def jupyter(folder: Path, monkeypatch: pytest.MonkeyPatch, about: str) -> None:
 
 def test_on_this_machine() -> None:
     assert base() == "http://127.0.0.1:4711"
-    assert "ssh -L 4711:127.0.0.1:4711" in place_of(4711, url="", proxy=None).hint
+    assert "ssh -L 4711:127.0.0.1:4711" in page_address(4711, url="", proxy=None).hint
 
 
 def test_under_jupyterhub_through_it_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +68,11 @@ def test_a_proxy_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_editor_without_frames_is_given_a_link_that_leads_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/user/ada/")
-    place = place_of(4711, url="", proxy=None, framed=False)
+    place = page_address(4711, url="", proxy=None, framed=False)
     assert place.base == "http://127.0.0.1:4711"
     assert place.hint == (
         "VS Code shows no live page in a cell: open the link. If the kernel is not on the machine of your browser, "
         "forward port 4711 first (the PORTS view does it)."
     )
-    assert place_of(4711, url="", proxy=True, framed=False).base == "/user/ada/proxy/4711"
-    assert place_of(4711, url="https://gate/{port}/", proxy=None, framed=False).base == "https://gate/4711"
+    assert page_address(4711, url="", proxy=True, framed=False).base == "/user/ada/proxy/4711"
+    assert page_address(4711, url="https://gate/{port}/", proxy=None, framed=False).base == "https://gate/4711"

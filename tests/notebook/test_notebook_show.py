@@ -14,12 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster, slow_at
 from made_runs import record
 
 import stepscope
 from stepscope.notebook import cells
-from stepscope.notebook.show import show
-from stepscope.testing.cluster import Cluster, slow_at
+from stepscope.notebook.cells import show
 
 
 class Notebook:

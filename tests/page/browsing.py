@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from fakes.browser import what_is_missing
+
 from stepscope.page.assets import is_built
-from stepscope.testing.browser import what_is_missing
 from tests.hub.run_parts import ServedFolder
 
 if what_is_missing():

@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fakes.browser import launched
+from fakes.cluster import Cluster, slow_at
+from fakes.samples import with_samples
 
-from stepscope.store.hangs import write_hang
-from stepscope.testing.browser import launched
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.samples import with_samples
+from stepscope.store.live.failures import write_hang
 from tests.hub.run_parts import DEMO, HOSTILE, WALL_NS, Feed, missing_rank, record
 from tests.page.browsing import (
     LIVE_STEPS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.cli.demo import SCRIPT
+from stepscope.cli.commands.demo import SCRIPT
 from tests.page.browsing import expect, run_address
 
 START_S = 60.0

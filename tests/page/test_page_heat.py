@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, slow_at
+from fakes.samples import with_samples
 
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.samples import with_samples
 from tests.hub.run_parts import HOSTILE, record
 from tests.page.browsing import expect, fingers_on
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
-from stepscope.hub.gate.tls import make_certificate
 from stepscope.hub.runs import Runs
+from stepscope.hub.transport import make_certificate
 from stepscope.store.create import create_run
-from stepscope.store.meta import end_run
+from stepscope.store.documents import end_run
 from tests.hub.run_parts import READER, Hub
 from tests.page.browsing import expect, run_address
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.copy.making import write_copy
+from stepscope.hub.report_copy import write_copy
 from stepscope.notebook.cells import frame_of_page
 from tests.hub.run_parts import HOSTILE
 from tests.page.browsing import expect

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from stepscope.hub.api.readers import Readers
+from fakes.cluster import Cluster
+
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
-from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.ingest.tail import Tail
+from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import Runs
-from stepscope.hub.tail import Tail
-from stepscope.store.meta import read_meta
-from stepscope.testing.cluster import Cluster
+from stepscope.store.documents import read_meta
 from tests.hub.run_parts import HOSTILE, READER, Hub
 from tests.page.browsing import expect
 

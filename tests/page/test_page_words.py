@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.store.hangs import write_hang
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.standstill import Job
+from fakes.cluster import Cluster
+from hang_jobs import Job
+
+from stepscope.store.live.failures import write_hang
 from tests.hub.run_parts import HOSTILE, record
 from tests.page.browsing import expect
 

@@ -19,12 +19,20 @@ import torch.distributed as dist
 from torch import nn
 
 from stepscope.recorder import guard
-from stepscope.recorder.imports import ImportWatch
-from stepscope.recorder.instrument import Instrumentation
+from stepscope.recorder.bootstrap import Instrumentation
+from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.collectives import OPS
-from stepscope.records.phases import COMM
-from stepscope.records.slot import COLLECTIVE, COLLECTIVE_ENTRY, COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD, STEP, STEP_SLOT
+from stepscope.records.steps import (
+    COLLECTIVE,
+    COLLECTIVE_ENTRY,
+    COMM,
+    COMM_ENTRY,
+    COMM_RECORD,
+    ENTRIES_HEAD,
+    STEP,
+    STEP_SLOT,
+)
 from stepscope.ring import RingReader
 
 STEPS = 4

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clock import FakeClock
 
 from stepscope.recorder import guard
-from stepscope.recorder.imports import ImportWatch
-from stepscope.recorder.instrument import Instrumentation
+from stepscope.recorder.bootstrap import Instrumentation
+from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.phases import BUILTIN_PHASES
-from stepscope.records.slot import NOTE, NOTE_SLOT, STEP, STEP_FIELDS
+from stepscope.records.steps import BUILTIN_PHASES, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.ring import RingReader
-from stepscope.testing.clock import FakeClock
 
 
 class Recording:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder.callers import Callers
+from stepscope.recorder.facts import Callers
 
 
 def facts_below(modules: Sequence[str], *, spec: str | None = None) -> dict[str, Any]:

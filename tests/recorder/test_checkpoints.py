@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from clock import FakeClock
 from torch import nn
 
-from stepscope.testing.clock import FakeClock
 from tests.recorder.conftest import Recording
 
 SAVING = 5_000

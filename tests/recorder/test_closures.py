@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from clock import FakeClock
 from torch import nn
 
-from stepscope.records.phases import OTHER
-from stepscope.testing.clock import FakeClock
+from stepscope.records.steps import OTHER
 from tests.recorder.conftest import Recording
 
 BEFORE_MODEL, FORWARD, LOSS, BACKWARD, UPDATE = 1_000, 200, 30, 4_000, 50_000

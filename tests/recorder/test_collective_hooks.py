@@ -14,16 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stepscope.recorder.calls import Calls
-from stepscope.recorder.groups import SHARED, GroupTable, KnownGroup, kind_of
+from stepscope.recorder.hooks.collectives import CollectiveCalls
+from stepscope.recorder.process_groups import SHARED, GroupTable, KnownGroup
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.collectives import MAX_GROUPS
+from stepscope.records.collectives import MAX_GROUPS, group_kind
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD
-from stepscope.records.slot import COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD
+from stepscope.records.steps import BACKWARD, COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD
 from stepscope.ring import RingReader, RingWriter
-from stepscope.ring.layout import MIN_CAPACITY
-from stepscope.ring.words import GROUP_SHIFT
+from stepscope.ring.layout import GROUP_SHIFT, MIN_CAPACITY
 
 pytestmark = pytest.mark.ranks
 
@@ -137,7 +135,7 @@ def test_a_long_step_of_nothing_but_calls_is_announced_on_its_way(recording: Any
 
 def test_handles_nobody_waits_for_are_not_kept(recording: Any) -> None:
     recording.recorder.begin()
-    calls = Calls(recording.recorder, torch)
+    calls = CollectiveCalls(recording.recorder, torch)
     calls.handles.update({number: number for number in range(512)})
     calls.turn()
     assert len(calls.handles) == 512
@@ -171,7 +169,7 @@ def test_handles_nobody_waits_for_are_not_kept(recording: Any) -> None:
     ],
 )
 def test_kinds(description: str, kind: str) -> None:
-    assert kind_of(description) == kind
+    assert group_kind(description) == kind
 
 
 class Named:

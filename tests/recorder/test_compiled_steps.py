@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.phases import BACKWARD, FORWARD, OPTIMIZER
+from stepscope.records.steps import BACKWARD, FORWARD, OPTIMIZER
 from stepscope.store.load import open_run
 from tests.conftest import Completed
 

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 import torch
+from clock import FakeClock
 from torch import nn
 
 from stepscope.recorder.recorder import Recorder
-from stepscope.testing.clock import FakeClock
 from tests.recorder.conftest import Recording, _recorded
 
 

@@ -11,13 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_stand_in import Device, Event
+from rings import RingStream
 
 from stepscope.recorder.device import DENSE_EVERY, DENSE_STEPS, MAX_EVERY, DeviceTimer, device_timer, timed_step
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, COMM, FORWARD, INPUT, OPTIMIZER, OTHER
-from stepscope.records.slot import DEVICE, DEVICE_FIELDS
+from stepscope.records.steps import (
+    BACKWARD,
+    BUILTIN_PHASES,
+    COMM,
+    DEVICE,
+    DEVICE_FIELDS,
+    FORWARD,
+    INPUT,
+    OPTIMIZER,
+    OTHER,
+)
 from stepscope.ring import RingReader
-from stepscope.testing.rings import RingStream
 
 MS = 1_000_000
 

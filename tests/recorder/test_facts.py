@@ -19,11 +19,11 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from stepscope.recorder import autocast, facts, guard
+from stepscope.recorder import facts, guard, model
 from stepscope.recorder import model as model_module
 from stepscope.recorder.facts import LiveObjects
-from stepscope.recorder.mesh import mesh_facts
 from stepscope.recorder.model import ModelWalk
+from stepscope.recorder.process_groups import mesh_facts
 from stepscope.ring import RingState
 from tests.recorder.conftest import Recording
 
@@ -286,7 +286,7 @@ def test_an_autocast_that_is_off_is_none() -> None:
     wrapped = torch.autocast("cpu", torch.bfloat16, enabled=False)(nn.Linear(2, 2).forward)
     module = nn.Linear(2, 2)
     module.forward = wrapped  # type: ignore[method-assign]
-    assert autocast.seen_in(module, "float32", "float32") is None
+    assert model.autocast_seen_in(module, "float32", "float32") is None
 
 
 def test_the_objects_are_free_to_go(recording: Recording) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.recorder.global_steps import OWNERS, GlobalSteps, install
-from stepscope.recorder.imports import ImportWatch
-from stepscope.recorder.patches import Patches
+from stepscope.recorder.facts import STEP_COUNTERS, GlobalSteps, install_step_counters
+from stepscope.recorder.guard import ImportWatch, Patches
 from tests.recorder.conftest import Recording
 
 
@@ -32,15 +31,15 @@ def train(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, steps
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("module_name", OWNERS)
+@pytest.mark.parametrize("module_name", STEP_COUNTERS)
 def test_what_a_framework_counts(module_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class_name, framework, _ = OWNERS[module_name]
+    class_name, framework, _ = STEP_COUNTERS[module_name]
     own = type(class_name, (Trainer,), {"__init__": Trainer.__init__})
     module = ModuleType(module_name)
     setattr(module, class_name, own)
     monkeypatch.setitem(sys.modules, module_name, module)
     steps, patches, watch = GlobalSteps(), Patches(), ImportWatch()
-    install(steps.meet, patches, watch)
+    install_step_counters(steps.meet, patches, watch)
     watch.remove()
     trainer = own(500)
     assert steps.facts([framework], None) == {"global_step": {"by": framework, "first": 500}}

@@ -14,8 +14,7 @@ import torch
 
 from stepscope.recorder import guard
 from stepscope.recorder.guard import failsafe
-from stepscope.records.phases import BUILTIN_PHASES, FIRST_USER_SLOT, GRAPH_PHASE
-from stepscope.records.slot import FLAG_COMPILED, FLAG_REPLAYED
+from stepscope.records.steps import BUILTIN_PHASES, FIRST_USER_SLOT, FLAG_COMPILED, FLAG_REPLAYED, GRAPH_PHASE
 
 
 class Graph:
@@ -249,11 +248,11 @@ def test_graphs_and_optimizers_are_not_kept_alive(recorded: Any) -> None:
 
 
 def test_where_torch_has_no_graphs_nothing_is_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.recorder import graphs
-    from stepscope.recorder.patches import Patches
+    from stepscope.recorder.guard import Patches
+    from stepscope.recorder.hooks import compiled
     from stepscope.recorder.recorder import Recorder
 
     nothing = type("Graph", (), {})
     monkeypatch.setattr(torch.cuda, "CUDAGraph", nothing)
-    graphs.install(Recorder(tmp_path, tmp_path), torch, Patches())
+    compiled.install(Recorder(tmp_path, tmp_path), torch, Patches())
     assert "replay" not in vars(nothing)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.recorder import guard
+from stepscope.recorder.guard import Patches
 from stepscope.recorder.ledger import NOT_NOW
-from stepscope.recorder.patches import Patches
 from stepscope.recorder.recorder import MAX_FAILURES, Recorder
-from stepscope.records.phases import BACKWARD
+from stepscope.records.steps import BACKWARD
 from stepscope.ring import RingReader
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from clock import FakeClock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from stepscope.testing.clock import FakeClock
 from tests.recorder.conftest import Recording
 
 MODEL, WRAPPER, INPUT, LOSS = 200, 50, 7_000, 30

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import FakeClock
 
-from stepscope.recorder import joining
-from stepscope.recorder.patches import Patches
+from stepscope.recorder.guard import Patches
+from stepscope.recorder.hooks import collectives
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import FORWARD, INPUT, OPTIMIZER, OTHER
-from stepscope.records.slot import FLAG_FIRST, STEP, STEP_SLOT
+from stepscope.records.steps import FLAG_FIRST, FORWARD, INPUT, OPTIMIZER, OTHER, STEP, STEP_SLOT
 from stepscope.ring import RingReader, RingState
 from stepscope.ring.reader import RingHeader
-from stepscope.testing.clock import FakeClock
 
 WHO = RankIdentity(host="node", pid=1, rank=3, world_size=4)
 
@@ -137,13 +136,15 @@ def test_all_names_of_the_function_are_one_and_are_put_back(make_recorder: Calla
 
     original = torch.distributed.init_process_group
     patches = Patches()
-    joining.install(make_recorder(), torch, patches)
-    places = [getattr(sys.modules[name], joining.FUNCTION) for name in joining.MODULES]
+    collectives.install_init_process_group(make_recorder(), torch, patches)
+    places = [getattr(sys.modules[name], collectives.INIT_FUNCTION) for name in collectives.INIT_MODULES]
     patches.undo()
     assert len(places) == 3
     assert {id(place) for place in places} == {id(places[0])}
     assert places[0].__wrapped__ is original
-    assert [getattr(sys.modules[name], joining.FUNCTION) for name in joining.MODULES] == [original] * 3
+    assert [getattr(sys.modules[name], collectives.INIT_FUNCTION) for name in collectives.INIT_MODULES] == [
+        original
+    ] * 3
 
 
 def test_a_group_that_was_there_before_us(
@@ -155,7 +156,7 @@ def test_a_group_that_was_there_before_us(
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2), ("get_backend", "gloo")):
         monkeypatch.setattr(distributed, name, lambda value=value: value)
     recorder, patches = make_recorder(), Patches()
-    joining.install(recorder, torch, patches)
+    collectives.install_init_process_group(recorder, torch, patches)
     patches.undo()
     identity = header_of(recorder).identity
     assert (identity.rank, identity.world_size, identity.backend) == (1, 2, "gloo")

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clock import FakeClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rings import START_NS, RingStream
 
 from stepscope.recorder.ledger import NOT_NOW, Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
-from stepscope.records.slot import STEP, STEP_FIELDS
+from stepscope.records.steps import BACKWARD, COMM, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER, STEP, STEP_FIELDS
 from stepscope.ring import RingReader, RingWriter
-from stepscope.ring.layout import MIN_CAPACITY
-from stepscope.ring.words import DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
-from stepscope.testing.clock import FakeClock
-from stepscope.testing.rings import START_NS, RingStream
+from stepscope.ring.layout import DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, MIN_CAPACITY, data_word
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from stepscope.records.phases import OTHER
-from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST, FLAG_SKIPPED
+from stepscope.records.steps import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST, FLAG_SKIPPED, OTHER
 from tests.recorder.conftest import Recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

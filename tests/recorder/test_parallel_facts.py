@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from stepscope.recorder import fsdp as fsdp_module
+from stepscope.recorder import model as fsdp_module
 from stepscope.recorder.model import ModelWalk
 from stepscope.ring import RingState
 from tests.recorder.conftest import Recording

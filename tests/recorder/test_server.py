@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.recorder import server
-from stepscope.recorder.server import ServerOffer
+from stepscope.recorder import worker_server
+from stepscope.recorder.worker_server import ServerOffer
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingWriter
 from stepscope.ring.layout import MIN_CAPACITY, SERVER_WORD
@@ -28,7 +28,7 @@ BEGIN = textwrap.dedent(
     from pathlib import Path
     import torch
     from stepscope.recorder import guard
-    from stepscope.recorder.server import ServerOffer
+    from stepscope.recorder.worker_server import ServerOffer
     from stepscope.records.identity import RankIdentity
     from stepscope.ring import RingWriter
     from stepscope.ring.layout import MIN_CAPACITY, SERVER_WORD
@@ -185,8 +185,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(torch._C._distributed_c10d, "_WorkerServer", bind)
     monkeypatch.setattr(ctypes.pythonapi, "Py_IncRef", lambda _: None)
-    monkeypatch.setattr(server.atexit, "register", lambda _: None)
-    monkeypatch.setattr(server, "_room_for", lambda _: True)
+    monkeypatch.setattr(worker_server.atexit, "register", lambda _: None)
+    monkeypatch.setattr(worker_server, "_room_for", lambda _: True)
     return paths
 
 
@@ -257,9 +257,9 @@ def test_none_without_what_it_needs(
     ring: RingWriter, started: list[str], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     if missing == "room":
-        monkeypatch.setattr(server, "_room_for", lambda _: False)
+        monkeypatch.setattr(worker_server, "_room_for", lambda _: False)
     elif missing == "level":
-        monkeypatch.setattr(server, "LOG_LEVEL", "FLAGS_of_another_build")
+        monkeypatch.setattr(worker_server, "LOG_LEVEL", "FLAGS_of_another_build")
     else:
         import torch
 
@@ -278,17 +278,17 @@ def test_none_where_the_path_is_too_long_for_a_socket(started: list[str], tmp_pa
 
 
 def test_room_for_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_cgroup_rooms", lambda: [100])
+    monkeypatch.setattr(worker_server, "_cgroup_rooms", lambda: [100])
     limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert server._room_for(50)
-    assert not server._room_for(51)
+    assert worker_server._room_for(50)
+    assert not worker_server._room_for(51)
     limits[resource.RLIMIT_NPROC] = 20
-    assert not server._room_for(10)
+    assert not worker_server._room_for(10)
     limits[resource.RLIMIT_NPROC] = resource.RLIM_INFINITY
     limits[resource.RLIMIT_AS] = 1 << 40
-    assert not server._room_for(1)
+    assert not worker_server._room_for(1)
 
 
 def test_every_control_group_on_the_way_up_counts(tmp_path: Path) -> None:
@@ -301,6 +301,6 @@ def test_every_control_group_on_the_way_up_counts(tmp_path: Path) -> None:
         (folder / "pids.max").write_text(f"{most}\n")
         (folder / "pids.current").write_text(f"{now}\n")
     proc.write_text("7:pids:/slurm/job\n3:cpu,cpuacct:/other\n0::/user/gone\n")
-    assert server._cgroup_rooms(proc, mounted) == [400, 10]
+    assert worker_server._cgroup_rooms(proc, mounted) == [400, 10]
     proc.unlink()
-    assert server._cgroup_rooms(proc, mounted) == []
+    assert worker_server._cgroup_rooms(proc, mounted) == []

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from stepscope.records.phases import BACKWARD, COMM, FORWARD, OTHER
+from stepscope.records.steps import BACKWARD, COMM, FORWARD, OTHER
 
 
 class Timer:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.recorder.steps import StepBoundaries
+from stepscope.recorder.recorder import StepBoundaries
 
 D, G = 1, 2
 

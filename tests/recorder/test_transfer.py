@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.recorder import transfer
-from stepscope.recorder.patches import Patches
-from stepscope.records.phases import BUILTIN_PHASES
+from stepscope.recorder.guard import Patches
+from stepscope.recorder.hooks import dataloader
+from stepscope.records.steps import BUILTIN_PHASES
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from stepscope.records.phases import BUILTIN_PHASES
     ],
 )
 def test_what_goes_to_a_device(args: tuple[Any, ...], kwargs: dict[str, Any], goes: bool) -> None:
-    assert transfer.goes_to_device(torch, args, kwargs) is goes
+    assert dataloader.goes_to_device(torch, args, kwargs) is goes
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def patched(recording: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """As on a torch that is built for CUDA."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     patches = Patches()
-    transfer.install(recording.recorder, torch, patches)
+    dataloader.install_transfers(recording.recorder, torch, patches)
     yield recording
     patches.undo()
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hang_jobs import Job, worker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.records.hang import HangRecord
-from stepscope.testing.standstill import Job, worker
+from stepscope.records.finding import HangRecord
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),

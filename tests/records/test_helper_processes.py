@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.records.places import helper_command, helper_environment
+from stepscope.records.paths import helper_command, helper_environment
 
 PLANTED = ("argparse", "contextlib", "json", "runpy", "signal", "sitecustomize_not", "typing")
 

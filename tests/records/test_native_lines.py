@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.records.native_lines import (
-    LONGEST_LINE,
+from stepscope.store.live.logs import (
+    LONGEST_SHOWN_LINE,
     is_native,
     labelled_pid,
     labelled_rank,
@@ -93,7 +93,7 @@ def test_what_is_kept_is_bounded_and_the_last() -> None:
         "malloc(): p",
         "malloc(): q",
     )
-    assert len(plain_line("free(): " + "x" * 10_000)) == LONGEST_LINE
+    assert len(plain_line("free(): " + "x" * 10_000)) == LONGEST_SHOWN_LINE
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from stepscope.records.peers import peer_uid
+from stepscope.hub.transport import peer_uid
 
 
 def test_of_a_connection_of_our_own_and_of_none(tmp_path: Path) -> None:

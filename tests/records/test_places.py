@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.records.places import timed_collectives
+from stepscope.records.paths import timed_collectives
 
 TIMING, SIZE = "TORCH_NCCL_ENABLE_TIMING", "TORCH_FR_BUFFER_SIZE"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.records.facts import FORM, MAX_ITEMS, checked_facts, pack_facts, rank_runs
+from stepscope.records.identity import FACTS_FORM, MAX_ITEMS, checked_facts, pack_facts, rank_runs
 
 RIGHT: dict[str, Any] = {
     "peers": [[0, 4, 2]],
@@ -37,7 +37,7 @@ def ranks_in(runs: list[list[int]]) -> list[int]:
 
 def test_what_is_right_stays() -> None:
     assert checked_facts(RIGHT) == RIGHT
-    assert set(RIGHT) == set(FORM)
+    assert set(RIGHT) == set(FACTS_FORM)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,14 @@ def test_what_is_wrong_goes(key: str, value: Any) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda children: (
-        st.lists(children, max_size=3) | st.dictionaries(st.sampled_from([*FORM["loader"], *FORM]), children)
+        st.lists(children, max_size=3)
+        | st.dictionaries(st.sampled_from([*FACTS_FORM["loader"], *FACTS_FORM]), children)
     ),
     max_leaves=8,
 )
 
 
-@given(raw=JSON | st.dictionaries(st.sampled_from([*FORM]), JSON))
+@given(raw=JSON | st.dictionaries(st.sampled_from([*FACTS_FORM]), JSON))
 def test_anything_becomes_facts_that_stay_the_same(raw: Any) -> None:
     facts = checked_facts(raw)
     assert checked_facts(json.loads(json.dumps(facts, allow_nan=False))) == facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.records.redactor import Redactor
+from stepscope.records.redaction import Redactor
 
 META = {
     "name": "night",

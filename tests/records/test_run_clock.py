@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.records import run_clock
-from stepscope.records.places import ENV_CLOCK
+from stepscope.records.paths import ENV_CLOCK
 
 HOUR_NS, DAY_NS = 3600 * 10**9, 86400 * 10**9
 META: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.records.training_lines import summed_up, timer_line, training_line
+from stepscope.store.live.logs import timer_line, training_line, training_summary
 
 TITAN = (
     "[titan] 2026-11-16 12:00:00,123 - root - INFO - step: 10  loss:  7.1250  grad_norm:  1.5000  "
@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_is_left_out() -> None:
 
 def test_last_and_median() -> None:
     lines = [training_line(text) for text in (TITAN, COLOURED, TITAN.replace("step: 10", "step: 30"))]
-    assert summed_up(line for line in lines if line is not None) == {
+    assert training_summary(line for line in lines if line is not None) == {
         "framework": "torchtitan",
         "iteration": 30,
         "lines": 3,
@@ -81,7 +81,7 @@ def test_last_and_median() -> None:
         },
         "timers_ms": {},
     }
-    assert summed_up([]) == {}
+    assert training_summary([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_timers_are_summed_up_where_there_are_lines() -> None:
     line = training_line(MEGATRON)
     assert line is not None
     timers = [("optimizer", 10.0), ("optimizer", 14.0), ("optimizer", 12.0)]
-    assert summed_up([line], timers)["timers_ms"] == {"optimizer": {"last": 12.0, "median": 12.0}}
-    assert summed_up([], timers) == {}
+    assert training_summary([line], timers)["timers_ms"] == {"optimizer": {"last": 12.0, "median": 12.0}}
+    assert training_summary([], timers) == {}

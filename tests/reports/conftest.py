@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stepscope.records.finding import Finding
-from stepscope.traces.device.pace import Pace
-from stepscope.traces.device.temporal import Temporal
+from stepscope.traces.device.figures import Pace
+from stepscope.traces.device.work import Temporal
 from stepscope.traces.model.columns import TraceMeta
-from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Step
 
 MS = 1_000_000

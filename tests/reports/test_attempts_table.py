@@ -6,10 +6,11 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from fakes.cluster import Cluster, Death
+
 from stepscope.records.series import RankError, RankSeries, RunData
-from stepscope.reports.attempts import attempt_items, attempts_table
+from stepscope.reports.sections import attempt_items, attempts_table
 from stepscope.reports.summary import summarise
-from stepscope.testing.cluster import Cluster, Death
 
 S = 10**9
 

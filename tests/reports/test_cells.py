@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.units import ns_text
-from stepscope.reports.cells import cell_text, headings
+from stepscope.records.text import ns_text
+from stepscope.reports.layout import cell_text, headings
 
 
 @pytest.mark.parametrize(

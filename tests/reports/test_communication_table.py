@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
+from fakes.traffic import Exchange, Traffic
 
 from stepscope.diagnosis import build_window
-from stepscope.reports.communication import communication_table
-from stepscope.reports.text_communication import communication_lines, measured_text
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.traffic import Exchange, Traffic
+from stepscope.reports.summary_text import communication_lines, measured_text
+from stepscope.reports.tables import communication_table
 
 PAIR = Traffic(mesh={"dp": 2}, exchanges=(Exchange(dimension="dp"),))
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster
+from hang_jobs import Job, worker
 
-from stepscope.records.hang import HangRecord
+from stepscope.records.finding import HangRecord
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster
-from stepscope.testing.standstill import Job, worker
 
 
 def hung(*hangs: HangRecord) -> RunData:

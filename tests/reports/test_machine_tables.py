@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, gpu_uuid
 
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarise
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, gpu_uuid
 
 GIB = 1 << 30
 MIB_OF_GIB = 1024.0

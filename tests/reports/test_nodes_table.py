@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fakes.cluster import Cluster
+
 from stepscope.records.series import RunData
-from stepscope.reports.nodes import node_items, nodes_table
+from stepscope.reports.sections import node_items, nodes_table
 from stepscope.reports.summary import summarise
-from stepscope.reports.text import render_text
-from stepscope.testing.cluster import Cluster
+from stepscope.reports.summary_text import render_text
 
 
 def node(number: int, **more: Any) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, Fault, slow_at
+from fakes.traffic import Exchange, SlowLink, Traffic
 from summary_consistency import contradictions
 
-from stepscope.records.facts import FORM
+from stepscope.records.identity import FACTS_FORM
 from stepscope.records.series import RankError, RunData
 from stepscope.reports import render_text, summarise
-from stepscope.reports.price import finding_price
+from stepscope.reports.layout import finding_price
 from stepscope.reports.summary import status_of
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, Fault, slow_at
-from stepscope.testing.traffic import Exchange, SlowLink, Traffic
 
 KEYS = [
     *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
@@ -266,7 +266,7 @@ def test_a_model_that_is_not_sharded(facts: dict[str, Any]) -> None:
 def test_every_fact_is_in_the_docs(root: Path) -> None:
     section = (root / "docs/schema.md").read_text().partition("### facts")[2].partition("\n### ")[0]
     documented = set(re.findall(r"`([a-z0-9_]+)`", section))
-    for key, form in FORM.items():
+    for key, form in FACTS_FORM.items():
         assert {key, *(form if isinstance(form, dict) else ())} <= documented
 
 

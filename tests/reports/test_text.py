@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, gpu_uuid, slow_at
+from fakes.traffic import Exchange, SlowLink, Traffic
 
 from stepscope.records.series import RankError
-from stepscope.records.units import bytes_text, count_text, duration_text, ms_text, number_text, share_text, span_texts
+from stepscope.records.text import bytes_text, count_text, duration_text, ms_text, number_text, share_text, span_texts
 from stepscope.reports import render_text, summarise
-from stepscope.reports.text_communication import communication_lines
-from stepscope.testing.cluster import ANCHOR_WALL_NS, Cluster, Death, gpu_uuid, slow_at
-from stepscope.testing.traffic import Exchange, SlowLink, Traffic
+from stepscope.reports.summary_text import communication_lines
 
 GIB = 1 << 30
 TRACEBACK = """\

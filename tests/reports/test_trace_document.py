@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.reports.trace_document import document_of, plain
 from stepscope.reports.trace_html import render_trace_html
 from stepscope.reports.trace_text import render_trace
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device.figures import DeviceFigures
-from stepscope.traces.host.figures import HostFigures
-from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.findings import analyse_job
+from stepscope.traces.job import JobAnalysis
+from stepscope.traces.rank import HostFigures, RankAnalysis, analyse_rank
 
 KEYS = {
     "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.reports.charts import Bar, Curve, Part, curves, stacked_bars, stacked_columns
-from stepscope.reports.html_tables import TABLE_SCRIPT, sortable_table
+from stepscope.reports.html import TABLE_SCRIPT, Bar, Curve, Part, curves, sortable_table, stacked_bars, stacked_columns
 from stepscope.reports.trace_document import document_of
 from stepscope.reports.trace_html import render_trace_html
 from stepscope.reports.trace_text import render_trace

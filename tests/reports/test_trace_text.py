@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 
 from stepscope.records.finding import Finding
-from stepscope.records.units import ns_text
+from stepscope.records.text import ns_text
 from stepscope.reports.trace_document import document_of
 from stepscope.reports.trace_text import render_trace
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.job import analyse_job
+from stepscope.traces.findings import analyse_job
 from stepscope.traces.rank import analyse_rank
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
-from stepscope.cli.main import COMMANDS, HIDDEN, build_parser
+from stepscope.cli.main import COMMANDS, HIDDEN, build_parser, command_module
 
 
 def describe(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -52,7 +51,7 @@ def test_every_command_explains_itself() -> None:
 def test_options_before_a_job_are_those_that_take_a_value() -> None:
     """Otherwise their value would be taken for the script."""
     for name in (*COMMANDS, *HIDDEN):
-        module = import_module(f"stepscope.cli.{name}")
+        module = command_module(name)
         parser = argparse.ArgumentParser()
         module.add_arguments(parser)
         valued = {option for action in parser._actions if action.nargs != 0 for option in action.option_strings}

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "stepscope"
-SCRIPTS = ("testing/scripts/", "recorder/inject/")
+SCRIPTS = ("demo/", "recorder/inject/")
 """Run, never imported."""
 MODULES = sorted(
     name for path in PACKAGE.rglob("*.py") if not (name := path.relative_to(PACKAGE).as_posix()).startswith(SCRIPTS)

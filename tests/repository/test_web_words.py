@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from stepscope.records.hang import HangKind
+from stepscope.records.finding import HangKind
 
 SOURCES = Path("src/stepscope")
 

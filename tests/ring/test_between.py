@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.records.phases import (
+from stepscope.records.steps import (
     BACKWARD,
     CHECKPOINT,
     COMM,
@@ -19,10 +19,12 @@ from stepscope.records.phases import (
     OPTIMIZER,
     OTHER,
     PHASE_SLOTS,
+    SLOT_BYTES,
+    STEP,
+    STEP_SLOT,
 )
-from stepscope.records.slot import SLOT_BYTES, STEP, STEP_SLOT
-from stepscope.ring import words as w
-from stepscope.ring.decode import StreamDecoder
+from stepscope.ring import layout as w
+from stepscope.ring.decoder import StreamDecoder
 
 
 def enter(at: int, phase: int) -> int:

@@ -11,26 +11,31 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import RingStream, step_phases, write_call, write_step, write_wait
 
 from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, OPS
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, COMM, EVAL, FORWARD, INPUT, OTHER
-from stepscope.records.slot import (
+from stepscope.records.steps import (
+    BACKWARD,
     COLLECTIVE,
     COLLECTIVE_ENTRY,
+    COMM,
     COMM_ENTRY,
     COMM_RECORD,
     ENTRIES_HEAD,
+    EVAL,
+    FORWARD,
+    INPUT,
+    OTHER,
     SLOT_BYTES,
     SLOT_HEAD,
     STEP,
     STEP_SLOT,
 )
 from stepscope.ring import RingReader, split
-from stepscope.ring import words as w
-from stepscope.ring.decode import StreamDecoder
+from stepscope.ring import layout as w
+from stepscope.ring.decoder import StreamDecoder
 from stepscope.ring.layout import MIN_CAPACITY
-from stepscope.testing.rings import RingStream, step_phases, write_call, write_step, write_wait
 
 ALL_REDUCE, ALL_GATHER, BARRIER, SEND = (OPS.index(op) for op in ("all_reduce", "all_gather", "barrier", "send"))
 START = [w.data_word(w.START, 0), 100 << w.TIME_SHIFT]

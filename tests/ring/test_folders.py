@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import RingNoSpace
-from stepscope.ring.folders import make_session, take_folder
+from stepscope.records.files import make_session, take_folder
 
 
 def mode(path: Path) -> int:

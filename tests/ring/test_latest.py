@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import RingStream, write_call, write_step, write_steps, write_wait
 
 from stepscope.records.collectives import OPS
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BACKWARD, COMM, FORWARD, OTHER
+from stepscope.records.steps import BACKWARD, COMM, FORWARD, OTHER
 from stepscope.ring import LastCollective, RingReader
-from stepscope.ring import words as w
-from stepscope.ring.latest import last_collective, live_phase
+from stepscope.ring import layout as w
 from stepscope.ring.layout import MIN_CAPACITY, TURN_WORDS
-from stepscope.testing.rings import RingStream, write_call, write_step, write_steps, write_wait
+from stepscope.ring.reader import last_collective, live_phase
 
 ALL_REDUCE, SEND, RECV = OPS.index("all_reduce"), OPS.index("send"), OPS.index("recv")
 

@@ -17,10 +17,22 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rings import (
+    START_NS,
+    STEP_NS,
+    RingStream,
+    device_phases,
+    step_phases,
+    write_call,
+    write_device_step,
+    write_step,
+    write_steps,
+    write_wait,
+)
 
 from stepscope.errors import RingError, RingForeign, RingNoSpace, RingVersion
 from stepscope.records.identity import RankIdentity
-from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, SLOT_HEAD, STEP, STEP_SLOT
+from stepscope.records.steps import DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, SLOT_HEAD, STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingReader, RingState, RingWriter, split
 from stepscope.ring.layout import (
     BLOCK_HEAD,
@@ -33,19 +45,7 @@ from stepscope.ring.layout import (
     MIN_CAPACITY,
     STATE_WORD,
     WORD_BYTES,
-)
-from stepscope.ring.words import note_words
-from stepscope.testing.rings import (
-    START_NS,
-    STEP_NS,
-    RingStream,
-    device_phases,
-    step_phases,
-    write_call,
-    write_device_step,
-    write_step,
-    write_steps,
-    write_wait,
+    note_words,
 )
 
 ME = RankIdentity(host="node", pid=os.getpid(), rank=3, world_size=8, script="train.py")
@@ -382,7 +382,7 @@ WRITER = textwrap.dedent(
     import os, sys
     from pathlib import Path
     from stepscope.records.identity import RankIdentity
-    from stepscope.testing.rings import RingStream, write_step
+    from rings import RingStream, write_step
     stream = RingStream(Path(sys.argv[1]), RankIdentity(host="node", pid=os.getpid()), capacity=int(sys.argv[2]))
     print("ready", flush=True)
     for step in range(int(sys.argv[3])):

@@ -9,9 +9,8 @@ import pytest
 from soak_node import SoakNode
 
 from stepscope.reports import summarise
-from stepscope.store.lease import SILENT_S, read_lease
+from stepscope.store.liveness import SILENT_S, processes_alive, read_lease
 from stepscope.store.load import open_run
-from stepscope.store.processes import processes_alive
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from soak_node import SoakNode
 
-from stepscope.store.disk_use import run_bytes
+from stepscope.store.file_io import run_bytes
+from stepscope.store.inbox.journal import recover
+from stepscope.store.live.sample_files import samples_end
 from stepscope.store.load import open_run
-from stepscope.store.recovery import recover
-from stepscope.store.sample_segments import samples_end
-from stepscope.store.seal import seal
+from stepscope.store.sealed.seal import seal
 
 DAY_S = 24 * 3600.0
 SEEDS = [int(os.environ.get("STEPSCOPE_SOAK_SEED", "1"))]

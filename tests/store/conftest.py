@@ -11,23 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import RingStream
 
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import BUILTIN_PHASES, PHASE_SLOTS
-from stepscope.records.places import RING_SUFFIX
+from stepscope.records.paths import RING_SUFFIX
 from stepscope.records.series import RunData
-from stepscope.records.slot import DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, STEP, STEP_SLOT
+from stepscope.records.steps import BUILTIN_PHASES, DEVICE, DEVICE_SLOT, NOTE, NOTE_SLOT, PHASE_SLOTS, STEP, STEP_SLOT
 from stepscope.ring import RingReader, RingState
+from stepscope.ring.layout import note_words
 from stepscope.ring.reader import split
-from stepscope.ring.words import note_words
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.inbox import Inbox
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.live.ring_files import FRAME_SLOTS, RingSidecar, SegmentWriter, sidecar_of, write_sidecar
 from stepscope.store.paths import segment_path
-from stepscope.store.segments import FRAME_SLOTS, SegmentWriter
-from stepscope.store.sidecar import RingSidecar, sidecar_of, write_sidecar
-from stepscope.testing.rings import RingStream
-from stepscope.wire.blocks import RingRows, pack_block, ring_id
-from stepscope.wire.frames import FrameHead, Part, pack_frame, part_of, read_frame
+from stepscope.wire.frames import FrameHead, Part, RingRows, pack_block, pack_frame, part_of, read_frame, ring_id
 
 CAPACITY = 1 << 14
 """Words of a ring: room for some hundred steps."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.store import parts
-from stepscope.store.atomic import fsync_file
+from stepscope.store.file_io import fsync_file
+from stepscope.store.inbox import parts
 
 
 def test_a_pipe_or_a_link_in_place_of_a_file_is_an_error_and_no_wait(tmp_path: Path) -> None:

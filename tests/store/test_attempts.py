@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.store.attempts import SLACK_NS, Claim, settle_attempts
+from stepscope.store.rank_series import SLACK_NS, RankClaim, settle_attempts
 
 S = 10**9
 
 
-def claim(rank: int, began: float, until: float | None, *, world: int = 2, **more: object) -> Claim:
+def claim(rank: int, began: float, until: float | None, *, world: int = 2, **more: object) -> RankClaim:
     fields = {"host": f"host{rank}", "restarts": 0, **more}
     until_ns = None if until is None else round(until * S)
-    return Claim(rank=rank, world_size=world, began_ns=round(began * S), until_ns=until_ns, **fields)  # type: ignore[arg-type]
+    return RankClaim(rank=rank, world_size=world, began_ns=round(began * S), until_ns=until_ns, **fields)  # type: ignore[arg-type]
 
 
 def test_nothing_and_one() -> None:
@@ -39,11 +39,6 @@ def test_an_end_that_was_noticed_late_begins_no_round(noticed: float) -> None:
     before = [claim(0, 10, 99.5, host="a", restarts=12), claim(1, 10.1, noticed, host="a", restarts=12)]
     after = [claim(0, 100, None, host="a", restarts=13), claim(1, 102, None, host="a", restarts=13)]
     assert settle_attempts([*before, *after]) == [12, 12, 13, 13]
-
-
-def test_two_that_begin_in_the_same_instant() -> None:
-    together = [claim(0, 10, 20, host="a"), claim(0, 10, 20, host="a", restarts=1)]
-    assert settle_attempts(together) == [1, 1]
 
 
 def test_two_launchers_on_one_host_count_apart() -> None:
@@ -155,11 +150,11 @@ def test_a_round_that_never_came_to_a_step_is_one_if_it_follows_a_broken_one() -
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> list[list[Claim]]:
+def schedules(draw: st.DrawFn) -> list[list[RankClaim]]:
     """The rounds of an elastic job: nodes fail, leave, are cut off and join, under one clock each may miss a little."""
     sizes = {"n0": draw(st.integers(1, 3))}
     counts = {"n0": 0}
-    rounds: list[list[Claim]] = []
+    rounds: list[list[RankClaim]] = []
     now = 100.0
     seconds = st.floats(0, 20)
     cut_off = False
@@ -191,7 +186,7 @@ def schedules(draw: st.DrawFn) -> list[list[Claim]]:
 
 @settings(max_examples=150, deadline=None)
 @given(schedules(), st.randoms(use_true_random=False))
-def test_any_schedule_of_rounds_gives_back_the_rounds(rounds: list[list[Claim]], random: object) -> None:
+def test_any_schedule_of_rounds_gives_back_the_rounds(rounds: list[list[RankClaim]], random: object) -> None:
     told = [(index, one) for index, members in enumerate(rounds) for one in members]
     random.shuffle(told)  # type: ignore[attr-defined]
     found = settle_attempts([one for _, one in told])
@@ -205,7 +200,7 @@ def test_any_schedule_of_rounds_gives_back_the_rounds(rounds: list[list[Claim]],
 
 
 CLAIMS = st.builds(
-    Claim,
+    RankClaim,
     rank=st.integers(0, 3),
     world_size=st.integers(1, 4),
     host=st.sampled_from("ab"),
@@ -219,7 +214,7 @@ CLAIMS = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(CLAIMS, max_size=12))
-def test_whatever_was_claimed_numbers_grow_with_time(claims: list[Claim]) -> None:
+def test_whatever_was_claimed_numbers_grow_with_time(claims: list[RankClaim]) -> None:
     found = settle_attempts(claims)
     by_time = sorted(zip(claims, found, strict=True), key=lambda pair: pair[0].began_ns)
     assert [number for _, number in by_time] == sorted(found)

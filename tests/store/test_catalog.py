@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import write_steps
 
 from stepscope.errors import RunUnwritable
 from stepscope.store.catalog import list_runs, newest_run
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.results import load_summary, save_findings, save_summary
-from stepscope.testing.rings import write_steps
+from stepscope.store.documents import end_run, load_summary, read_meta, save_findings, save_summary, write_meta
 
 
 def test_a_summary_is_kept_in_all_its_forms(paths: RunPaths) -> None:

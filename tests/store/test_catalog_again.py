@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.store import catalog
-from stepscope.store.catalog import Known, list_runs, run_entry
+from stepscope.store.catalog import KnownRuns, list_runs, run_entry
 from stepscope.store.create import create_run
-from stepscope.store.meta import end_run
-from stepscope.store.results import save_summary
-from stepscope.store.sidecar import RingSidecar, guess_sidecar, write_sidecar
+from stepscope.store.documents import end_run, save_summary
+from stepscope.store.live.ring_files import RingSidecar, guess_sidecar, write_sidecar
 
 SUMMARY = {"schema": 1, "status": "finished", "world_size": 4, "steps": {"total": 9}, "step_time": {"p50_ms": 12.5}}
 
@@ -44,7 +43,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_run_that_is_over_is_read_once(runs: Path, read: list[str]) -> None:
-    known = Known()
+    known = KnownRuns()
     first = list_runs(runs, known=known)
     assert read == ["begun", "ended", "over"]
     assert list_runs(runs, known=known) == first
@@ -52,7 +51,7 @@ def test_a_run_that_is_over_is_read_once(runs: Path, read: list[str]) -> None:
 
 
 def test_one_that_changed_is_read_again_and_one_that_is_gone_is_forgotten(runs: Path, read: list[str]) -> None:
-    known = Known()
+    known = KnownRuns()
     list_runs(runs, known=known)
     save_summary(runs / "over", {**SUMMARY, "world_size": 8}, "")
     entries, _ = list_runs(runs, known=known)

@@ -15,7 +15,7 @@ from stepscope.errors import NotARun, RunUnwritable, UsageError
 from stepscope.records.redaction import kept_environment
 from stepscope.store import create
 from stepscope.store.create import create_run, create_run_at, discard_run
-from stepscope.store.meta import end_run, read_meta
+from stepscope.store.documents import end_run, read_meta
 
 
 def test_a_run_has_its_folders_and_says_what_it_is(tmp_path: Path) -> None:

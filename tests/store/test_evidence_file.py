@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang_jobs import Job, entry, flight, worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.hangs.evidence import FLIGHT_BYTES, EvidenceFile, evidence_from_dict, evidence_to_dict
 from stepscope.hangs.judge import judge
-from stepscope.hangs.kept import FLIGHT_BYTES, KeptEvidence, evidence_from_dict, evidence_to_dict
-from stepscope.records.hang import Frame, HangRecord, ThreadStack
-from stepscope.store.hangs import read_evidence, read_hangs, write_evidence, write_hang
-from stepscope.testing.standstill import Job, entry, flight, worker
-from stepscope.wire.frames import FrameHead, pack_frame, part_of, read_frame
-from stepscope.wire.limits import FILE_BYTES
+from stepscope.records.finding import Frame, HangRecord, ThreadStack
+from stepscope.store.live.failures import read_evidence, read_hangs, write_evidence, write_hang
+from stepscope.wire.frames import FILE_BYTES, FrameHead, pack_frame, part_of, read_frame
 
 EVIDENCE = Job(ranks=4, sequence=7).alone(1, workers=(worker(),)).evidence()
-KEPT = KeptEvidence(number=1, stopped_wall_ns=100, gathered_wall_ns=112, evidence=EVIDENCE)
+KEPT = EvidenceFile(number=1, stopped_wall_ns=100, gathered_wall_ns=112, evidence=EVIDENCE)
 
 
 def test_it_comes_back_beside_the_record(tmp_path: Path) -> None:

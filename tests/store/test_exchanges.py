@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import NotARun
 from stepscope.records.collectives import FLAG_ASYNC, FLAG_DEVICE, FLAG_WAITED, MAX_GROUPS, OPS, ProcessGroup
-from stepscope.records.slot import (
+from stepscope.records.steps import (
     COLLECTIVE,
     COLLECTIVE_ENTRIES,
     COLLECTIVE_ENTRY,
@@ -29,13 +29,13 @@ from stepscope.records.slot import (
     STEP_SLOT,
 )
 from stepscope.ring import RingBatch
-from stepscope.store import seal
 from stepscope.store.create import RunPaths
-from stepscope.store.exchanges import collective_rows, comm_rows
+from stepscope.store.documents import end_run
+from stepscope.store.live.ring_files import RingSidecar, guess_sidecar
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run
-from stepscope.store.sidecar import RingSidecar, guess_sidecar
-from stepscope.store.sql import query
+from stepscope.store.rank_series import collective_rows, comm_rows
+from stepscope.store.sealed import seal
+from stepscope.store.sealed.sql import query
 
 ALL_REDUCE, ALL_GATHER, BARRIER = OPS.index("all_reduce"), OPS.index("all_gather"), OPS.index("barrier")
 GROUPS = (

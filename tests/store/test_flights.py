@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from fakes.dumps import Call, FlightJob
 
-from stepscope.store import flights
-from stepscope.store.flights import keep_flights, read_flights
-from stepscope.testing.dumps import Call, FlightJob
+from stepscope.store.live import failures
+from stepscope.store.live.failures import keep_flights, read_flights
 
 
 def names(run_dir: Path) -> list[str]:
@@ -64,7 +64,7 @@ def test_none_of_it_is_none(tmp_path: Path) -> None:
 
 def test_too_much_is_left_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disagreed(tmp_path / "flight")
-    monkeypatch.setattr(flights, "MAX_BYTES", 100)
+    monkeypatch.setattr(failures, "MAX_DUMP_BYTES", 100)
     verdict, notices = read_flights(tmp_path, {}, since_ns=0)
     assert verdict == {}
     assert notices == [f"flight/ is large and was not looked at: stepscope flight {tmp_path / 'flight'} does."]

@@ -16,21 +16,20 @@ from typing import Any
 import duckdb
 import pytest
 
-from stepscope.cli.finalise import finalise
+from stepscope.cli.finalize import finalize_run
 from stepscope.errors import NotARun, RunError
+from stepscope.records.files import replaced
 from stepscope.records.redaction import redact_command
-from stepscope.records.replacing import replaced
-from stepscope.store import atomic, lease, locks, seal
+from stepscope.store import file_io, liveness, locks
 from stepscope.store.catalog import list_runs
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.inbox import Inbox
-from stepscope.store.lease import LeaseKeeper, Place, read_lease, sealing_barred
+from stepscope.store.documents import NodeInfo, end_run, read_meta, write_meta, write_nodes
+from stepscope.store.file_io import read_document
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.liveness import LeaseKeeper, Place, processes_alive, read_lease, sealing_barred
 from stepscope.store.load import open_run
 from stepscope.store.locks import LockBusy
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.nodes import NodeInfo, write_nodes
-from stepscope.store.processes import processes_alive
-from stepscope.store.reading import read_document
+from stepscope.store.sealed import seal
 
 
 def _contents(folder: Path) -> dict[str, bytes | None]:
@@ -43,7 +42,7 @@ def _move_to(run_dir: Path, **where: str) -> None:
 
 
 def _set_lease(run_dir: Path, **fields: Any) -> None:
-    path = run_dir / lease.LEASE
+    path = run_dir / liveness.LEASE
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
@@ -69,11 +68,11 @@ def test_it_is_neither_sealed_nor_written_to(elsewhere: Path) -> None:
     before = _contents(elsewhere)
     with pytest.raises(RunError, match="is recorded in another container, and was written to 0 s ago"):
         seal.seal(elsewhere)
-    assert finalise(elsewhere)[0]["status"] == "running"
+    assert finalize_run(elsewhere)[0]["status"] == "running"
     # Silent for a minute it is shown as over, and still nobody but its own agent may touch it.
     _set_lease(elsewhere, mono_ns=time.monotonic_ns() - 61_000_000_000)
     before["lease.json"] = (elsewhere / "lease.json").read_bytes()
-    summary, _ = finalise(elsewhere)
+    summary, _ = finalize_run(elsewhere)
     assert summary["status"] != "running"
     assert any("Nothing in" in notice and "another container" in notice for notice in summary["notices"])
     assert _contents(elsewhere) == before
@@ -129,7 +128,7 @@ def test_a_lease_dated_in_the_future_is_watched_for_as_long_as_it_would_have_to_
     slept.extend([0.0] * 100)
     watched = len(slept)
     assert sealing_barred(elsewhere, read_meta(elsewhere), sleep=sleep) is None
-    assert sum(slept[watched:]) == lease.ABANDONED_S
+    assert sum(slept[watched:]) == liveness.ABANDONED_S
 
 
 def test_a_run_dated_in_the_future_is_left_alone_while_it_goes_on_and_sealed_when_nobody_records_it(
@@ -140,18 +139,18 @@ def test_a_run_dated_in_the_future_is_left_alone_while_it_goes_on_and_sealed_whe
 
     def renewed(_seconds: float) -> None:
         if renews[0]:
-            _set_lease(elsewhere, renewed=json.loads((elsewhere / lease.LEASE).read_text())["renewed"] + 1)
+            _set_lease(elsewhere, renewed=json.loads((elsewhere / liveness.LEASE).read_text())["renewed"] + 1)
 
-    real = lease.sealing_barred
+    real = liveness.sealing_barred
     monkeypatch.setattr(
-        "stepscope.cli.finalise.sealing_barred", lambda *args, **more: real(*args, sleep=renewed, **more)
+        "stepscope.cli.finalize.sealing_barred", lambda *args, **more: real(*args, sleep=renewed, **more)
     )
-    summary, _ = finalise(elsewhere, quiet=True)
+    summary, _ = finalize_run(elsewhere, quiet=True)
     assert summary["status"] == "running"
     assert summary["notices"] == [f"Nothing in {elsewhere} was changed: {STILL_WRITTEN}."]
     assert read_meta(elsewhere)["sealed"] is False
     renews[0] = False
-    summary, _ = finalise(elsewhere, quiet=True)
+    summary, _ = finalize_run(elsewhere, quiet=True)
     assert (summary["status"], read_meta(elsewhere)["sealed"]) == ("crashed", True)
 
 
@@ -178,7 +177,7 @@ def test_the_agent_renews_the_lease_in_place(paths: RunPaths, monkeypatch: pytes
     first, inode = read_lease(paths.run_dir), (paths.run_dir / "lease.json").stat().st_ino
     keeper.renew()  # it is not time yet
     assert read_lease(paths.run_dir) == first
-    monkeypatch.setattr(lease, "RENEW_S", 0.0)
+    monkeypatch.setattr(liveness, "RENEW_S", 0.0)
     keeper.renew()
     second = read_lease(paths.run_dir)
     assert first is not None
@@ -202,7 +201,7 @@ def test_a_lease_that_the_file_server_does_not_give_bars_sealing(
     real = os.open
 
     def refused(path: Any, *args: Any, **more: Any) -> int:
-        if Path(path).name == lease.LEASE:
+        if Path(path).name == liveness.LEASE:
             raise OSError(error, os.strerror(error))
         return real(path, *args, **more)
 
@@ -212,7 +211,7 @@ def test_a_lease_that_the_file_server_does_not_give_bars_sealing(
     assert why is not None
     assert why.startswith("it is recorded in another container, and was written to ")
     monkeypatch.undo()
-    (elsewhere / lease.LEASE).unlink()
+    (elsewhere / liveness.LEASE).unlink()
     assert sealing_barred(elsewhere, read_meta(elsewhere)) is None
 
 
@@ -286,7 +285,7 @@ def test_a_link_in_a_run_leads_nowhere(paths: RunPaths, tmp_path: Path) -> None:
     for name in [*names, "logs/main.log"]:
         (paths.run_dir / name).symlink_to(victim)
     before = _contents(paths.run_dir)
-    summary, _ = finalise(paths.run_dir)
+    summary, _ = finalize_run(paths.run_dir)
     assert any("is not an ordinary file or folder" in notice for notice in summary["notices"])
     assert victim.read_text() == "precious"
     assert _contents(paths.run_dir) == before
@@ -296,13 +295,13 @@ def test_a_run_of_another_user_is_only_read(paths: RunPaths, monkeypatch: pytest
     end_run(paths.run_dir, exit_code=0, status="finished")
     before = _contents(paths.run_dir)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    summary, _ = finalise(paths.run_dir)
+    summary, _ = finalize_run(paths.run_dir)
     assert [notice for notice in summary["notices"] if "belongs to another user" in notice]
     assert _contents(paths.run_dir) == before
 
 
 def test_files_are_replaced_by_names_that_nobody_can_guess(tmp_path: Path) -> None:
-    atomic.write_bytes(tmp_path / "a", b"1")
+    file_io.write_bytes(tmp_path / "a", b"1")
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f".stepscope-{os.getpid()}.txt").symlink_to(victim)
@@ -331,7 +330,7 @@ def test_a_folder_that_is_not_its_session_is_left_alone(paths: RunPaths, tmp_pat
         (precious / "run").write_bytes(mark)
     write_meta(paths.run_dir, {**read_meta(paths.run_dir), "session": str(precious)})
     before = _contents(precious)
-    finalise(paths.run_dir)
+    finalize_run(paths.run_dir)
     assert read_meta(paths.run_dir)["sealed"] is True
     assert _contents(precious) == before
 
@@ -345,7 +344,7 @@ def test_everything_in_a_run_has_its_mode(tmp_path: Path, mode: int, folder: int
     try:
         run_dir = create_run(tmp_path / "runs", "a", ["x"], sessions=tmp_path / "s", mode=mode).run_dir
         end_run(run_dir, exit_code=0, status="finished")
-        finalise(run_dir)
+        finalize_run(run_dir)
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (run_dir, *run_dir.rglob("*"))}

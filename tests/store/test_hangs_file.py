@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hang_jobs import Job
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.records.hang import HangRecord
-from stepscope.store.hangs import read_hangs, write_hang
+from stepscope.records.finding import HangRecord
+from stepscope.store.live.failures import read_hangs, write_hang
 from stepscope.store.paths import hang_path
-from stepscope.testing.standstill import Job
 
 
 @pytest.fixture

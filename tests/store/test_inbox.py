@@ -15,17 +15,14 @@ from hypothesis import strategies as st
 
 from stepscope.errors import FrameError, HubError
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.inbox import Accepted, Gap, Inbox
-from stepscope.store.journal import journal_path, read_journal
+from stepscope.store.documents import NodeInfo, end_run, read_nodes, read_refused, write_nodes
+from stepscope.store.inbox.journal import journal_path, read_journal
+from stepscope.store.inbox.parts import seal_journal
+from stepscope.store.inbox.receiver import Accepted, Gap, Inbox, ReceivedFiles
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run
-from stepscope.store.nodes import NodeInfo, read_nodes, read_refused, write_nodes
-from stepscope.store.parts import seal_journal
-from stepscope.store.received import Places
-from stepscope.store.seal import seal
-from stepscope.wire.blocks import pack_block, ring_id, rows_of
-from stepscope.wire.frames import part_of, read_frame
-from stepscope.wire.joining import Positions
+from stepscope.store.sealed.seal import seal
+from stepscope.wire.frames import pack_block, part_of, read_frame, ring_id, rows_of
+from stepscope.wire.handshake import Positions
 
 
 def positions(sender: Any, steps: list[int], **files: int) -> Positions:
@@ -169,7 +166,10 @@ def test_files_go_to_their_places(inbox: Inbox, sender: Any, send: Any, paths: R
     reopened = Inbox(paths.run_dir)
     inbox._lock = os.open(paths.run_dir, os.O_RDONLY)  # for the fixture to close
     inbox._journal = reopened._journal
-    assert Places(paths.run_dir).of(sender(2).spool, "logs/rank-3.log", node=2, host="twin") == "logs/rank-3.twin.log"
+    assert (
+        ReceivedFiles(paths.run_dir).of(sender(2).spool, "logs/rank-3.log", node=2, host="twin")
+        == "logs/rank-3.twin.log"
+    )
 
 
 def test_a_log_of_this_host_is_not_written_over(inbox: Inbox, sender: Any, send: Any, paths: RunPaths) -> None:
@@ -400,8 +400,8 @@ def test_fuzz_the_journal(runs: Runs, sender: Any, send: Any, at: int, change: b
 
 def test_rows_of_agrees(inbox: Inbox, sender: Any, send: Any) -> None:
     """The two unpackers of blocks, with and without numpy."""
-    from stepscope.store.taken import repack_block, unpack_block
-    from stepscope.wire.blocks import read_block
+    from stepscope.store.inbox.journal import repack_block, unpack_block
+    from stepscope.wire.frames import read_block
 
     data = sender(1).block([0, 1], [5, 3]).data
     assert rows_of(read_block(repack_block(unpack_block(data)))) == rows_of(read_block(data))

@@ -10,12 +10,12 @@ import pytest
 
 from stepscope.errors import RunUnwritable
 from stepscope.store.create import create_run
-from stepscope.store.inbox import Inbox
-from stepscope.store.journal import journal_path
+from stepscope.store.documents import end_run
+from stepscope.store.inbox.journal import journal_path
+from stepscope.store.inbox.parts import seal_journal
+from stepscope.store.inbox.receiver import Inbox
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run
-from stepscope.store.parts import seal_journal
-from stepscope.store.seal import seal
+from stepscope.store.sealed.seal import seal
 
 pytestmark = pytest.mark.faults
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.store import atomic
-from stepscope.store.jsonl import append_jsonl, read_jsonl
+from stepscope.store import file_io
+from stepscope.store.file_io import append_jsonl, read_jsonl
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_a_full_disk_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
-    atomic.write_json(path, {"a": 1}, durable=True)
+    file_io.write_json(path, {"a": 1}, durable=True)
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        atomic.write_json(path, {"a": 2}, durable=True)
+        file_io.write_json(path, {"a": 2}, durable=True)
     assert path.read_text() == '{\n  "a": 1\n}\n'
     assert list(tmp_path.iterdir()) == [path]

@@ -14,19 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from stepscope.errors import NotARun
-from stepscope.records.slot import DEVICE, DEVICE_FIELDS, STEP, STEP_FIELDS
-from stepscope.ring import RingBatch, RingState
-from stepscope.ring.layout import BLOCK_HEAD, FACTS_OFFSET, HOOK_FAILURES_WORD, MIN_CAPACITY, VERSION
-from stepscope.ring.writer import process_start_ticks
-from stepscope.store.create import RunPaths
-from stepscope.store.jsonl import append_jsonl
-from stepscope.store.load import open_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.processes import process_alive, processes_alive
-from stepscope.store.sql import query
-from stepscope.testing.rings import (
+from rings import (
     START_NS,
     STEP_NS,
     device_phases,
@@ -35,6 +23,18 @@ from stepscope.testing.rings import (
     write_step,
     write_steps,
 )
+
+from stepscope.errors import NotARun
+from stepscope.records.steps import DEVICE, DEVICE_FIELDS, STEP, STEP_FIELDS
+from stepscope.ring import RingBatch, RingState
+from stepscope.ring.layout import BLOCK_HEAD, FACTS_OFFSET, HOOK_FAILURES_WORD, MIN_CAPACITY, VERSION
+from stepscope.ring.writer import process_start_ticks
+from stepscope.store.create import RunPaths
+from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.liveness import process_alive, processes_alive
+from stepscope.store.load import open_run
+from stepscope.store.sealed.sql import query
 
 AGENT = {"schema": 1, "wall_ns": 1, "event": "agent_start", "pid": 1 << 30, "start_ticks": 1, "host": platform.node()}
 

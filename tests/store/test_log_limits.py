@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.views.files import read_piece
-from stepscope.store import log_limits
-from stepscope.store.inbox import Inbox
-from stepscope.store.log_limits import bound_log, bound_logs, share_of
+from stepscope.hub.api.files import read_piece
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.live import logs
+from stepscope.store.live.logs import bound_log, bound_logs, log_share
 from stepscope.wire.frames import FrameHead, pack_frame, part_of, read_frame
 
 SHARE = 1 << 20
@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "logs" / "rank-0.log"
     path.write_bytes(lines(0, 1))
     fd = os.open(path, os.O_RDWR)
-    able = log_limits._punch(fd, 0, 4096)
+    able = logs._punch(fd, 0, 4096)
     os.close(fd)
     if not able:
         pytest.skip("this file system cannot make holes")
@@ -104,7 +104,7 @@ def test_a_short_log_a_link_and_a_file_with_two_names_are_left_alone(log: Path, 
 def test_a_file_system_without_holes_is_said_and_changes_nothing(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = lines(0, 100_000)
     log.write_bytes(data)
-    monkeypatch.setattr(log_limits, "_punch", lambda *args: False)
+    monkeypatch.setattr(logs, "_punch", lambda *args: False)
     assert not bound_logs(log.parent.parent, all_bytes=SHARE)
     assert log.read_bytes() == data
 
@@ -115,7 +115,7 @@ def test_a_disk_error_is_one(log: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def fails(*args: Any) -> bool:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(log_limits, "_punch", fails)
+    monkeypatch.setattr(logs, "_punch", fails)
     with pytest.raises(OSError, match="broken"):
         bound_logs(log.parent.parent, all_bytes=SHARE)
 
@@ -142,8 +142,8 @@ def test_readers_pass_what_was_dropped(log: Path) -> None:
 
 
 def test_a_hub_bounds_what_it_is_sent(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_limits, "ALL_BYTES", SHARE)
-    monkeypatch.setattr(log_limits.share_of, "__defaults__", (SHARE,))
+    monkeypatch.setattr(logs, "ALL_BYTES", SHARE)
+    monkeypatch.setattr(logs.log_share, "__defaults__", (SHARE,))
     hub = tmp_path / "hub"
     hub.mkdir()
     inbox = Inbox(hub)
@@ -162,6 +162,6 @@ def test_a_hub_bounds_what_it_is_sent(tmp_path: Path, log: Path, monkeypatch: py
 
 
 def test_many_logs_share_the_room() -> None:
-    assert share_of(8) == 64 << 20
-    assert share_of(1024) == 4 << 20
-    assert share_of(10**6) == 1 << 20
+    assert log_share(8) == 64 << 20
+    assert log_share(1024) == 4 << 20
+    assert log_share(10**6) == 1 << 20

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster, Death
 
-from stepscope.records.places import output_note
-from stepscope.store.native import read_native
-from stepscope.store.outputs import OutputCopier, copy_rest
-from stepscope.store.session import mark_session
-from stepscope.testing.cluster import Cluster, Death
+from stepscope.records.paths import output_note
+from stepscope.store.live.logs import OutputCopier, copy_rest, read_native
+from stepscope.store.liveness import mark_session
 
 
 @pytest.fixture

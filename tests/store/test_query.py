@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import step_phases, write_steps
 
 from stepscope.errors import NotARun, UsageError
 from stepscope.records.finding import Finding
 from stepscope.store.create import RunPaths
-from stepscope.store.jsonl import append_jsonl
-from stepscope.store.meta import end_run
-from stepscope.store.results import save_summary
-from stepscope.store.seal import seal
-from stepscope.store.sql import query
-from stepscope.testing.rings import step_phases, write_steps
+from stepscope.store.documents import end_run, save_summary
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.sealed.seal import seal
+from stepscope.store.sealed.sql import query
 
 FINDING = Finding(
     kind="straggler", severity="warning", title="Rank 1 is slow", ranks=(1,), phase="forward", confidence=0.9

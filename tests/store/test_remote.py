@@ -12,26 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import write_steps
 
 from stepscope.errors import RunError
-from stepscope.records.phases import COMM, FORWARD, INPUT
-from stepscope.records.places import helper_environment
-from stepscope.records.slot import STEP, STEP_SLOT
-from stepscope.store import parts, recovery, selection
+from stepscope.records.paths import helper_environment
+from stepscope.records.steps import COMM, FORWARD, INPUT, STEP, STEP_SLOT
 from stepscope.store.create import RunPaths
-from stepscope.store.inbox import Inbox
-from stepscope.store.journal import journal_path
+from stepscope.store.documents import end_run, read_meta, read_nodes, write_meta
+from stepscope.store.inbox import journal, parts, remote
+from stepscope.store.inbox.journal import journal_path, read_positions
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.liveness import processes_alive
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.nodes import read_nodes
 from stepscope.store.paths import ring_key
-from stepscope.store.positions import read_positions
-from stepscope.store.processes import processes_alive
-from stepscope.store.seal import needs_seal, seal
-from stepscope.store.sql import query
-from stepscope.testing.rings import write_steps
-from stepscope.wire.blocks import pack_block, ring_id
-from stepscope.wire.frames import part_of
+from stepscope.store.sealed.seal import needs_seal, seal
+from stepscope.store.sealed.sql import query
+from stepscope.wire.frames import pack_block, part_of, ring_id
 
 AHEAD = 300_200_000_000
 
@@ -264,7 +260,7 @@ def filled(paths: RunPaths, sender: Any, send: Any) -> Path:
 
 def test_a_part_reads_as_the_journal_did(filled: Path, plain: Any) -> None:
     expected = plain(open_run(filled))
-    command = [sys.executable, "-m", "stepscope.store.parts", str(filled), "1"]
+    command = [sys.executable, "-m", "stepscope.store.inbox.parts", str(filled), "1"]
     subprocess.run(command, check=True, env=helper_environment(os.environ))
     assert not journal_path(filled, 1).exists()
     assert sorted(path.name.partition("-0-")[0] for path in (filled / "parts").iterdir()) == [
@@ -295,8 +291,8 @@ def test_a_journal_that_becomes_a_part_under_our_eyes_is_read_once(
     Each knows what is sealed, and has not yet looked which journals there are.
     """
     expected = plain(open_run(filled))
-    far = {spool: known.positions() for spool, known in recovery.recover(filled).spools.items()}
-    real, left = recovery.journals, [1]
+    far = {spool: known.positions() for spool, known in journal.recover(filled).spools.items()}
+    real, left = journal.journals, [1]
 
     def sealed_first(run_dir: Path, *, after: int) -> list[int]:
         for number in left[:]:
@@ -304,10 +300,10 @@ def test_a_journal_that_becomes_a_part_under_our_eyes_is_read_once(
             parts.seal_journal(run_dir, number)
         return real(run_dir, after=after)
 
-    monkeypatch.setattr(recovery, "journals", sealed_first)
+    monkeypatch.setattr(journal, "journals", sealed_first)
     assert plain(open_run(filled)) == expected
     left.append(2)
-    found = recovery.recover(filled)
+    found = journal.recover(filled)
     assert {spool: known.positions() for spool, known in found.spools.items()} == far
     assert (found.sealed.through, found.last, left) == (2, 3, [])
 
@@ -381,7 +377,7 @@ def test_of_a_huge_run_the_ranks_that_matter_are_loaded(
 ) -> None:
     """20,000 ranks, of which one is slow in forward, one in comm and one in input; SQL still sees all."""
     for name, value in (("MOST_STEPS", 30_000), ("RANKS", 40), ("WORST", 2)):
-        monkeypatch.setattr(selection, name, value)
+        monkeypatch.setattr(remote, name, value)
     monkeypatch.setattr(parts, "CHUNK_ROWS", 9_000)
     own = rings(0)
     write_steps(own, 5)

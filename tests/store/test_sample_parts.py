@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from stepscope.hub.inbox_tail import InboxTail
-from stepscope.store import parts, sample_parts
-from stepscope.store.inbox import Inbox
-from stepscope.store.journal import journals, read_journal
-from stepscope.store.meta import write_meta
-from stepscope.store.positions import read_positions
-from stepscope.store.remote import read_remote
+from stepscope.hub.ingest.tail import InboxTail
+from stepscope.store.documents import write_meta
+from stepscope.store.inbox import parts
+from stepscope.store.inbox.journal import journals, read_journal, read_positions
+from stepscope.store.inbox.receiver import Inbox
+from stepscope.store.inbox.remote import read_remote
 from stepscope.wire.frames import FrameHead, inflate_part, pack_frame, part_of, read_frame
 
 SPOOLS = ("ab" * 16, "cd" * 16)
@@ -107,10 +106,8 @@ def test_killed_between_the_new_file_and_the_old_ones_nothing_is_there_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sample_parts.atomic, "fsync_folder", killed)
-        sample_parts._thin(
-            days.run_dir, sample_parts.sample_parts(days.run_dir, read_positions(days.run_dir).parts), 60
-        )
+        patch.setattr(parts.atomic, "fsync_folder", killed)
+        parts._thin(days.run_dir, parts.sample_parts(days.run_dir, read_positions(days.run_dir).parts), 60)
     names = [path.name for path in (days.run_dir / "parts").glob("samples-*")]
     assert {name.split("-")[3] for name in names} == {"0", "60"}
     assert _stood_for(_read(days.run_dir)) == days.sent
@@ -121,10 +118,8 @@ def test_killed_between_the_new_file_and_the_old_ones_nothing_is_there_twice(
 def test_killed_half_way_there_is_no_file_and_the_old_ones_count(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     days.hours(20)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
-        patch.setattr(sample_parts.JournalWriter, "append", _no_room)
-        sample_parts._thin(
-            days.run_dir, sample_parts.sample_parts(days.run_dir, read_positions(days.run_dir).parts), 60
-        )
+        patch.setattr(parts.JournalWriter, "append", _no_room)
+        parts._thin(days.run_dir, parts.sample_parts(days.run_dir, read_positions(days.run_dir).parts), 60)
     assert _stood_for(_read(days.run_dir)) == days.sent
     assert not (days.run_dir / "parts" / "samples.unfinished").exists()
 
@@ -139,7 +134,7 @@ def test_the_rest_of_a_part_has_no_samples(days: Days) -> None:
     assert len(sealed.parts) > 0
     for number in sealed.parts:
         assert list(read_journal(parts.rest_path(days.run_dir, number))) == []
-    (first, *_) = sample_parts.sample_parts(days.run_dir, sealed.parts)
+    (first, *_) = parts.sample_parts(days.run_dir, sealed.parts)
     frame = read_frame(next(read_journal(first.path(days.run_dir))).raw)
     assert [part.name for part in frame.parts] == ["samples.jsonl"]
     assert inflate_part(frame.parts[0]).endswith(b"\n")
@@ -150,7 +145,7 @@ def test_a_hub_near_its_limit_keeps_less(tmp_path: Path) -> None:
     hub.hours(24 * 4)
     hub.inbox.close()
     sealed = read_positions(tmp_path)
-    assert {one.span_s for one in sample_parts.sample_parts(tmp_path, sealed.parts)} == {0, 3600}
+    assert {one.span_s for one in parts.sample_parts(tmp_path, sealed.parts)} == {0, 3600}
     assert _stood_for(_read(tmp_path)) == hub.sent
 
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import duckdb
 import pytest
+from fakes.cluster import Cluster
+from fakes.samples import with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import record
 
-from stepscope.agent.sample_keeper import SEGMENT_S, SampleKeeper
-from stepscope.store import samples, seal, thinning
-from stepscope.store.jsonl import append_jsonl
+from stepscope.agent.disk_space import SEGMENT_S, SampleKeeper
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.live import sample_files
+from stepscope.store.live.sample_files import Thinner, sample_segments, source_of, thinned
 from stepscope.store.load import open_run
-from stepscope.store.sample_columns import add_samples, sample_rows
-from stepscope.store.sample_segments import segments
-from stepscope.store.sql import query
-from stepscope.store.thinning import Thinner, source_of, thinned
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.samples import with_samples
+from stepscope.store.sealed import samples, seal
+from stepscope.store.sealed.samples import add_samples, sample_rows
+from stepscope.store.sealed.sql import query
 
 HOST = {"node": "a", "kind": "host", "cpu_percent": 1.5}
 GPU = {"node": "a", "kind": "gpu", "index": 0, "throttle_reasons": ["x", "y"], "util_percent": 97}
@@ -32,16 +32,16 @@ def lines_of(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_few_are_all_kept() -> None:
-    few = lines_of(thinning.MOST, **HOST)
+    few = lines_of(sample_files.MOST_SAMPLES, **HOST)
     assert thinned(few) == few
 
 
 def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thinning, "MOST", 100)
+    monkeypatch.setattr(sample_files, "MOST_SAMPLES", 100)
     both = [one for number in range(200) for one in ({"at": number, **HOST}, {"at": number, **GPU})]
     kept = thinned(both)
-    assert thinning.strides({0: 400}) == {0: 4}
-    assert thinning.newest_of(2) == 12
+    assert sample_files.strides({0: 400}) == {0: 4}
+    assert sample_files.newest_of(2) == 12
     expected = sorted({*range(0, 200, 4), *range(188, 200)})
     assert [one["at"] for one in kept if one["kind"] == "host"] == expected
     assert [one["at"] for one in kept if one["kind"] == "gpu"] == expected
@@ -50,22 +50,22 @@ def test_every_nth_of_each_source_and_the_last(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_long_run_is_chosen_evenly_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last hours are at one a second, the days before at one a minute: they do not outweigh these."""
-    monkeypatch.setattr(thinning, "MOST", 1000)
-    monkeypatch.setattr(thinning, "NEWEST", 5)
+    monkeypatch.setattr(sample_files, "MOST_SAMPLES", 1000)
+    monkeypatch.setattr(sample_files, "NEWEST", 5)
     minutes = [{**HOST, "wall_ns": at * 60 * 10**9, "span_s": 60} for at in range(1440)]
     seconds = [{**HOST, "wall_ns": (86400 + at) * 10**9} for at in range(7200)]
     kept = thinned([*minutes, *seconds])
-    assert thinning.strides({60: 1440, 0: 7200}) == {60: 2, 0: 120}
+    assert sample_files.strides({60: 1440, 0: 7200}) == {60: 2, 0: 120}
     assert len([one for one in kept if "span_s" in one]) == 720
     assert [one["wall_ns"] // 10**9 - 86400 for one in kept if "span_s" not in one] == [
         *range(0, 7200, 120),
         *range(7195, 7200),
     ]
-    assert thinning.strides({600: 900, 0: 7200}) == {600: 1, 0: 72}, "those that are farther apart are all taken"
+    assert sample_files.strides({600: 900, 0: 7200}) == {600: 1, 0: 72}, "those that are farther apart are all taken"
 
 
 def test_of_very_many_sources_a_few_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thinning, "MOST", 100)
+    monkeypatch.setattr(sample_files, "MOST_SAMPLES", 100)
     many = [{"pid": pid, "at": number} for number in range(50) for pid in range(40)]
     kept = thinned(many)
     for pid in range(40):
@@ -85,7 +85,7 @@ def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
 @pytest.fixture(params=[1, 1 << 30], ids=["large", "small"])
 def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Path, int]:
     """An open run with more samples than are read, and how many; chosen by the database, or after reading."""
-    monkeypatch.setattr(thinning, "MOST", 400)
+    monkeypatch.setattr(sample_files, "MOST_SAMPLES", 400)
     monkeypatch.setattr(samples, "BATCH", 130)
     monkeypatch.setattr(samples, "LARGE_BYTES", request.param)
     run = with_samples(Cluster(ranks=2, steps=300, device_timed=True), every_s=0.05)
@@ -99,7 +99,7 @@ def test_open_and_sealed_are_thinned_alike_and_all_are_kept(night: tuple[Path, i
     seal.seal(path)
     after = open_run(path).samples
     assert after == before
-    assert 400 <= len(after) <= 400 + 5 * thinning.newest_of(5)
+    assert 400 <= len(after) <= 400 + 5 * sample_files.newest_of(5)
     assert query(path, "select count(*) from samples").rows == ((total,),)
     assert sorted(child.name for child in path.iterdir() if "part" in child.name) == []
     ordered = query(path, "select wall_ns from samples").rows
@@ -115,7 +115,7 @@ def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) ->
     append_jsonl(path / "samples.jsonl", [{"wall_ns": 5, "node": "a", "kind": "host", "cpu_percent": 3.0}])
     for _ in range(4):
         keeper.look()
-    assert [one.span_s for one in segments(path)] == [60, 0]
+    assert [one.span_s for one in sample_segments(path)] == [60, 0]
     append_jsonl(path / "samples.jsonl", [{"wall_ns": 6, "node": "a", "kind": "host", "cpu_percent": 4.0}])
     before = open_run(path).samples
     assert sum(one["over"]["samples"] if "over" in one else 1 for one in before) == len(run.samples) + 2
@@ -133,8 +133,8 @@ def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) ->
 def test_thinned_and_whole_ones_are_chosen_alike_open_and_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    monkeypatch.setattr(thinning, "MOST", 300)
-    monkeypatch.setattr(thinning, "NEWEST", 20)
+    monkeypatch.setattr(sample_files, "MOST_SAMPLES", 300)
+    monkeypatch.setattr(sample_files, "NEWEST", 20)
     monkeypatch.setattr(samples, "BATCH", 130)
     monkeypatch.setattr(samples, "LARGE_BYTES", large)
     path = record(tmp_path, "long", with_samples(Cluster(ranks=2, steps=50), every_s=1.0), sealed=False)

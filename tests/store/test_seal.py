@@ -13,18 +13,19 @@ import duckdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rings import write_device_step, write_step, write_steps
 
 from stepscope.errors import NotARun, RunError, RunUnwritable
 from stepscope.records.series import RunData
-from stepscope.records.slot import STEP, STEP_SLOT
+from stepscope.records.steps import STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingState
 from stepscope.ring.layout import MIN_CAPACITY
-from stepscope.store import atomic, parquet, samples, seal
+from stepscope.store import file_io
 from stepscope.store.create import RunPaths
-from stepscope.store.jsonl import append_jsonl
+from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.store.file_io import append_jsonl
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.testing.rings import write_device_step, write_step, write_steps
+from stepscope.store.sealed import parquet, samples, seal
 
 SAMPLES = [
     {
@@ -195,12 +196,12 @@ class Killed(BaseException):
 
 KILL_AT = [
     (samples, "write_samples", 1),
-    *[(atomic, "fsync_file", times) for times in range(1, 8)],
-    (atomic, "write_bytes", 1),
-    (atomic, "write_bytes", 2),
+    *[(file_io, "fsync_file", times) for times in range(1, 8)],
+    (file_io, "write_bytes", 1),
+    (file_io, "write_bytes", 2),
     *[(Path, "replace", times) for times in range(1, 9)],
     (Path, "rename", 1),
-    *[(atomic, "fsync_folder", times) for times in range(1, 6)],
+    *[(file_io, "fsync_folder", times) for times in range(1, 6)],
     (seal, "write_meta", 1),
     (seal.shutil, "rmtree", 2),
     (seal.shutil, "rmtree", 3),

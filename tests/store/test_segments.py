@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.records.slot import SLOT_BYTES
+from stepscope.records.steps import SLOT_BYTES
 from stepscope.ring import RingBatch
-from stepscope.store import segments
-from stepscope.store.segments import FILE_HEAD, FRAME_SLOTS, SegmentWriter, last_slots, read_segment
+from stepscope.store.live import ring_files
+from stepscope.store.live.ring_files import FILE_HEAD, FRAME_SLOTS, SegmentWriter, last_slots, read_segment
 
 FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -122,8 +122,8 @@ def test_the_last_slots_are_had_without_the_rest(
     for first in range(1, 401, 10):
         writer.append(batch(first, 10))
     counts: list[int] = []
-    unpack = segments._unpack
-    monkeypatch.setattr(segments, "_unpack", lambda data, count: (counts.append(count), unpack(data, count))[1])
+    unpack = ring_files._unpack
+    monkeypatch.setattr(ring_files, "_unpack", lambda data, count: (counts.append(count), unpack(data, count))[1])
     assert rows(last_slots(path, most)) == slots(1, 400)[-most:]
     assert len(counts) == unpacked
     with path.open("ab") as file:
@@ -139,7 +139,7 @@ def test_the_last_slots_come_after_damage_too(path: Path) -> None:
         writer.append(batch(first, 10))
     data = bytearray(path.read_bytes())
     data[start : start + 4] = b"what"
-    path.write_bytes(data + bytes(2 * segments._LARGEST_FRAME))
+    path.write_bytes(data + bytes(2 * ring_files._LARGEST_FRAME))
     assert rows(last_slots(path, 15)) == slots(26, 15)
     assert rows(last_slots(path, 1000)) == slots(1, 10) + slots(21, 20)
     path.write_bytes(b"something else entirely")

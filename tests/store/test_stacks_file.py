@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rings import write_steps
 
-from stepscope.store import seal
 from stepscope.store.create import RunPaths
-from stepscope.store.jsonl import append_jsonl
+from stepscope.store.documents import end_run
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.live.failures import read_stacks
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run
-from stepscope.store.stacks import read_stacks
-from stepscope.testing.rings import write_steps
+from stepscope.store.sealed import seal
 
 FRAME = {"file": "/a/train.py", "line": 12, "function": "write_report"}
 STACK = {"rank": 0, "pid": 77, "wall_ns": 5, "step": 3, "phase": "other", "between": None, "frames": [FRAME]}

@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes.cluster import Cluster
+from hang_jobs import Job
 
+from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
-from stepscope.hangs.kept import KeptEvidence
-from stepscope.records.hang import HangRecord
+from stepscope.records.finding import HangRecord
 from stepscope.records.series import RankError, RankSeries
-from stepscope.store.hangs import write_evidence, write_hang
-from stepscope.store.nodes import NodeInfo
-from stepscope.store.received import signed_file
-from stepscope.store.standstills import read_standstills
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.standstill import Job
+from stepscope.store.documents import NodeInfo
+from stepscope.store.inbox.receiver import signed_file
+from stepscope.store.live.failures import read_joined_hangs, write_evidence, write_hang
 
 S = 10**9
 AHEAD_NS = 300 * S
@@ -33,7 +32,7 @@ def write(run_dir: Path, host: str, ranks: range, *, spool: str = "", ahead_ns: 
     record = judge(own, number=1, **instants)
     assert isinstance(record, HangRecord)
     write_hang(run_dir, record)
-    kept = KeptEvidence(
+    kept = EvidenceFile(
         number=1,
         stopped_wall_ns=instants["stopped_wall_ns"],
         gathered_wall_ns=instants["declared_wall_ns"],
@@ -66,7 +65,7 @@ def node(**more: object) -> NodeInfo:
 def test_clocks_that_differ_by_minutes_are_one(tmp_path: Path) -> None:
     write(tmp_path, "a", range(2))
     write(tmp_path, "b", range(2, 4), spool=SPOOL, ahead_ns=AHEAD_NS)
-    (hang,), bad = read_standstills(tmp_path, series(*"aabb"), (), [node()])
+    (hang,), bad = read_joined_hangs(tmp_path, series(*"aabb"), (), [node()])
     assert ([one.rank for one in hang.culprits], hang.stopped_wall_ns, bad) == ([3], 100 * S, ())
     assert hang.title.startswith("Rank 3 on b never called")
 
@@ -76,8 +75,8 @@ def test_ranks_of_different_attempts_do_not_wait_for_each_other(tmp_path: Path) 
     write(tmp_path, "b", range(2, 4))
     ranks = series(*"aabb")
     ranks[2:] = [replace(one, identity=replace(one.identity, attempt=1)) for one in ranks[2:]]
-    assert len(read_standstills(tmp_path, ranks, (), [])[0]) == 2
-    assert len(read_standstills(tmp_path, [], (), [])[0]) == 1  # nothing is known of their processes
+    assert len(read_joined_hangs(tmp_path, ranks, (), [])[0]) == 2
+    assert len(read_joined_hangs(tmp_path, [], (), [])[0]) == 1  # nothing is known of their processes
 
 
 def test_ranks_that_are_gone_are_known_to_the_run(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_ranks_that_are_gone_are_known_to_the_run(tmp_path: Path) -> None:
     ranks[2:] = [replace(one, state="exception", ended_wall_ns=99 * S) for one in ranks[2:]]
     error = RankError(rank=3, pid=1003, type="ValueError", message="bad", wall_ns=99 * S)
     followed = RankError(rank=2, pid=1002, type="RuntimeError", message="Connection closed by peer", wall_ns=99 * S)
-    (hang,), _ = read_standstills(tmp_path, ranks, (error, followed), [])
+    (hang,), _ = read_joined_hangs(tmp_path, ranks, (error, followed), [])
     assert (hang.kind, hang.title.partition(";")[0]) == ("rank_crashed", "Rank 3 on b raised ValueError: bad in step 8")
 
 
@@ -101,7 +100,7 @@ def test_ranks_that_are_gone_are_known_to_the_run(tmp_path: Path) -> None:
 )
 def test_a_node_that_was_lost_is_named(tmp_path: Path, heard: NodeInfo, decided: bool) -> None:
     write(tmp_path, "a", range(2))
-    (hang,), _ = read_standstills(tmp_path, series(*"aabb"), (), [heard])
+    (hang,), _ = read_joined_hangs(tmp_path, series(*"aabb"), (), [heard])
     assert (hang.kind, not hang.undecidable) == ("rank_lost", decided)
     assert hang.title.startswith("Host b (ranks 2 and 3) has not been heard of for more than 14 s") == decided
 
@@ -109,7 +108,7 @@ def test_a_node_that_was_lost_is_named(tmp_path: Path, heard: NodeInfo, decided:
 def test_of_a_node_that_joined_again_the_last_word_counts(tmp_path: Path) -> None:
     write(tmp_path, "a", range(2))
     both = [node(heard_wall_ns=98 * S), node(heard_wall_ns=111 * S, spool="b1" * 8)]
-    (hang,), _ = read_standstills(tmp_path, series(*"aabb"), (), both)
+    (hang,), _ = read_joined_hangs(tmp_path, series(*"aabb"), (), both)
     assert hang.undecidable
 
 
@@ -118,7 +117,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     write(tmp_path, "b", range(2, 4))
     (tmp_path / "hangs" / "b-1.evidence.json").write_text("{")
     (tmp_path / "hangs" / "c-1.json").write_text(json.dumps([]))
-    records, bad = read_standstills(tmp_path, series(*"aabb"), (), [])
+    records, bad = read_joined_hangs(tmp_path, series(*"aabb"), (), [])
     assert [record.host for record in records] == ["a", "b"]
     assert sorted(bad) == ["hangs/b-1.evidence.json", "hangs/c-1.json"]
-    assert read_standstills(tmp_path / "nowhere", (), (), []) == ((), ())
+    assert read_joined_hangs(tmp_path / "nowhere", (), (), []) == ((), ())

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes.cluster import Cluster
 
 from stepscope.reports import render_text, summarise
-from stepscope.store.training_log import read_training_log
-from stepscope.testing.cluster import Cluster
+from stepscope.store.live.logs import read_training_log
 
 TITAN = "step: {}  loss:  {}  memory:  1.90GiB(2.40%)  tps: 1,234  tflops: 12.34  mfu: 3.21%\n"
 MEGATRON = " iteration  {}/ 1000 | elapsed time per iteration (ms): 40.0 | lm loss: 2.5E+00 |\n"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.records.phases import BACKWARD, COMM
-from stepscope.records.slot import STEP_FIELDS
-from stepscope.store.assemble import book_waiting
+from stepscope.records.steps import BACKWARD, COMM, STEP_FIELDS
+from stepscope.store.rank_series import book_waiting
 
 
 def booked(*rows: tuple[int, int, int, int]) -> list[tuple[int, int, int]]:

@@ -6,13 +6,14 @@ import os
 import time
 from pathlib import Path
 
+from rings import RingStream, write_steps
+
 from stepscope.agent.drain import RingDrain
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.open_run import OpenRun
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.runs import OpenRun
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader
-from stepscope.store.watched import is_watched, note_watched
-from stepscope.testing.rings import RingStream, write_steps
+from stepscope.store.liveness import is_watched, mark_watched
 
 
 def long_ago(session: Path) -> None:
@@ -23,14 +24,14 @@ def long_ago(session: Path) -> None:
 def test_it_is_for_a_while_after_somebody_looked(tmp_path: Path) -> None:
     long_ago(tmp_path)
     assert not is_watched(tmp_path)
-    note_watched(tmp_path)
+    mark_watched(tmp_path)
     assert is_watched(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_gone_is_not(tmp_path: Path) -> None:
-    note_watched(tmp_path / "gone")
-    note_watched(Path("\0"))
+    mark_watched(tmp_path / "gone")
+    mark_watched(Path("\0"))
     assert not is_watched(tmp_path / "gone")
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from worker_server_stand_in import EMPTY, Behave, replaying
 
 from stepscope.agent.worker_server import ACTIVE, FLIGHT, NCCL_FLIGHT, NEEDS_GIL
-from stepscope.hangs.evidence import RankEvidence
-from stepscope.hangs.kept import KeptEvidence, evidence_from_dict
-from stepscope.records.hang import ThreadStack
+from stepscope.hangs.evidence import EvidenceFile, RankEvidence, evidence_from_dict
+from stepscope.records.finding import ThreadStack
 
 NOTHING = ["  <no Python frame>"]
 DATA = Path(__file__).resolve().parents[1] / "hangs" / "data" / "h200"
@@ -24,7 +23,7 @@ def raw(case: str) -> Any:
     return json.loads(gzip.decompress((DATA / f"{case}.json.gz").read_bytes()))
 
 
-def kept(case: str) -> KeptEvidence:
+def kept(case: str) -> EvidenceFile:
     return evidence_from_dict(raw(case))
 
 

@@ -26,13 +26,12 @@ import psutil
 
 from stepscope.records.run_clock import environment_of
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.hub_file import HubFile, write_hub_file
-from stepscope.store.jsonl import read_jsonl
-from stepscope.store.meta import read_meta
+from stepscope.store.documents import HubFile, read_meta, write_hub_file
+from stepscope.store.file_io import read_jsonl
 
 PATIENCE_S = 60.0
 KEY_TEXT = "the key of a soak, long enough"
-SMALL_JOURNALS = "from stepscope.store import journal; journal.JOURNAL_BYTES = 1 << 14"
+SMALL_JOURNALS = "from stepscope.store.inbox import journal; journal.JOURNAL_BYTES = 1 << 14"
 """A day of a soak fills many: they become parts, and their samples thin out."""
 BYE = {"exit_code": 0, "status": "finished"}
 
@@ -57,7 +56,7 @@ RANK = textwrap.dedent(
     from stepscope.records import run_clock
     from stepscope.records.identity import RankIdentity
     from stepscope.ring import RingState
-    from stepscope.testing.rings import RingStream, write_steps
+    from rings import RingStream, write_steps
     run_clock.follow_environment()
     folder, rank, attempt = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     who = RankIdentity(host="b", pid=os.getpid(), rank=rank, world_size=2, attempt=attempt)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fakes.cluster import Cluster, slow_at
+from fakes.samples import with_samples
 
+from stepscope.terminal.client import RunAddress
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.place import Place
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.samples import with_samples
 from tests.hub.run_parts import WALL_NS, ServedFolder, record
 
 HOSTILE = "[red]x[/red] \x1b[31m\x1b]0;t\x07 <b> 漢字 \u202e"
@@ -50,7 +50,7 @@ def feed_of() -> Iterator[Callable[..., Feed]]:
     feeds: list[Feed] = []
 
     def start(hub: ServedFolder, run: str, *, token: str | None = None) -> Feed:
-        place = Place(url=hub.url, token=hub.token if token is None else token, run=run)
+        place = RunAddress(url=hub.url, token=hub.token if token is None else token, run=run)
         feeds.append(Feed(lambda: place))
         feeds[-1].start()
         return feeds[-1]

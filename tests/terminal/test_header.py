@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.terminal.documents import Finding, Findings, Run, Status
-from stepscope.terminal.draw.header import draw_header, ranks_words
+from stepscope.terminal.screen import draw_header, ranks_words
 from stepscope.terminal.snapshot import Snapshot
 
 HANG = Finding(kind="hang_deadlock", severity="critical", title="T", ranks=(0, 1), steps=(41, 41))

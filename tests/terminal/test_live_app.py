@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster, slow_at
 from rich.cells import cell_len
 
 from stepscope.terminal.app import WatchApp
 from stepscope.terminal.feed import Feed
-from stepscope.testing.cluster import Cluster, slow_at
 from tests.hub.run_parts import WALL_NS, ServedFolder
 from tests.hub.run_parts import Feed as Job
 from tests.terminal.conftest import NAME

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import HubError, HubMissing, HubRefused
-from stepscope.hub.gate.tls import TlsFiles, make_certificate
-from stepscope.terminal.client import HubReader
-from stepscope.terminal.documents import Run, Runs, Status
+from stepscope.hub.transport import TlsFiles, make_certificate
+from stepscope.terminal.client import HubReader, RunAddress
+from stepscope.terminal.documents import Message, Run, Runs, Status
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.messages import Message
-from stepscope.terminal.place import Place
 from tests.hub.run_parts import ServedFolder
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 44\r\nConnection: close\r\n\r\n{"total": 1, "runs": [{"id": "a"}, {"id":1}'
@@ -79,7 +77,7 @@ def stranger() -> Iterator[Callable[[bytes], Stranger]]:
 
 
 def reader_of(port: int, *, scheme: str = "http", fingerprint: str = "", run: str = "a") -> HubReader:
-    return HubReader(Place(url=f"{scheme}://127.0.0.1:{port}", token="secret", run=run, fingerprint=fingerprint))
+    return HubReader(RunAddress(url=f"{scheme}://127.0.0.1:{port}", token="secret", run=run, fingerprint=fingerprint))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,7 @@ def test_closing_ends_a_wait(stranger: Callable[[bytes], Stranger]) -> None:
 
 
 def test_questions_and_a_stream_at_once(served: ServedFolder) -> None:
-    reader = HubReader(Place(url=served.url, token=served.token, run=""))
+    reader = HubReader(RunAddress(url=served.url, token=served.token, run=""))
     assert reader.find_run() in {path.name for path in served.folder.iterdir()}
     reader.run = "demo"
     stream = reader.stream("")
@@ -167,7 +165,7 @@ def test_a_certificate_that_nobody_signed_is_known_by_its_fingerprint(certificat
 
 
 def test_ranks_that_went_are_asked_for_at_once() -> None:
-    place = Place(url="http://127.0.0.1:1", run="r", token="t")
+    place = RunAddress(url="http://127.0.0.1:1", run="r", token="t")
     reader, feed = HubReader(place), Feed(lambda: place)
     for live, due in ((2, False), (2, False), (1, True)):
         status = {"status": "running", "ranks": 2, "live_ranks": live}

@@ -33,18 +33,11 @@ from stepscope.terminal.documents import (
     Verdict,
     Window,
 )
-from stepscope.terminal.draw.event_words import KINDS, event_words, severity_of
-from stepscope.terminal.draw.keys import draw_keys
-from stepscope.terminal.draw.machine import draw_machine
-from stepscope.terminal.draw.phases import draw_phases, means
-from stepscope.terminal.draw.rank_detail import draw_rank
-from stepscope.terminal.draw.rank_table import draw_ranks
-from stepscope.terminal.draw.screen import draw_screen
-from stepscope.terminal.draw.step_time import draw_step_time
-from stepscope.terminal.draw.verdict import draw_verdict
 from stepscope.terminal.feed import GPU_FIELDS, HOST_FIELDS, PROCESS_FIELDS
+from stepscope.terminal.screen import ViewState, draw_keys, draw_machine, draw_screen, draw_verdict
 from stepscope.terminal.snapshot import Output, Snapshot, StepRow
-from stepscope.terminal.view import View
+from stepscope.terminal.timing import draw_phases, draw_rank, draw_ranks, draw_step_time, mean_times
+from stepscope.terminal.wording import EVENT_KINDS, event_words, severity_of
 
 words = st.text(max_size=30) | st.sampled_from(["[red]x[/]", "\x1b[2J", "漢字" * 10, "\u202e", "a b " * 40, ""])
 numbers = st.floats(-1e30, 1e30) | st.integers(-5, 5).map(float) | st.floats(0, 1e9)
@@ -196,7 +189,7 @@ snapshots = st.builds(
     seen_wall_ns=whole,
 )
 views = st.builds(
-    View,
+    ViewState,
     pane=st.sampled_from(["ranks", "rank", "findings", "output", "events", "help"]),
     cursor=st.integers(0, 5),
     start=st.integers(0, 5),
@@ -206,7 +199,7 @@ views = st.builds(
 
 @settings(max_examples=40, phases=(Phase.explicit, Phase.generate))
 @given(snapshots, views, st.integers(1, 220), st.integers(1, 70), st.booleans())
-def test_it_always_fits(known: Snapshot, view: View, width: int, height: int, frozen: bool) -> None:
+def test_it_always_fits(known: Snapshot, view: ViewState, width: int, height: int, frozen: bool) -> None:
     drawn = draw_screen(known, view, width, height, frozen=frozen, now_wall_ns=1 << 60)
     assert len(drawn.lines) == height
     for line in drawn.lines:
@@ -237,7 +230,10 @@ def test_events_in_words() -> None:
     assert said(event="tomorrow_s_kind", message="new", rank=2) == "Tomorrow s kind: new (rank 2)"
 
 
-@given(event=st.sampled_from(sorted(KINDS)), odd=st.none() | whole | words | st.dictionaries(words, words, max_size=2))
+@given(
+    event=st.sampled_from(sorted(EVENT_KINDS)),
+    odd=st.none() | whole | words | st.dictionaries(words, words, max_size=2),
+)
 def test_events_of_any_version_are_put_into_words(event: str, odd: Any) -> None:
     loose = (
         "kind",
@@ -262,8 +258,8 @@ def test_the_words_are_those_of_the_page() -> None:
     """The kinds, and how grave each is where that does not depend on the event."""
     page = (Path(__file__).parents[2] / "web/src/words/events.ts").read_text()
     found = dict(re.findall(r'^  (\w+): \{ name: "[^"]*", severity: ("\w+"|\()', page, re.MULTILINE))
-    assert set(found) == set(KINDS)
-    assert {kind for kind, said in found.items() if said != "(" and said.strip('"') != KINDS[kind][0]} == set()
+    assert set(found) == set(EVENT_KINDS)
+    assert {kind for kind, said in found.items() if said != "(" and said.strip('"') != EVENT_KINDS[kind][0]} == set()
 
 
 SECOND_NS = 1_000_000_000
@@ -334,7 +330,7 @@ def test_few_ranks_leave_their_lines_to_the_phases() -> None:
         table = Ranks(total=ranks, order="work", rank=(0, 1), host=("a", "a"), state=("running",) * 2)
         step = StepRow(first=0, last=0, mean_ns=mean, memory_bytes={})
         known = replace(going(ranks=table, status=Status(ranks=ranks)), steps=(step,))
-        lines = [line.plain for line in draw_screen(known, View(), 80, 24).lines]
+        lines = [line.plain for line in draw_screen(known, ViewState(), 80, 24).lines]
         assert [sum(line.startswith(f"{name} ") for line in lines) for name in PHASES_MS].count(1) == named
         assert any(line.startswith("+3 more ") for line in lines) is (named == 4)
         assert sum(" a  " in line and "running" in line for line in lines) == 2
@@ -362,7 +358,7 @@ def test_steps_known_only_several_together_are_weighed_and_have_no_median() -> N
     )
     known = replace(going(run=Run(info=Info(window=Window(steps=900)))), steps=rows)
     assert draw_step_time(known, 80, now_wall_ns=0).plain.startswith("step     52.0 ms  mean of 5, mean of ranks")
-    assert (means(known)["wall"], means(known)["forward"]) == (52e6, 26e6)
+    assert (mean_times(known)["wall"], mean_times(known)["forward"]) == (52e6, 26e6)
     head = draw_ranks(replace(known, steps=(replace(rows[0], last=35_999),)), 80, 2, cursor=0, start=0, order="work")[0]
     assert "now  of 36,000:" in head.plain
     one = replace(known, steps=rows[:1], status=Status(ranks=1))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.terminal.messages import Message, Messages
+from stepscope.terminal.documents import Message, MessageDecoder
 
 STREAM = (
     b"retry: 2000\n\n"
@@ -27,18 +27,18 @@ EXPECTED = [
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
 def test_it_does_not_matter_where_the_bytes_are_cut(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
-    messages = Messages()
+    messages = MessageDecoder()
     found = [message for a, b in pairwise(edges) for message in messages.feed(STREAM[a:b])]
     assert found == EXPECTED
 
 
 def test_byte_by_byte() -> None:
-    messages = Messages()
+    messages = MessageDecoder()
     assert [message for at in range(len(STREAM)) for message in messages.feed(STREAM[at : at + 1])] == EXPECTED
 
 
 def test_what_is_too_long_is_passed_over_and_counted() -> None:
-    messages = Messages(most_bytes=64)
+    messages = MessageDecoder(most_bytes=64)
     long = b"event: steps\ndata: " + b"x" * 200 + b"\n\n"
     after = b"event: ok\ndata: 1\n\n"
     whole = messages.feed(long + after)
@@ -51,7 +51,7 @@ def test_what_is_too_long_is_passed_over_and_counted() -> None:
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_whatever_comes_is_read_to_its_end(pieces: list[bytes]) -> None:
-    messages = Messages(most_bytes=50)
+    messages = MessageDecoder(most_bytes=50)
     for piece in pieces:
         messages.feed(piece)
     messages.feed(b"\n\n")

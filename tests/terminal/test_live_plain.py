@@ -9,12 +9,10 @@ import msgspec
 import pytest
 
 from stepscope.terminal.client import HubReader
-from stepscope.terminal.documents import Event, Finding, Findings, Run, Status
+from stepscope.terminal.documents import Event, Finding, Findings, Message, Run, Status
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.messages import Message
-from stepscope.terminal.pace import still_s
 from stepscope.terminal.plain import PlainView
-from stepscope.terminal.snapshot import Snapshot
+from stepscope.terminal.snapshot import Snapshot, still_s
 
 TITLE = "Rank 1 sleeps; rank 0 waits for it."
 BEGUN = Snapshot(link="live", run=Run(name="r"), status=Status(status="running", ranks=2))

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import HubError
-from stepscope.terminal.documents import Findings, Run, Steps, Verdict
-from stepscope.terminal.messages import Message
-from stepscope.terminal.snapshot import KEPT_EVENTS, KEPT_STEPS, Snapshot, after, with_run, with_steps
+from stepscope.terminal.documents import Findings, Message, Run, Steps, Verdict
+from stepscope.terminal.snapshot import KEPT_EVENTS, KEPT_STEPS, Snapshot, apply_message, with_run, with_steps
 
 
 def said(event: str, **data: Any) -> Message:
@@ -25,25 +24,25 @@ def steps(first: int, count: int, wall: float = 5.0) -> dict[str, Any]:
 
 
 def test_steps_are_joined_and_what_both_have_is_taken_anew() -> None:
-    known = after(Snapshot(), said("steps", **steps(0, 10)))
-    known = after(known, said("steps", **steps(8, 4, wall=7.0)))
+    known = apply_message(Snapshot(), said("steps", **steps(0, 10)))
+    known = apply_message(known, said("steps", **steps(8, 4, wall=7.0)))
     assert [row.last for row in known.steps] == list(range(12))
     assert [row.mean_ns["wall"] for row in known.steps] == [5.0] * 8 + [7.0] * 4
     assert (known.step, known.beat) == (11, 2)
 
 
 def test_a_step_that_is_another_now_takes_its_own_place() -> None:
-    known = after(Snapshot(), said("steps", **steps(2, 4)))
-    known = after(known, said("again", **steps(1, 3, wall=7.0)))
+    known = apply_message(Snapshot(), said("steps", **steps(2, 4)))
+    known = apply_message(known, said("again", **steps(1, 3, wall=7.0)))
     assert [row.last for row in known.steps] == [2, 3, 4, 5]
     assert [row.mean_ns["wall"] for row in known.steps] == [7.0, 7.0, 5.0, 5.0]
     assert (known.step, known.beat) == (5, 2)
 
 
 def test_devices_are_timed_in_some_steps_or_in_none() -> None:
-    known = after(Snapshot(), said("steps", **steps(0, 2)))
+    known = apply_message(Snapshot(), said("steps", **steps(0, 2)))
     assert not known.device_timed
-    known = after(
+    known = apply_message(
         known, said("steps", **steps(2, 3), device_mean_ns={"forward": [None, 7, None], "h2d": [None, 0, None]})
     )
     assert [row.device_timed for row in known.steps] == [False, False, False, True, False]
@@ -53,34 +52,38 @@ def test_devices_are_timed_in_some_steps_or_in_none() -> None:
 def test_nothing_grows_with_the_run() -> None:
     known = Snapshot()
     for at in range(20):
-        known = after(known, said("steps", **steps(at * 100, 100)))
-        known = after(known, said("events", events=[{"number": at * 50 + n, "event": "x"} for n in range(1, 51)]))
+        known = apply_message(known, said("steps", **steps(at * 100, 100)))
+        known = apply_message(
+            known, said("events", events=[{"number": at * 50 + n, "event": "x"} for n in range(1, 51)])
+        )
     assert len(known.steps) == KEPT_STEPS
     assert known.steps[-1].last == 1999
     assert [event.number for event in known.events] == list(range(1001 - KEPT_EVENTS, 1001))
-    assert after(known, said("events", events=[{"number": 900, "event": "x"}])).events == known.events
+    assert apply_message(known, said("events", events=[{"number": 900, "event": "x"}])).events == known.events
 
 
 def test_a_job_that_begins_anew_forgets_its_steps() -> None:
-    known = after(Snapshot(), said("steps", **steps(0, 10)))
-    assert after(known, said("reset", why="first", last_step=9)) == known
-    assert after(known, said("reset", why="attempt", last_step=9)).steps == ()
+    known = apply_message(Snapshot(), said("steps", **steps(0, 10)))
+    assert apply_message(known, said("reset", why="first", last_step=9)) == known
+    assert apply_message(known, said("reset", why="attempt", last_step=9)).steps == ()
 
 
 def test_the_status_says_when_it_is_over_and_the_findings_when_that_is_the_last_word() -> None:
     known = with_run(Snapshot(link="live"), Run(status="running", step=3, verdict=Verdict(title="slow")))
     assert known.findings is not None
     assert (known.findings.verdict, known.over, known.step) == (Verdict(title="slow"), False, 3)
-    known = after(known, said("status", status="finished", over=True, step=9))
+    known = apply_message(known, said("status", status="finished", over=True, step=9))
     assert (known.over, known.final, known.step) == (True, False, 9)
-    assert after(known, said("findings", live=False, findings=[], verdict=None)).final
-    kept = with_run(after(known, said("findings", live=True, findings=[])), Run(verdict=Verdict(title="other")))
+    assert apply_message(known, said("findings", live=False, findings=[], verdict=None)).final
+    kept = with_run(apply_message(known, said("findings", live=True, findings=[])), Run(verdict=Verdict(title="other")))
     assert kept.findings == Findings()
 
 
 def test_what_nobody_knows_is_passed_over() -> None:
     known = Snapshot()
-    assert after(known, said("heartbeat", wall_ns=1)) == after(known, said("tomorrow", new=[1])) == known
+    assert (
+        apply_message(known, said("heartbeat", wall_ns=1)) == apply_message(known, said("tomorrow", new=[1])) == known
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_what_nobody_knows_is_passed_over() -> None:
 )
 def test_nonsense_is_refused(data: bytes) -> None:
     with pytest.raises(HubError, match="does not understand"):
-        after(Snapshot(), Message(event="steps", data=data))
+        apply_message(Snapshot(), Message(event="steps", data=data))
 
 
 JSON: Any = st.recursive(
@@ -113,9 +116,9 @@ KEYS = st.sampled_from(["first", "last", "mean_ns", "events", "findings", "verdi
 
 @given(st.sampled_from(["steps", "events", "findings", "status", "reset"]), st.dictionaries(KEYS, JSON, max_size=5))
 def test_any_document_is_taken_or_refused(event: str, document: dict[str, Any]) -> None:
-    known = after(Snapshot(), said("steps", **steps(0, 3)))
+    known = apply_message(Snapshot(), said("steps", **steps(0, 3)))
     try:
-        found = after(known, Message(event=event, data=json.dumps(document).encode()))
+        found = apply_message(known, Message(event=event, data=json.dumps(document).encode()))
     except HubError:
         return
     assert len(found.steps) <= KEPT_STEPS

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.annotations import INTERNAL, user_annotations
-from stepscope.traces.model.categories import Kind
+from stepscope.traces.host.operators import INTERNAL, user_annotations
+from stepscope.traces.model.columns import Kind
 from stepscope.traces.model.window import Window, window_of
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.reading.files import read_trace
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.sampled_from("abc"), st.integers(0, 5)), max_size=15

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 import zstandard
+from fakes.traces import MadeTrace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.model.columns import Trace
-from stepscope.traces.reading import text as text_module
-from stepscope.traces.reading.inflate import blocks_of
+from stepscope.traces.reading import event_text as text_module
+from stepscope.traces.reading.files import blocks_of, read_trace
 from stepscope.traces.reading.kineto import read_kineto
-from stepscope.traces.reading.read import read_trace
 
 MIB = 1 << 20
 
@@ -337,7 +336,7 @@ def test_a_bomb_is_left_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
             asked += len(block)
             yield block
 
-    monkeypatch.setattr("stepscope.traces.reading.read.blocks_of", counted)
+    monkeypatch.setattr("stepscope.traces.reading.files.blocks_of", counted)
     refused(path)
     assert asked <= 8 * MIB
 

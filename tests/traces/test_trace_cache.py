@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.traces import MadeTrace
+from nsight import MadeReport
 
-from stepscope.testing.nsight import MadeReport
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.cache import store as cache_module
-from stepscope.traces.cache.results import decode_analyses, encode_analyses
-from stepscope.traces.cache.store import Cache, Entry
-from stepscope.traces.model.columns import Trace, side_columns
+from stepscope.traces.engine.worker import decode_analyses, encode_analyses
+from stepscope.traces.model.columns import TABLES, Trace, side_columns
 from stepscope.traces.rank import analyse_rank
-from stepscope.traces.reading.builder import TABLES
-from stepscope.traces.reading.opening import open_traces, read_traces
+from stepscope.traces.reading import cache as cache_module
+from stepscope.traces.reading.cache import Cache, Entry, open_traces, read_traces
 
 REAL = (
     "param_dlrm_8rank/worker0_step_12.1694128201545.pt.trace.json.gz",
@@ -321,8 +319,8 @@ def test_how_large_it_may_be(said: str, limit: float) -> None:
 OPENS = """
 import sys
 from pathlib import Path
-from stepscope.traces.cache.store import Cache
-from stepscope.traces.reading.opening import open_traces
+from stepscope.traces.reading.cache import Cache
+from stepscope.traces.reading.cache import open_traces
 cache = Cache(folder=Path(sys.argv[1]))
 print(sum(len(open_traces(Path(sys.argv[2]), cache)[0]) for _ in range(20)))
 """

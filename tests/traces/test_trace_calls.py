@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.model.calls import calls_of, holders
 from stepscope.traces.model.columns import Trace
 

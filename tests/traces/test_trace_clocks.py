@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_ranks import SlimRank, slim_rank
 
-from stepscope.testing.trace_ranks import SlimRank, slim_rank
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.ranks.clocks import clocks_of
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_ranks import SlimRank, slim_rank
 
-from stepscope.testing.trace_ranks import SlimRank, slim_rank
-from stepscope.testing.traces import MadeTrace
+from stepscope.traces.job import distributed_table
 from stepscope.traces.ranks.collectives import CollectivesAnalysis, match
-from stepscope.traces.ranks.distributed import distributed_table
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.reading.files import read_trace
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 GATHER = "ncclDevKernel_AllGather_RING_LL()"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.compiling import compiling, compiling_of
+from fakes.traces import MadeTrace
+
+from stepscope.traces.host.stalls import compiling_of, compiling_table
 from stepscope.traces.model.window import window_of
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.reading.files import read_trace
 
 REAL = Path(__file__).parent / "data" / "compiled_2_13.json.gz"
 """Five steps of which the first is not traced: a function with a graph break, and one that is called with tensors of a
@@ -32,7 +33,7 @@ def test_a_real_trace() -> None:
     assert everything.recompiles == 2
     assert [name for name, _ in everything.compiled] == ["2/1", "2/2"]
     assert sum(spent_ns for _, spent_ns in everything.compiled) == everything.compile_ns
-    assert compiling(found) is not None
+    assert compiling_table(found) is not None
 
 
 def test_a_compilation_that_is_not_marked_shows_by_its_region() -> None:
@@ -73,5 +74,5 @@ def test_nothing_compiled() -> None:
     made.op("aten::mm", 0, 10)
     found = compiling_of(window_of(made.trace()))
     assert (found.compile_ns, found.graph_breaks, found.recompiles, found.regions) == (0, 0, 0, ())
-    assert compiling(found) is None
-    assert compiling(compiling_of(window_of(MadeTrace().trace()))) is None
+    assert compiling_table(found) is None
+    assert compiling_table(compiling_of(window_of(MadeTrace().trace()))) is None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device.copies import bandwidth_table, bytes_of, copies_table
+from stepscope.traces.device.kernels import bandwidth_table, bytes_of, copies_table
 from stepscope.traces.device.work import work_of
-from stepscope.traces.model.table import Table
+from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import window_of
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.traces.csv_out import write_csv
-from stepscope.traces.model.table import table_of
+from stepscope.traces.exports import write_csv
+from stepscope.traces.model.tables import table_of
 
 
 def test_one_file_per_table(tmp_path: Path) -> None:

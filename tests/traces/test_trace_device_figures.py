@@ -5,12 +5,12 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device.figures import DeviceFigures, device_figures
-from stepscope.traces.device.idle import StreamIdle
-from stepscope.traces.device.tables import device_tables
+from stepscope.traces.device.work import StreamIdle
 from stepscope.traces.model.window import window_of
+from stepscope.traces.rank import device_tables
 
 
 def figures(made: MadeTrace) -> DeviceFigures:

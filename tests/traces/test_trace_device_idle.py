@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device.figures import device_figures
-from stepscope.traces.device.temporal import temporal_of
+from stepscope.traces.device.work import temporal_of
 from stepscope.traces.model.window import Window, window_of
 
 

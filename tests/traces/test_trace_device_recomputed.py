@@ -14,17 +14,16 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.device.figures import device_figures
-from stepscope.traces.device.idle import idle_of
-from stepscope.traces.device.tables import device_tables
-from stepscope.traces.device.temporal import temporal_of
+from stepscope.traces.device.work import idle_of, temporal_of
 from stepscope.traces.model.kernel_names import kernel_class
-from stepscope.traces.model.table import Table
+from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import window_of
+from stepscope.traces.rank import device_tables
 from stepscope.traces.reading.kineto import read_kineto
 
 SORTS = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}

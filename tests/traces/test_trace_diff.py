@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.diff.compare import TraceDiff, diff
-from stepscope.traces.diff.sides import OTHERS, Side, per_step
-from stepscope.traces.diff.tables import changes
-from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.model.table import table_of
+from stepscope.traces.findings import analyse_job
+from stepscope.traces.job import JobAnalysis
+from stepscope.traces.job_diff import OTHERS, Side, TraceDiff, changes, diff, per_step
+from stepscope.traces.model.tables import table_of
 from stepscope.traces.model.window import Window
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 

@@ -13,17 +13,23 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fakes.traces import MadeTrace
+from nsight import MadeReport
 
 from stepscope.errors import UsageError
-from stepscope.testing.nsight import MadeReport
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.cache.store import Cache
 from stepscope.traces.engine import engines as engine_module
-from stepscope.traces.engine.analyse import Job, Options, Problem
-from stepscope.traces.engine.engines import Engine, LocalEngine, RayEngine, analyse_paths, engine_named
-from stepscope.traces.engine.position import position_in, watched
+from stepscope.traces.engine.engines import (
+    Engine,
+    LocalEngine,
+    RayEngine,
+    analyse_paths,
+    engine_named,
+    position_in,
+    watched,
+)
+from stepscope.traces.engine.worker import FileTask, Options, Problem
 from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.reading.opening import read_traces
+from stepscope.traces.reading.cache import Cache, read_traces
 
 HERE, WORKERS = LocalEngine(1), LocalEngine(2)
 LOCAL = pytest.mark.parametrize("engine", [HERE, WORKERS], ids=["here", "workers"])
@@ -171,7 +177,7 @@ def killing_reader(cache: Cache, path: Path, wanted: Callable[[psutil.Process], 
 def test_a_worker_that_is_killed_costs_its_file(tmp_path: Path) -> None:
     good = make(tmp_path, 3)
     cache = Cache(folder=tmp_path / "cache")
-    jobs = [Job(path=path, number=n, size_bytes=n) for n, path in enumerate(good)]
+    jobs = [FileTask(path=path, number=n, size_bytes=n) for n, path in enumerate(good)]
     with killing_reader(cache, good[1], lambda process: True):
         outcomes = dict(engine_module._in_workers(jobs, Options(cache=cache), None, 1))
     assert outcomes[1] == Problem(
@@ -184,7 +190,7 @@ def test_a_worker_that_is_killed_costs_its_file(tmp_path: Path) -> None:
 
 def test_a_caller_that_loses_interest_leaves_nothing_behind(tmp_path: Path) -> None:
     paths = make(tmp_path, 3)
-    jobs = [Job(path=path) for path in paths]
+    jobs = [FileTask(path=path) for path in paths]
     outcomes = WORKERS.run(jobs, Options(), None)
     next(iter(outcomes))
     del outcomes  # the fixture of all tests looks for processes that are left
@@ -197,7 +203,7 @@ def test_a_caller_whose_script_has_no_guard(tmp_path: Path, run_python: Callable
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from stepscope.traces.engine.analyse import Options\n"
+        "from stepscope.traces.engine.worker import Options\n"
         "from stepscope.traces.engine.engines import LocalEngine, analyse_paths\n"
         "found = analyse_paths(sorted(Path('.').glob('*.gz')), Options(), LocalEngine(2))\n"
         "print([each.rank for each in found])\n"

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.traces.model.categories import Kind, kind_of
-from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.columns import Kind, Trace, kind_of
 from stepscope.traces.model.window import Window
+from stepscope.traces.reading.files import read_trace
 from stepscope.traces.reading.kineto import read_kineto
-from stepscope.traces.reading.read import read_trace
 
 ON_DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.DEVICE_ANNOTATION)
 REAL = [

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MAIN_THREAD, MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MAIN_THREAD, MadeTrace
 from stepscope.traces.model.window import window_of
-from stepscope.traces.ranks.exchange_names import OPS, bus_factor, op_of, own_bytes, size_of
-from stepscope.traces.ranks.exchanges import Exchanges, exchanges_of
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.rank_collectives import OPS, Exchanges, bus_factor, exchanges_of, op_of, own_bytes, size_of
+from stepscope.traces.reading.files import read_trace
 
 RING = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
 SENDS = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)"

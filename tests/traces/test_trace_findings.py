@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 
 from stepscope.records.finding import Finding
-from stepscope.reports.price import price_text
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device.idle import StreamIdle
-from stepscope.traces.device.pace import Pace
-from stepscope.traces.device.temporal import Temporal
-from stepscope.traces.findings import find, verdict_of
-from stepscope.traces.host.pauses import Pause
-from stepscope.traces.host.syncs import SyncPlace
-from stepscope.traces.job import JobAnalysis, analyse_job
+from stepscope.reports.layout import price_text
+from stepscope.traces.device.figures import Pace
+from stepscope.traces.device.work import StreamIdle, Temporal
+from stepscope.traces.findings import analyse_job, find, verdict_of
+from stepscope.traces.host.stalls import Pause, SyncPlace
+from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import TraceMeta
-from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Step
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.ranks.collectives import match

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.traces.job import JobAnalysis, analyse_job
+from stepscope.traces.findings import analyse_job
+from stepscope.traces.job import JobAnalysis, like_peers
 from stepscope.traces.model.window import Window
-from stepscope.traces.path.peers import like_peers
 from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.reading.files import read_trace
 
 DATA = Path(__file__).parent / "data" / "h200"
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.device_peaks import peak_of
-from stepscope.traces.host.flop_formulas import flops_of
-from stepscope.traces.host.flops import flops, flops_found
+from stepscope.traces.host.flops import flops_found, flops_of, flops_table, peak_of
 from stepscope.traces.model.window import window_of
 
 CONV = '["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]'
@@ -85,7 +83,7 @@ def test_only_the_innermost_count_and_only_within_steps() -> None:
     window = window_of(made.trace())
     found = flops_found(window)
     assert (found.total, found.unknown) == (120, 0)
-    table = flops(window, found)
+    table = flops_table(window, found)
     assert table is not None
     assert table.rows == (
         ("aten::addmm", 1, 60, 6_000, 60 / 6_000 / 1000),
@@ -100,7 +98,7 @@ def test_what_is_not_known_leaves_no_sum() -> None:
     window = window_of(made.trace())
     found = flops_found(window)
     assert (found.total, found.unknown, found.mfu) == (None, 1, None)
-    table = flops(window, found)
+    table = flops_table(window, found)
     assert table is not None
     assert "1 calls" in table.note
 
@@ -140,7 +138,7 @@ def test_no_utilisation_of_unknown_devices_or_none() -> None:
     assert flops_found(window_of(made.trace())).mfu is None
     nothing = window_of(MadeTrace().trace())
     assert flops_found(nothing).total is None
-    assert flops(nothing, flops_found(nothing)) is None
+    assert flops_table(nothing, flops_found(nothing)) is None
 
 
 @pytest.mark.parametrize(

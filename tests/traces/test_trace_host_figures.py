@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.figures import host_figures
-from stepscope.traces.host.tables import host_tables
+from fakes.traces import MadeTrace
+
 from stepscope.traces.model.window import Window, window_of
+from stepscope.traces.rank import host_figures, host_tables
 
 
 def check(window: Window) -> None:

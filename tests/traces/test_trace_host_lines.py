@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.model.naming import named
+from stepscope.traces.model.columns import named
 from stepscope.traces.model.window import window_of
-from stepscope.traces.path.host_lines import lines_of
+from stepscope.traces.path.waits import lines_of
 
 NESTED = st.recursive(
     st.just([]), lambda inner: st.lists(st.tuples(st.integers(0, 3), inner), max_size=3), max_leaves=12

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepscope.traces.host.figures import host_figures
 from stepscope.traces.host.flops import flops_found
-from stepscope.traces.host.memory_curve import memory_of
-from stepscope.traces.host.tables import host_tables
-from stepscope.traces.model.table import Table
+from stepscope.traces.host.operators import memory_of
+from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Window, window_of
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.rank import host_figures, host_tables
+from stepscope.traces.reading.files import read_trace
 
 torch = pytest.importorskip("torch")
 STEPS = 3

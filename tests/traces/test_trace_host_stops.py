@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.figures import host_figures
-from stepscope.traces.host.stops import PythonStop
-from stepscope.traces.job import analyse_job
+from stepscope.traces.findings import analyse_job
+from stepscope.traces.host.stalls import PythonStop
 from stepscope.traces.model.window import window_of
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import analyse_rank, host_figures
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

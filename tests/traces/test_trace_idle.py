@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device.idle import StreamIdle, gaps_of, idle_by_operator, idle_of, idle_table
-from stepscope.traces.device.work import work_of
+from stepscope.traces.device.work import StreamIdle, gaps_of, idle_by_operator, idle_of, idle_table, work_of
 from stepscope.traces.model.window import window_of
 
 

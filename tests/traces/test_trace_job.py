@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.traces.exports import write_perfetto
+from stepscope.traces.job import distributed_table
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.ranks.collectives import match
-from stepscope.traces.ranks.distributed import distributed_table
-from stepscope.traces.reading.inflate import blocks_of
+from stepscope.traces.reading.files import blocks_of, read_trace
 from stepscope.traces.reading.kineto import read_kineto
-from stepscope.traces.reading.read import read_trace
-from stepscope.traces.timeline.perfetto import write_perfetto
 
 pytestmark = pytest.mark.ranks
 
-JOB = Path(__file__).parents[2] / "src" / "stepscope" / "testing" / "scripts" / "trace_job.py"
+JOB = Path(__file__).parents[1] / "support" / "jobs" / "trace_job.py"
 RANKS, STEPS, SLOW_MS = 4, 4, 80
 
 JOBS = {

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.path.job_path import JobPath, job_path
-from stepscope.traces.path.peers import like_peers
+from stepscope.traces.job import JobPath, job_path, like_peers
 from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import RankAnalysis, analyse_rank
 from stepscope.traces.ranks.collectives import match

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.model.columns import Trace
 from stepscope.traces.model.kernel_names import (
     is_communication,

@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.model.categories import Kind, kind_of
-from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.columns import Kind, Trace, kind_of
 from stepscope.traces.reading.kineto import read_kineto
-from stepscope.traces.reading.kineto_decode import LATEST_NS, ns_of_text
+from stepscope.traces.reading.kineto_events import LATEST_NS, ns_of_text
 
 
 def read(*events: Any, **header: Any) -> Trace:

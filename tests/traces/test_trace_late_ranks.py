@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.traces import MadeTrace
+from trace_jobs import MadeJob
 
 from stepscope.records.finding import Finding
-from stepscope.reports.price import price_text
-from stepscope.testing.trace_jobs import MadeJob
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.job import JobAnalysis, analyse_job
-from stepscope.traces.path.peers import like_peers
+from stepscope.reports.layout import price_text
+from stepscope.traces.findings import analyse_job
+from stepscope.traces.job import JobAnalysis, like_peers
 from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rank import analyse_rank
-from stepscope.traces.ranks.arrivals import arrivals_of
-from stepscope.traces.ranks.exchange_groups import Group
-from stepscope.traces.ranks.exchange_names import OPS
+from stepscope.traces.rank_collectives import OPS, ProcessGroup
+from stepscope.traces.ranks.collectives import arrivals_of
 from stepscope.traces.rules.communication import _overlap_advice, _shards
 from stepscope.traces.rules.stragglers import _at_least
 
@@ -356,7 +355,7 @@ def test_a_group_with_ranks_that_are_not_traced() -> None:
     ],
 )
 def test_kinds_of_groups(description: str, kind: str) -> None:
-    assert Group(description=description).kind == kind
+    assert ProcessGroup(description=description).kind == kind
 
 
 # -- pipelines ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.testing.traces import MadeTrace
+from fakes.traces import MadeTrace
+
 from stepscope.traces.device.figures import DeviceFigures, device_figures
 from stepscope.traces.device.launches import (
     Queue,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.loading import LOADER, loading, loading_of
+from stepscope.traces.host.stalls import LOADER, loading_of, loading_table
 from stepscope.traces.model.window import Window, window_of
 
 NEXT = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -28,7 +28,7 @@ def test_by_step_on_the_main_thread_only() -> None:
     found = loading_of(window)
     assert found.by_step == (40_000, 20_000)
     assert found.total_ns == 60_000
-    table = loading(window, found)
+    table = loading_table(window, found)
     assert table is not None
     assert table.rows == ((1, 40_000, 100_000, 0.4), (2, 20_000, 100_000, 0.2))
 
@@ -52,7 +52,7 @@ def test_nothing_is_loaded() -> None:
     made = MadeTrace()
     made.step(1, 0, 100)
     window = window_of(made.trace())
-    assert loading(window, loading_of(window)) is None
+    assert loading_table(window, loading_of(window)) is None
     assert loading_of(window_of(MadeTrace().trace())).by_step == ()
 
 

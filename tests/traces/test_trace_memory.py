@@ -7,20 +7,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.memory_curve import BEFORE, OUTSIDE, POINTS, memory, memory_of, memory_peak
-from stepscope.traces.host.modules import modules_of
-from stepscope.traces.host.operators import operator_times
+from stepscope.traces.host.operators import (
+    BEFORE,
+    OUTSIDE,
+    POINTS,
+    memory_of,
+    memory_peak_table,
+    memory_table,
+    modules_of,
+    operator_times,
+)
 from stepscope.traces.model.columns import Trace
-from stepscope.traces.model.table import Table
+from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Window, window_of
 
 
 def tables_of(window: Window) -> tuple[Table, Table]:
     curve = memory_of(window)
     assert curve is not None
-    return memory(window, curve), memory_peak(window, curve, modules_of(window, operator_times(window)))
+    return memory_table(window, curve), memory_peak_table(window, curve, modules_of(window, operator_times(window)))
 
 
 def test_what_is_alive_at_the_peak() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.modules import LIMIT, modules, modules_of
-from stepscope.traces.host.operators import operator_times
-from stepscope.traces.model.table import Table
+from fakes.traces import MadeTrace
+
+from stepscope.traces.host.operators import LIMIT, modules_of, modules_table, operator_times
+from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import window_of
 
 
@@ -13,7 +13,7 @@ def table_of(made: MadeTrace) -> Table | None:
     window = window_of(made.trace())
     times = operator_times(window)
     tree = modules_of(window, times)
-    return None if tree is None else modules(window, times, tree)
+    return None if tree is None else modules_table(window, times, tree)
 
 
 def test_calls_device_work_and_backward() -> None:

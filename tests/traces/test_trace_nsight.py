@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsight import NEW, OLD, MadeReport, packed
 
 from stepscope.errors import TraceError
-from stepscope.testing.nsight import NEW, OLD, MadeReport, packed
-from stepscope.traces.job import analyse_job
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.columns import Trace
-from stepscope.traces.model.links import launches_of
-from stepscope.traces.model.window import window_of
+from stepscope.traces.findings import analyse_job
+from stepscope.traces.model.columns import Kind, Trace
+from stepscope.traces.model.window import launches_of, window_of
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.reading.nsight import is_nsight, read_nsight
 

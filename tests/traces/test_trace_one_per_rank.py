@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stepscope.testing.traces import MadeTrace
+from fakes.traces import MadeTrace
+
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.reading.one_per_rank import numbered, one_per_rank
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.ranks.rank_files import assign_ranks, one_per_rank
+from stepscope.traces.reading.files import read_trace
 
 
 def analysis(rank: int | None, at: float = 0, number: int = 0) -> RankAnalysis:
@@ -61,7 +62,7 @@ def meta(at_s: float, rank: int | None = None, *, world: int | None = None, pid:
 def test_recordings_of_one_process_are_of_one_rank() -> None:
     """``schedule(repeat=3)`` without a process group."""
     for host in ("node-1", None):
-        chosen = numbered([meta(at_s, host=host) for at_s in (5, 0, 10)])
+        chosen = assign_ranks([meta(at_s, host=host) for at_s in (5, 0, 10)])
         assert (chosen.ranks, chosen.mixed) == ([None, None, 0], None)
         assert chosen.notices == ["2 files of an earlier recording of the same process left out: the latest count"]
 
@@ -74,16 +75,16 @@ def test_other_processes_are_other_ranks() -> None:
         meta(5, devices=({"name": "H200"},)),
         meta(1),
     ):
-        assert numbered([meta(0), other]).ranks == [0, 1]
+        assert assign_ranks([meta(0), other]).ranks == [0, 1]
 
 
 def test_recordings_of_containers_with_the_same_numbers() -> None:
-    chosen = numbered([meta(0), meta(1), meta(10), meta(11)])
+    chosen = assign_ranks([meta(0), meta(1), meta(10), meta(11)])
     assert chosen.ranks == [None, None, 0, 1]
 
 
 def test_another_job_is_left_out_and_said_so() -> None:
-    chosen = numbered([meta(0, 3, world=8), meta(8.5 * DAY_S, 1, world=2)])
+    chosen = assign_ranks([meta(0, 3, world=8), meta(8.5 * DAY_S, 1, world=2)])
     assert (chosen.ranks, chosen.notices) == ([None, 1], [])
     assert chosen.mixed == (
         "These files do not seem to be of one job: their world sizes are 2 and 8, and they were recorded 8.5 days "
@@ -93,26 +94,26 @@ def test_another_job_is_left_out_and_said_so() -> None:
 
 def test_most_ranks_count() -> None:
     many = [meta(rank / 10, rank, world=4) for rank in range(4)]
-    chosen = numbered([*many, meta(20, 0, world=2), meta(20, 1, world=2), meta(1)])
+    chosen = assign_ranks([*many, meta(20, 0, world=2), meta(20, 1, world=2), meta(1)])
     assert chosen.ranks == [0, 1, 2, 3, None, None, 4]
     assert chosen.mixed is not None
     assert "their world sizes are 2 and 4. Left out: 20.json, 20.json;" in chosen.mixed
 
 
 def test_hours_apart_without_a_word_of_the_job() -> None:
-    chosen = numbered([meta(0, pid=1), meta(2 * 3600, pid=2)])
+    chosen = assign_ranks([meta(0, pid=1), meta(2 * 3600, pid=2)])
     assert chosen.ranks == [None, 0]
     assert "they were recorded 2 h 00 min apart" in str(chosen.mixed)
-    assert numbered([meta(0, pid=1), meta(600, pid=2)]).ranks == [0, 1]
+    assert assign_ranks([meta(0, pid=1), meta(600, pid=2)]).ranks == [0, 1]
     boots = [meta(-NOON_S, 0, world=2), meta(5 * DAY_S - NOON_S, 1, world=2)]
-    assert numbered(boots).ranks == [0, 1], "counted from when each host was started"
+    assert assign_ranks(boots).ranks == [0, 1], "counted from when each host was started"
 
 
 def test_recordings_hours_apart_are_still_of_one_job() -> None:
     files = [meta(at_s, rank, world=2) for at_s in (0, 7200) for rank in range(2)]
-    chosen = numbered(files)
+    chosen = assign_ranks(files)
     assert (chosen.ranks, chosen.mixed) == ([None, None, 0, 1], None)
-    chosen = numbered(files[:3])
+    chosen = assign_ranks(files[:3])
     assert (chosen.ranks, chosen.mixed) == ([0, 1, None], None)
     assert chosen.notices == ["1 file of a later recording left out: it has fewer ranks"]
 
@@ -121,7 +122,7 @@ def test_two_real_jobs(shared_data: Path) -> None:
     """One of eight A100s, one of two V100s, days apart: nothing is compared."""
     folder = shared_data / "traces" / "hta_trace_diff"
     metas = [read_trace(path).meta for path in sorted(folder.rglob("*.gz"))]
-    chosen = numbered(metas)
+    chosen = assign_ranks(metas)
     assert chosen.ranks == [None, 1]
     assert str(chosen.mixed).startswith(
         "These files do not seem to be of one job: their world sizes are 2 and 8, and they were recorded 8.5 days "

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.operators import operator_times, operators, operators_by_shape, operators_by_source
-from stepscope.traces.host.view import LABEL
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.window import Window, window_of
+from stepscope.traces.host.operators import operator_times, operators_by_shape, operators_by_source, operators_table
+from stepscope.traces.model.columns import Kind
+from stepscope.traces.model.window import LABEL, Window, window_of
 
 PIECES = st.lists(
     st.tuples(
@@ -27,7 +26,7 @@ PIECES = st.lists(
 
 
 def table_of(window: Window) -> dict[str, dict[str, Any]]:
-    found = operators(window, operator_times(window)).to_rows()
+    found = operators_table(window, operator_times(window)).to_rows()
     return {row["operator"]: row for row in found}
 
 
@@ -142,10 +141,10 @@ def test_the_heaviest_is_first_by_device_time_where_there_is_any() -> None:
     made.op("long", 0, 100)
     made.op("heavy", 200, 10)
     window = window_of(made.trace())
-    assert [row["operator"] for row in operators(window, operator_times(window)).to_rows()] == ["long", "heavy"]
+    assert [row["operator"] for row in operators_table(window, operator_times(window)).to_rows()] == ["long", "heavy"]
     made.launched("kernel", at=201, start=300, dur=1)
     window = window_of(made.trace())
-    assert [row["operator"] for row in operators(window, operator_times(window)).to_rows()] == ["heavy", "long"]
+    assert [row["operator"] for row in operators_table(window, operator_times(window)).to_rows()] == ["heavy", "long"]
 
 
 def test_annotations_written_as_operators_are_none() -> None:
@@ -183,7 +182,7 @@ def test_no_shapes_no_stacks_no_operators() -> None:
     assert operators_by_shape(window, times) is None
     assert operators_by_source(window, times) is None
     nothing = window_of(MadeTrace().trace())
-    assert operators(nothing, operator_times(nothing)).rows == ()
+    assert operators_table(nothing, operator_times(nothing)).rows == ()
 
 
 def test_source_lines_and_backward_at_the_line_of_forward() -> None:
@@ -251,5 +250,5 @@ def test_sums_of_real_traces(shared_data: Path, real_window: Callable[[Path], Wi
         assert times.device_self_ns.sum() == sum(
             int(slices.dur_ns[row]) for row in window.device_rows.tolist() if window.owner[row] >= 0
         )
-        rows = operators(window, times).to_rows()
+        rows = operators_table(window, times).to_rows()
         assert json.loads(json.dumps(rows)) == rows, "plain values"

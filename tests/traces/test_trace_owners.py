@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
 from stepscope.traces.model.calls import calls_of, parents_of
-from stepscope.traces.model.categories import Kind
+from stepscope.traces.model.columns import Kind
 from stepscope.traces.model.window import Window, window_of
 
 PIECES = st.lists(

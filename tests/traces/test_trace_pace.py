@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device.pace import shared_out
+from stepscope.traces.device.figures import shared_out
 from stepscope.traces.model.window import window_of
 from stepscope.traces.path.graph import graph_of
 from stepscope.traces.path.rank_path import whole_segments
 from stepscope.traces.path.whatif import parse_change, what_if
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.reading.read import read_trace
+from stepscope.traces.reading.files import read_trace
 
 H200 = Path(__file__).parent / "data" / "h200"
 FILES = sorted(H200.rglob("*.json.gz"))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.traces.cache import parquet
-from stepscope.traces.cache.parquet import Places, read_column, read_strings, write_table
+from stepscope.traces.reading import cache
+from stepscope.traces.reading.cache import Places, read_column, read_strings, write_table
 
 TYPES = ("uint8", "int16", "int32", "int64", "float32", "float64")
 
@@ -32,7 +32,7 @@ def extremes(name: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("group_rows", [2, 5, 6, 100])
 def test_there_and_back_and_to_duckdb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int) -> None:
-    monkeypatch.setattr(parquet, "GROUP_ROWS", group_rows)
+    monkeypatch.setattr(cache, "GROUP_ROWS", group_rows)
     columns: dict[str, Any] = {name: extremes(name) for name in TYPES}
     columns["text"] = ["", "a", "ä 日本", "x" * 1000, "line\nbreak", "'quoted'"]
     path = tmp_path / "t.parquet"
@@ -90,7 +90,7 @@ def test_views_of_arrays_that_are_not_contiguous() -> None:
 )
 def test_pages_that_cannot_be(pages: list[tuple[int, int, int]]) -> None:
     data, _ = written({"a": np.arange(5, dtype=np.int64)})
-    with pytest.raises((ValueError, parquet.zstandard.ZstdError)):
+    with pytest.raises((ValueError, cache.zstandard.ZstdError)):
         read_column(data, pages, 5, np.int64)
 
 
@@ -117,7 +117,7 @@ def test_a_changed_byte_of_a_page_is_noticed(data: st.DataObject) -> None:
     damaged[at] ^= change
     try:
         found = read_column(memoryview(bytes(damaged)), places["a"], 100, np.int64)
-    except (ValueError, parquet.zstandard.ZstdError):
+    except (ValueError, cache.zstandard.ZstdError):
         return
     # A bit that Zstandard does not use.
     assert found.tolist() == list(range(100))

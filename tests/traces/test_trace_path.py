@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.traces import BACKWARD_THREAD, MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import BACKWARD_THREAD, MadeTrace
 from stepscope.traces.model.window import Window, window_of
-from stepscope.traces.path.causes import CAUSES
-from stepscope.traces.path.graph import graph_of
+from stepscope.traces.path.graph import CAUSES, graph_of
 from stepscope.traces.path.rank_path import RankPath, path_segments, rank_path
-from stepscope.traces.path.replay import Plan, as_it_was, replay
-from stepscope.traces.path.segments import Segments
-from stepscope.traces.path.whatif import parse_change, what_if
-from stepscope.traces.ranks.exchanges import exchanges_of
+from stepscope.traces.path.walk import Segments
+from stepscope.traces.path.whatif import Plan, as_it_was, parse_change, replay, what_if
+from stepscope.traces.rank_collectives import exchanges_of
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 CHANGES = ("kernel:*=2x", "kernel:*=0", "op:*=2x", "comm=hidden", "copy=0", "launch=0", "host=0", "loader=0")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.pauses import Pause, holes, pauses_of
+from stepscope.traces.host.stalls import Pause, holes_table, pauses_of
 from stepscope.traces.model.window import Window, window_of
 
 
@@ -25,7 +25,7 @@ def test_collections_that_were_asked_for_or_not() -> None:
 
 
 def found_in(window: Window) -> list[tuple[object, ...]]:
-    table = holes(window)
+    table = holes_table(window)
     return [] if table is None else list(table.rows)
 
 

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.traces import MadeTrace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trace_ranks import slim_rank
 
-from stepscope.testing.trace_ranks import slim_rank
-from stepscope.testing.traces import MadeTrace
+from stepscope.traces.exports import SIDES, Bar, Track, collective_tracks, us, write_perfetto
 from stepscope.traces.model.columns import Trace, side_columns
-from stepscope.traces.model.links import launches_of
+from stepscope.traces.model.window import launches_of
 from stepscope.traces.ranks.clocks import Clocks, clocks_of
 from stepscope.traces.ranks.collectives import match
-from stepscope.traces.reading.inflate import blocks_of
+from stepscope.traces.reading.files import blocks_of
 from stepscope.traces.reading.kineto import read_kineto
-from stepscope.traces.timeline.collective_tracks import collective_tracks
-from stepscope.traces.timeline.perfetto import Bar, Track, us, write_perfetto
-from stepscope.traces.timeline.perfetto_args import SIDES
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 

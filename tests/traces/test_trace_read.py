@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 
 from stepscope.errors import TraceError
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.reading.read import find_traces, read_trace
+from stepscope.traces.reading.files import find_traces, read_trace
 
 
 def small(rank: int = 0) -> MadeTrace:

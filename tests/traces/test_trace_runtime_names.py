@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.traces.model.runtime_names import is_graph_launch, is_synchronising
+from stepscope.traces.model.kernel_names import is_graph_launch, is_synchronising
 
 
 @pytest.mark.parametrize(

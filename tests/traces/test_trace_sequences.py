@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.device.sequences import sequences_table
+from stepscope.traces.device.kernels import sequences_table
 from stepscope.traces.device.work import work_of
-from stepscope.traces.model.table import Table
+from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import window_of
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.sources import is_user_frame
-from stepscope.traces.model.window import window_of
+from stepscope.traces.model.window import is_user_frame, window_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.model.statistics import grouped, median, sums_of
+from stepscope.traces.model.tables import grouped, median, sums_of
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10**13)), max_size=40)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.traces import MadeTrace
 
-from stepscope.testing.traces import MadeTrace
-from stepscope.traces.host.syncs import SyncPlace, syncs, syncs_of
-from stepscope.traces.model.runtime_names import is_asked_to_wait
+from stepscope.traces.host.stalls import SyncPlace, syncs_of, syncs_table
+from stepscope.traces.model.kernel_names import is_asked_to_wait
 from stepscope.traces.model.window import Window, window_of
 
 
@@ -44,7 +44,7 @@ def test_items_copies_and_plain_synchronisations() -> None:
         SyncPlace(call="aten::to", source=source, count=1, wait_ns=7_000),
         SyncPlace(call="mylib::fused", source=source, count=1, wait_ns=3_000),
     )
-    table = syncs(window, syncs_of(window))
+    table = syncs_table(window, syncs_of(window))
     assert table is not None
     assert table.rows[0] == ("cudaDeviceSynchronize", source, 1, 100_000, 0.1)
 
@@ -55,7 +55,7 @@ def test_the_profilers_own_at_the_end_does_not_count() -> None:
     made.runtime("cudaDeviceSynchronize", 10, 100)
     window = window_of(made.trace())
     assert syncs_of(window) == ()
-    assert syncs(window, ()) is None
+    assert syncs_table(window, ()) is None
     made.op("aten::mm", 120, 5)
     assert len(syncs_of(window_of(made.trace()))) == 1
     assert syncs_of(window_of(MadeTrace().trace())) == ()

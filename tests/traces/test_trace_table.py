@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stepscope.traces.model.table import table_of
+from stepscope.traces.model.tables import table_of
 
 
 def test_sums_of_what_is_left_out() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.testing.traces import MadeTrace
+from fakes.traces import MadeTrace
+
 from stepscope.traces.model.columns import Trace
 from stepscope.traces.model.window import Window, window_of
 

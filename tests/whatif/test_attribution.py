@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.whatif.attribution import WhatIf, analyse
-from stepscope.whatif.meta import read_meta
-from stepscope.whatif.operations import read_trace
+from stepscope.whatif.operations import read_meta, read_trace
+from stepscope.whatif.replay import WhatIf, analyse
 
 Rows = list[dict[str, Any]]
 

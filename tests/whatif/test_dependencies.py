@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
-from stepscope.whatif.dependencies import in_order
 from stepscope.whatif.operations import Operation
-from stepscope.whatif.replay import replay
+from stepscope.whatif.replay import in_order, replay
 
 
 def op(kind: str, start: float, end: float, *, stage: int = 0, sequence: int = 0, chunk: int = 0) -> Operation:

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
-from stepscope.whatif.attribution import analyse
-from stepscope.whatif.meta import JobShape, read_meta
-from stepscope.whatif.operations import read_trace
+from stepscope.whatif.operations import JobShape, read_meta, read_trace
+from stepscope.whatif.replay import analyse
 
 Rows = list[dict[str, Any]]
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.whatif.attribution import analyse
-from stepscope.whatif.meta import JobShape
-from stepscope.whatif.operations import read_trace
+from stepscope.whatif.operations import JobShape, read_trace
+from stepscope.whatif.replay import analyse
 
 Key = tuple[str, int, int]
 """Kind, stage and number."""

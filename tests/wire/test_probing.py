@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.wire.probing import PACKET_BYTES, Packet, pack_packet, read_packet
+from stepscope.agent.sampling.probes import PACKET_BYTES, Packet, pack_packet, read_packet
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PACKETS = st.builds(

@@ -12,10 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import FrameError, UsageError
-from stepscope.records.slot import SLOT_BYTES
-from stepscope.wire.blocks import RingRows, pack_block, read_block, ring_id, rows_of
-from stepscope.wire.frames import FrameHead, PartKind, inflate_part, pack_frame, part_of, read_frame
-from stepscope.wire.joining import Join, Peer, Positions, Welcome, read_join, read_welcome, write_join, write_welcome
+from stepscope.records.steps import SLOT_BYTES
+from stepscope.wire.frames import (
+    FrameHead,
+    PartKind,
+    RingRows,
+    inflate_part,
+    pack_block,
+    pack_frame,
+    part_of,
+    read_block,
+    read_frame,
+    ring_id,
+    rows_of,
+)
+from stepscope.wire.handshake import Join, Peer, Positions, Welcome, read_join, read_welcome, write_join, write_welcome
 from stepscope.wire.keys import key_path, load_keys, sign, signed
 
 KEY = b"k" * 32

@@ -7,7 +7,7 @@ import { Failure } from "../src/api/source";
 
 const STEP = 0.0025;
 
-/** As `stepscope.hub.copy.packing` writes it. */
+/** As `stepscope.hub.report_copy` writes it. */
 class Packer {
   bytes: number[] = [];
 

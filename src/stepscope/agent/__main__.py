@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from stepscope.agent.on_hang import HangPolicy
-from stepscope.agent.process import tend
+from stepscope.agent.hangs.on_hang import HangPolicy
+from stepscope.agent.loop import tend
 from stepscope.agent.shipping.destination import Destination
 from stepscope.errors import StepscopeError
-from stepscope.records.messages import say
+from stepscope.records.text import say
 
 
 def main() -> int:

@@ -20,14 +20,20 @@ from typing import TYPE_CHECKING
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records import run_clock
 from stepscope.records.collectives import ProcessGroup, merged_groups
-from stepscope.records.places import BESIDE_RING, RING_SUFFIX
+from stepscope.records.paths import BESIDE_RING, RING_SUFFIX
 from stepscope.records.series import RankState
-from stepscope.records.slot import SLOT_BYTES, STEP, STEP_SLOT
+from stepscope.records.steps import SLOT_BYTES, STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingHeader, RingReader, split
+from stepscope.store.live.ring_files import (
+    FRAME_SLOTS,
+    SegmentWriter,
+    last_slots,
+    read_sidecars,
+    sidecar_of,
+    write_sidecar,
+)
+from stepscope.store.liveness import process_alive
 from stepscope.store.paths import segment_path, sidecar_path
-from stepscope.store.processes import process_alive
-from stepscope.store.segments import FRAME_SLOTS, SegmentWriter, last_slots
-from stepscope.store.sidecar import read_sidecars, sidecar_of, write_sidecar
 
 if TYPE_CHECKING:
     from stepscope.agent.flight_records import FlightRecords

@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from stepscope.agent.drain import RingDrain
-from stepscope.agent.memory_limit import memory_of
+from stepscope.agent.sampling.host import memory_limit_of
 from stepscope.agent.worker_server import FLIGHT, NCCL_FLIGHT, Questions
-from stepscope.records.places import SERVER_SUFFIX, server_threads
+from stepscope.records.paths import SERVER_SUFFIX, server_threads
 
 if TYPE_CHECKING:
     from stepscope.agent.flight_records import FlightRecords
@@ -119,7 +119,7 @@ class FlightReader:
         ring_clock: Callable[[], int] = time.perf_counter_ns,
         wall_offset_ns: Callable[[], int] = lambda: max(time.time_ns() - time.perf_counter_ns() for _ in range(3)),
         threads: int | None = None,
-        memory: Callable[[int], int] = memory_of,
+        memory: Callable[[int], int] = memory_limit_of,
     ) -> None:
         self._threads = threads or server_threads()
         self._memory = memory

@@ -27,7 +27,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.flight.spelling import operation_name, ranks_of
+from stepscope.flight.dump import operation_name, parse_ranks
 from stepscope.records.collectives import (
     FLAG_DEVICE,
     FLAG_MISSED,
@@ -35,10 +35,10 @@ from stepscope.records.collectives import (
     OPS,
     PHASE_SHIFT,
     ProcessGroup,
+    group_kind,
     kept_by_itself,
 )
-from stepscope.records.group_kinds import kind_of
-from stepscope.records.slot import (
+from stepscope.records.steps import (
     COLLECTIVE,
     COLLECTIVE_ENTRIES,
     COLLECTIVE_ENTRY,
@@ -48,7 +48,7 @@ from stepscope.records.slot import (
     STEP,
     STEP_HEAD,
 )
-from stepscope.ring.calls import MAX_KEPT, pack_entries
+from stepscope.ring.decoder import MAX_CALLS_KEPT, pack_entries
 
 __all__ = ["Dump", "FlightRecords", "read_dump"]
 
@@ -338,8 +338,8 @@ class FlightRecords:
         return group.slot, group.size
 
     def _group(self, slot: int, name: str, description: str, config: _Config | None) -> ProcessGroup:
-        ranks = ranks_of(config.ranks) if config is not None else ()
-        kind = kind_of(description)
+        ranks = parse_ranks(config.ranks) if config is not None else ()
+        kind = group_kind(description)
         if kind == "other" and len(ranks) == self._world_size:
             kind = "world"
         return ProcessGroup(
@@ -426,7 +426,7 @@ class FlightRecords:
             return
         self._ready.append((COMM_RECORD, step, rows, COMM_ENTRIES))
         if kept_by_itself(step):
-            timed = [call for call in own if call.ns >= 0][:MAX_KEPT]
+            timed = [call for call in own if call.ns >= 0][:MAX_CALLS_KEPT]
             calls = [
                 COLLECTIVE_ENTRY.pack(
                     max(call.op, 0),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records import run_clock
-from stepscope.records.messages import say
-from stepscope.store.jsonl import append_jsonl
+from stepscope.records.text import say
+from stepscope.store.file_io import append_jsonl
 from stepscope.store.paths import EVENTS, SAMPLES, STACKS
 
 __all__ = ["Journal"]
@@ -29,7 +29,7 @@ class Journal:
         self._samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
         self._stacks: deque[dict[str, Any]] = deque(maxlen=MAX_STACKS)
         self.samples_wanted = True
-        """False: there is no room for more (``agent/disk_keeper.py``)."""
+        """False: there is no room for more (``agent/disk_space.py``)."""
         self._refused = False
         self._recovered = False
 

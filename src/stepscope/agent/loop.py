@@ -1,4 +1,6 @@
-"""The agent's main loop: wait for the launcher's word, a death or the next tick; drain, sample, write.
+"""The agent as a process: its main loop, and how it tends a run to the end.
+
+The agent's main loop: wait for the launcher's word, a death or the next tick; drain, sample, write.
 
 One thread does all of it (GPU samples come from another, the watchdog's evidence from a third while the job stands
 still, and a fourth sends what this one wrote to the hub, if there is one), so nothing here needs a lock.
@@ -10,48 +12,47 @@ import json
 import os
 import platform
 import select
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepscope.agent.context import GitContext
-from stepscope.agent.control import Control
-from stepscope.agent.disk_keeper import DiskKeeper
+from stepscope.agent.disk_space import DiskKeeper, SampleKeeper
 from stepscope.agent.drain import RingDrain, Rings
 from stepscope.agent.flight_reader import FlightReader
-from stepscope.agent.gpu import GpuSampler
-from stepscope.agent.host import HostSampler
+from stepscope.agent.hangs.on_hang import HangPolicy
+from stepscope.agent.hangs.progress import Subjects, last_call
+from stepscope.agent.hangs.watchdog import Watchdog
+from stepscope.agent.job_context import Control, GitContext, Parents
 from stepscope.agent.journal import Journal
-from stepscope.agent.on_hang import HangPolicy
-from stepscope.agent.oom import OomWatch
-from stepscope.agent.parents import Parents
-from stepscope.agent.probes import Probes
-from stepscope.agent.sample_keeper import SampleKeeper
-from stepscope.agent.stacks import SEEK_S, StackAsker
-from stepscope.agent.subjects import Subjects, last_call
-from stepscope.agent.watchdog import Watchdog
+from stepscope.agent.sampling.gpu import GpuSampler
+from stepscope.agent.sampling.host import HostSampler, OomWatch
+from stepscope.agent.sampling.probes import Probes
+from stepscope.agent.shipping.destination import Destination
+from stepscope.agent.stacks import SEEK_S, StackSampler
 from stepscope.errors import RunUnwritable
 from stepscope.records import run_clock
-from stepscope.records.messages import say
-from stepscope.records.places import log_of_rank
+from stepscope.records.files import umask_of
+from stepscope.records.paths import helper_command, log_of_rank
+from stepscope.records.text import say
 from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
-from stepscope.store.disk_use import disk_limit
-from stepscope.store.jsonl import read_jsonl
-from stepscope.store.lease import LeaseKeeper
-from stepscope.store.meta import read_meta, write_meta
-from stepscope.store.outputs import OutputCopier
+from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.file_io import disk_limit, read_jsonl
+from stepscope.store.live.logs import OutputCopier
+from stepscope.store.liveness import LeaseKeeper, is_watched, remove_session
 from stepscope.store.paths import EVENTS, STACKS
-from stepscope.store.session import remove_session
-from stepscope.store.watched import is_watched
 
 if TYPE_CHECKING:
-    from stepscope.agent.shipping.ship import Delivered, Shipper
-    from stepscope.wire.joining import Peer
+    from stepscope.agent.shipping.sender import Delivered, Shipper
+    from stepscope.wire.handshake import Peer
 
-__all__ = ["Agent", "Ending"]
+__all__ = ["tend"]
+
+
+# -- loop -------------------------------------------------------------------------------------------------------------
 
 Ending = Literal["ended", "orphaned", "terminated"]
 """The launcher said so; the launcher died and all ranks are gone; somebody wants us to stop."""
@@ -126,7 +127,7 @@ class Agent:
         self._poll = select.poll()
         self._poll.register(stdin, select.POLLIN)
         self._by_pidfd: dict[int, RingDrain] = {}
-        self._askers: dict[RingDrain, StackAsker] = {}
+        self._askers: dict[RingDrain, StackSampler] = {}
         self._seen_ranks = False
         self._closed_s: float | None = None
         self._terminated = False
@@ -308,7 +309,7 @@ class Agent:
         if drain not in self._askers:
             earlier = read_jsonl(drain.run_dir / STACKS)[0] if drain.resumed else []
             asked = sum(stack.get("pid") == drain.header.pid for stack in earlier)
-            self._askers[drain] = StackAsker(drain.reader, drain.header.pid, asked=asked)
+            self._askers[drain] = StackSampler(drain.reader, drain.header.pid, asked=asked)
         stack = self._askers[drain].look(drain.pidfd)
         if stack is not None:
             self._journal.stack({"rank": drain.header.identity.rank, **stack})
@@ -444,3 +445,42 @@ class Agent:
 
     def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self._terminated = True
+
+
+# -- process ----------------------------------------------------------------------------------------------------------
+# The agent as a process: tend a run to its end, then leave a summary if nobody else will.
+
+
+def tend(
+    run_dir: Path,
+    session: Path,
+    *,
+    owner: int | None = None,
+    interval_s: float = 0.2,
+    on_hang: HangPolicy | None = None,
+    hub: Destination | None = None,
+) -> int:
+    """Until the run is over; the exit code.  NotARun when ``run_dir`` is none.
+
+    ``owner`` is a process that may still start ranks, where no launcher of ours says when the job is over.  ``hub`` is
+    sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
+    """
+    os.umask(umask_of(run_dir))
+    run_clock.follow_run(read_meta(run_dir))
+    shipper = probes = None
+    if hub is not None:
+        from stepscope.agent.shipping.sender import Shipper  # HTTP: a megabyte or two, only where there is a hub
+
+        probes = Probes(platform.node(), hub.node)
+        shipper = Shipper(run_dir, hub, probe_port=probes.port)
+    agent = Agent(run_dir, session, owner=owner, interval_s=interval_s, on_hang=on_hang, probes=probes, shipper=shipper)
+    if agent.run() != "orphaned":
+        return 0
+    if hub is not None and hub.node != 0:
+        if agent.delivered is not None and agent.delivered.whole and not agent.delivered.local:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    else:
+        # In place of this process: what a summary needs is loaded only now, and the agent's own memory is given back.
+        command = helper_command("stepscope", "report", "--quiet", str(run_dir))
+        os.execv(command[0], command)
+    return 0

@@ -1,4 +1,6 @@
-"""What the kernel says about a process: its state, its CPU time, its I/O, where it sleeps, its children.
+"""Reads /proc: the state of a process, its CPU time, I/O and wait channel, and what its children are.
+
+What the kernel says about a process: its state, its CPU time, its I/O, where it sleeps, its children.
 
 Small reads of ``/proc``; whatever is not told (gone, another user's, another system) is None or empty, never an error.
 """
@@ -11,7 +13,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PROC", "Reading", "Spent", "command_line", "descendants", "read_process", "spent_between", "wait_channel"]
+__all__ = [
+    "PROC",
+    "Reading",
+    "child_kind",
+    "descendants",
+    "process_name",
+    "read_process",
+    "spent_between",
+    "wait_channel",
+]
+
+
+# -- procfs -----------------------------------------------------------------------------------------------------------
 
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -130,3 +144,37 @@ def _io_bytes(pid: int, proc: Path) -> int | None:
         return max(called, int(counts["read_bytes"]) + int(counts["write_bytes"]))
     except (KeyError, ValueError):
         return None
+
+
+# -- helpers ----------------------------------------------------------------------------------------------------------
+# The child processes of a rank, and what they are: DataLoader workers, compilers, others.
+
+WORKER_NAME = "pt_data_worker"
+"""What torch calls the main thread of a DataLoader worker, since 2.5; the kernel keeps 15 letters."""
+COMPILE_WORKER = "torch/_inductor/compile_worker"
+COMPILERS = ("cc", "c++", "gcc", "g++", "cc1", "cc1plus", "as", "ld", "collect2", "clang", "clang++", "lld", "nvcc")
+KERNEL_COMPILERS = ("cicc", "ptxas", "fatbinary", "cudafe++", "ninja", "triton")
+LONGEST_NAME = 80
+
+
+def child_kind(pid: int, parent: int, proc: Path = PROC) -> str:
+    """``dataloader``, ``compiler`` or ``other``; ``parent`` is the rank."""
+    reading, command = read_process(pid, proc), command_line(pid, proc)
+    if reading is None:
+        return "other"
+    if reading.name == WORKER_NAME:
+        return "dataloader"
+    program = command.partition(" ")[0].rpartition("/")[2]
+    # gcc of a distribution or of conda: aarch64-linux-gnu-g++-13.
+    bare = program.rstrip("0123456789.-").rpartition("-")[2]
+    if COMPILE_WORKER in command or {program, bare, reading.name} & {*COMPILERS, *KERNEL_COMPILERS}:
+        return "compiler"
+    # A fork that goes on as its parent's program: in torch before 2.5 a DataLoader worker is no more than that.
+    forked = reading.parent == parent and bool(command) and command == command_line(parent, proc)
+    return "dataloader" if forked else "other"
+
+
+def process_name(pid: int, proc: Path = PROC) -> str:
+    """The beginning of its command line, or the name the kernel has for it."""
+    reading = read_process(pid, proc)
+    return command_line(pid, proc)[:LONGEST_NAME] or (reading.name if reading else "")

@@ -1,47 +1,394 @@
-"""Where a rank spends its time, by line: its stack, asked for by a signal that it offered.
+"""Stacks of the ranks: asked for by signal, sampled now and then, told apart by thread.
 
-A rank is asked while it is in a phase that took a good part of its last steps, or in a long stretch outside of all
-phases, of an evaluation or of a checkpoint.  It is never asked while it waits for peers or copies to the device.  The
-phases take turns: next come those that were asked about less often than their share of the time would have it.  A
-callback of 20 ms at every step is seldom met by five looks a second, so the rank is looked at more often for a moment,
-when a question is due.  What every step has (input, forward, backward, optimizer) is asked about a few times, and a few
-times more when it takes notably more than before; the other questions are kept for what comes up later.  An evaluation
-or a checkpoint may come every hundredth step and be over in half a second: the first few long stops of each kind are
-asked about as soon as they are seen, once each, whether a question is due or not.
+Requests stacks from stalled processes by signal: when that is safe, and which thread receives it.
 
-The rank answers through a handler in Python, into a file beside its ring: always that one, which the interpreter runs
-where it lets it, never faulthandler's, because a thread that waits now may run by the time the signal is there, and be
-between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there, at the
-line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the stretch was
-not over when the signal had been sent.  Where a thread trains that is not the main one, the main one writes that
-thread's stack when it gets to it, and when that was: then it is about the phase in which the ring says the rank was.
+Stacks of processes that stand still, by the signals that they offered.
 
-Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread, that
-its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end; the
-signal goes through the pidfd, so it can reach no other process.
+Who can be asked for what (``recorder/stacks.py`` says why):
+
+    nobody in there can run Python: its GIL is held, or all wait        the stacks of all threads
+    the main thread waits, another is at work                           the main thread's stack
+    the main thread runs, or it is another that trains                  that one's, by a handler in Python
+    it is stopped                                                       nothing
+
+The first two are answered by faulthandler, which is C code and needs no GIL.  What allows it is looked at once more as
+the very last thing before the signal: a main thread that goes on just then would be between two frames when it comes.
+The checks of single stacks (``agent/stacks.py``) hold here too and are made anew for each question.
+
+Whichever thread gets the signal for all threads shows them all.  While the main thread waits, one that only waits for a
+lock gets it, so that nothing the main thread is in is interrupted; a sleep of native code, which would end, is never.
+
+A forked child (a DataLoader worker) has its parent's handler and writes to its parent's file: who shares a file must be
+asked one after the other.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from stepscope.agent.signals import awaits_delivery, listens, sleeps_in_native_code
+from stepscope.agent.procfs import PROC
 from stepscope.flight.stacks import parse_frame
 from stepscope.records import run_clock
-from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, CHECKPOINT, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
-from stepscope.records.places import STACKS_SUFFIX
+from stepscope.records.paths import STACKS_SUFFIX, THREADS_SUFFIX
+from stepscope.records.steps import BACKWARD, BUILTIN_PHASES, CHECKPOINT, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.ring import RingReader, RingState
-from stepscope.ring.latest import LivePhase
+from stepscope.ring.reader import LivePhase
 
-__all__ = ["StackAsker", "parse_stack"]
+__all__ = [
+    "STOPPED",
+    "StackOffers",
+    "StackSampler",
+    "StacksQuestion",
+    "ThreadActivity",
+    "ask_stacks",
+    "parse_stack",
+    "sleeps_in_native_code",
+    "waits_on",
+    "watch_threads",
+]
+
+
+# -- stack signals ----------------------------------------------------------------------------------------------------
+
+# -- posture ----------------------------------------------------------------------------------------------------------
+# What the threads of processes do at this moment: who waits in the kernel, who runs.
+#
+# It decides how a process may be asked for its stacks.  faulthandler reads the frames of threads as they lie in memory,
+# and a thread that runs Python may be between two of them (``recorder/stacks.py``), so it must not be asked while one
+# does; and since a thread that waits may go on at any moment, that is looked at once more when all else is ready.
+
+WATCH_S = 0.1
+BUSY_TICKS = 2
+"""Of a hundredth of a second each, in that time: a thread that polls now and then is not busy."""
+WAITING = ("S", "D")
+RUNS = "R"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadActivity:
+    state: str
+    """Of the main thread, the kernel's letter."""
+    waits: bool
+    """The main thread waits in the kernel, and has all the while."""
+    switches: str
+    """How often it was made to wait so far."""
+    others_run: bool
+    """Another thread is at work that may well run Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ThreadReading:
+    state: str
+    switches: str
+    """How often the main thread was made to wait so far."""
+    ticks: dict[int, int]
+    """CPU time so far of the other threads that were never given a name: torch, NCCL and gloo name theirs."""
+    others_run: bool
+    """One of them runs at this moment, or would if there were a processor for it."""
+
+
+def watch_threads(pids: Iterable[int], proc: Path = PROC) -> dict[int, ThreadActivity]:
+    """By pid, of those that are there; takes a tenth of a second, however many."""
+    first = {pid: look for pid in pids if (look := _read_threads(proc / str(pid))) is not None}
+    time.sleep(WATCH_S)
+    found = {}
+    for pid, before in first.items():
+        now = _read_threads(proc / str(pid))
+        if now is None:
+            continue
+        waits = before.state in WAITING and now.state in WAITING and before.switches == now.switches
+        busy = any(ticks - before.ticks.get(thread, ticks) >= BUSY_TICKS for thread, ticks in now.ticks.items())
+        others_run = busy or before.others_run or now.others_run
+        found[pid] = ThreadActivity(state=now.state, waits=waits, switches=now.switches, others_run=others_run)
+    return found
+
+
+def waits_on(process: Path, posture: ThreadActivity, *, all_threads: bool) -> bool:
+    """Whether the main thread is in the same wait as it was then, and ``all_threads`` still wait with it.
+
+    ``process`` is its folder in ``/proc``.
+    """
+    if all_threads and ((now := _read_threads(process)) is None or now.others_run):
+        return False
+    try:
+        state, switches, _ = _main_thread(process)
+    except OSError:
+        return False
+    return posture.waits and state in WAITING and switches == posture.switches
+
+
+def _main_thread(process: Path) -> tuple[str, str, str]:
+    """Its state, how often it was made to wait so far, and its name."""
+    lines = (process / "status").read_text(errors="replace").splitlines()
+    fields = dict(line.partition(":\t")[::2] for line in lines)
+    return fields.get("State", "")[:1], fields.get("voluntary_ctxt_switches", ""), fields.get("Name", "")
+
+
+def _read_threads(process: Path) -> _ThreadReading | None:
+    try:
+        state, switches, name = _main_thread(process)
+        threads = os.listdir(process / "task")  # noqa: PTH208 - names, quickly
+    except OSError:
+        return None
+    ticks, others_run = {}, False
+    for thread in threads:
+        try:
+            stat = (process / "task" / thread / "stat").read_text(errors="replace")
+        except OSError:
+            continue  # it just ended
+        before, _, rest = stat.rpartition(")")
+        spent = rest.split()
+        if thread != process.name and before.partition("(")[2] == name and len(spent) > 12:
+            ticks[int(thread)] = int(spent[11]) + int(spent[12])
+            others_run = others_run or spent[0] == RUNS
+    return _ThreadReading(state=state, switches=switches, ticks=ticks, others_run=others_run)
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+# Whether a process can be asked, by a signal that it offered, to write its stack: checked in the kernel's own words.
+#
+# A signal that is not caught would end the process, so nothing is sent on the word of a header alone.  And one that is
+# caught ends a sleep of native code early, which Python's own sleep goes on with but ``sleep(3)`` does not: such a
+# thread is left alone, and another is asked where one will do.
+
+SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}
+"""Numbers of the system calls nanosleep and clock_nanosleep."""
+SERVER_THREAD = "pt_workerserver"
+"""The worker server's own threads do nothing else: they are asked before any other."""
+
+
+def listens(process: Path, number: int, fd: int, answers: Path) -> bool:
+    """Whether the main thread catches the signal, has none of it waiting, and its descriptor is the file ``answers``.
+
+    ``process`` is its folder in ``/proc``.  OSError when it is gone, ValueError when what it says makes no sense.
+    """
+    masks = _masks(process)
+    if number < signal.SIGRTMIN or not all(name in masks for name in ("SigCgt", "SigBlk", "SigPnd", "ShdPnd")):
+        return False
+    bit = 1 << (number - 1)
+    if not masks["SigCgt"] & bit or (masks["SigBlk"] | masks["SigPnd"] | masks["ShdPnd"]) & bit:
+        return False
+    theirs, ours = (process / "fd" / str(fd)).stat(), answers.stat()
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def awaits_delivery(process: Path, number: int) -> bool:
+    """Whether a signal that was sent has not reached the process yet."""
+    try:
+        masks = _masks(process)
+    except (OSError, ValueError):
+        return False
+    return bool((masks.get("SigPnd", 0) | masks.get("ShdPnd", 0)) >> (number - 1) & 1)
+
+
+def sleeps_in_native_code(process: Path) -> bool:
+    """Whether the main thread is in a sleep that a signal would end; False too where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        words = (process / "syscall").read_text().split()
+        plain, by_clock = SLEEPS.get(platform.machine(), (-1, -1))
+        # Python sleeps until an instant (the flag is 1) or, before 3.11, in select, and takes it up again.
+        return words[0] == str(plain) or (words[0] == str(by_clock) and int(words[2], 16) == 0)
+    return False
+
+
+def waiting_thread(process: Path, number: int) -> int | None:
+    """A thread, not the main one, that waits for a lock and takes the signal: to it, it waits as if nothing had been.
+
+    None where there is none, or the kernel does not tell what threads wait for.
+    """
+    found: int | None = None
+    try:
+        threads = sorted(int(name) for name in os.listdir(process / "task"))  # noqa: PTH208 - names, quickly
+    except OSError:
+        return None
+    for thread in threads:
+        folder = process / "task" / str(thread)
+        with suppress(OSError, ValueError):
+            if str(thread) == process.name or "futex" not in (folder / "wchan").read_text():
+                continue
+            if _masks(folder).get("SigBlk", -1) >> (number - 1) & 1:
+                continue
+            if (folder / "comm").read_text().strip() == SERVER_THREAD:
+                return thread
+            found = found or thread
+    return found
+
+
+def send_to_thread(pid: int, thread: int, number: int) -> bool:
+    """Whether it was sent; only to a thread of that process."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    return tgkill is not None and tgkill(pid, thread, number) == 0
+
+
+def _masks(process: Path) -> dict[str, int]:
+    lines = (line.partition(":\t") for line in (process / "status").read_text(errors="replace").splitlines())
+    return {name: int(mask, 16) for name, _, mask in lines if name[:3] in ("Sig", "Shd") and name != "SigQ"}
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+Key = TypeVar("Key", bound=Hashable)
+SignalOffer = tuple[int, int]
+"""A signal and the descriptor to which its handler writes."""
+
+LOOK_S = 0.01
+CALM_LOOKS = 4
+"""An answer that has not grown for so many looks, and ends with a line, is whole."""
+MAX_BYTES = 1 << 20
+STOPPED = ("T", "t", "Z", "X", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackOffers:
+    """What a process offers; None: not that."""
+
+    ring: Path
+    """The files to which it writes lie beside its ring."""
+    threads: SignalOffer | None = None
+    stacks: SignalOffer | None = None
+    running: SignalOffer | None = None
+    trains: int = 0
+    """The number of the thread that trains; 0: the main one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksQuestion:
+    """Whom to ask."""
+
+    pid: int
+    pidfd: int
+    offers: StackOffers
+    gil_held: Callable[[], bool] = lambda: False
+    """Whether it is, at the moment of the call: then nobody in there runs Python."""
+
+
+class _StackAnswer:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0
+        self._calm = 0
+
+    def whole(self) -> bool:
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            return False
+        self._calm = self._calm + 1 if size and size == self._size else 0
+        self._size = size
+        return self._calm >= CALM_LOOKS
+
+    def text(self) -> str:
+        """Whole lines of what was written."""
+        try:
+            with self._path.open("rb") as file:
+                written = file.read(MAX_BYTES)
+        except OSError:
+            return ""
+        return written[: written.rfind(b"\n") + 1].decode(errors="replace")
+
+
+def ask_stacks(questions: Mapping[Key, StacksQuestion], *, patience_s: float, proc: Path = PROC) -> dict[Key, str]:
+    """Ask all at once, then wait for all: what was written, by those that answered in time.
+
+    No two questions may share a file.
+    """
+    found = watch_threads((question.pid for question in questions.values()), proc)
+    asked = {}
+    for key, question in questions.items():
+        posture = found.get(question.pid)
+        if posture is not None and (path := _ask(question, posture, proc / str(question.pid))) is not None:
+            asked[key] = _StackAnswer(path)
+    waiting = dict(asked)
+    deadline = time.monotonic() + patience_s
+    while waiting and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        waiting = {key: one for key, one in waiting.items() if not one.whole()}
+    return {key: text for key, one in asked.items() if (text := one.text())}
+
+
+def _ask(question: StacksQuestion, posture: ThreadActivity, process: Path) -> Path | None:
+    """The file to which it will write, if it could be asked."""
+    if posture.state in STOPPED:
+        return None
+    offers = question.offers
+    quiet = posture.waits and not posture.others_run
+    held = not quiet and offers.threads is not None and question.gil_held()
+    any_thread = (quiet or held) and offers.threads is not None
+    offer = (offers.stacks if posture.waits else None) or offers.running
+    if any_thread:
+        offer = offers.threads
+    path = offers.ring.with_suffix(THREADS_SUFFIX if any_thread else STACKS_SUFFIX)
+    if offer is None:
+        return None
+
+    def still() -> bool:
+        if held:
+            return question.gil_held()
+        return offer is offers.running or waits_on(process, posture, all_threads=any_thread)
+
+    try:
+        return path if _send(question, offer, path, process, any_thread=any_thread, still=still) else None
+    except (OSError, ValueError):
+        return None  # it just ended, or what it offers is no signal
+
+
+def _send(
+    question: StacksQuestion,
+    offer: SignalOffer,
+    path: Path,
+    process: Path,
+    *,
+    any_thread: bool,
+    still: Callable[[], bool],
+) -> bool:
+    number, fd = offer
+    if not listens(process, number, fd, path):
+        return False
+    thread = waiting_thread(process, number) if any_thread else None
+    if thread is None and sleeps_in_native_code(process):
+        return False
+    os.truncate(path, 0)
+    if not still():
+        return False
+    if thread is None or not send_to_thread(question.pid, thread, number):
+        signal.pidfd_send_signal(question.pidfd, number)
+    return True
+
+
+# -- stack sampler ----------------------------------------------------------------------------------------------------
+# Where a rank spends its time, by line: its stack, asked for by a signal that it offered.
+#
+# A rank is asked while it is in a phase that took a good part of its last steps, or in a long stretch outside of all
+# phases, of an evaluation or of a checkpoint.  It is never asked while it waits for peers or copies to the device. The
+# phases take turns: next come those that were asked about less often than their share of the time would have it. A
+# callback of 20 ms at every step is seldom met by five looks a second, so the rank is looked at more often for a
+# moment, when a question is due.  What every step has (input, forward, backward, optimizer) is asked about a few
+# times, and a few times more when it takes notably more than before; the other questions are kept for what comes up
+# later.  An evaluation or a checkpoint may come every hundredth step and be over in half a second: the first few long
+# stops of each kind are asked about as soon as they are seen, once each, whether a question is due or not.
+#
+# The rank answers through a handler in Python, into a file beside its ring: always that one, which the interpreter
+# runs where it lets it, never faulthandler's, because a thread that waits now may run by the time the signal is there,
+# and be between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there,
+# at the line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the
+# stretch was not over when the signal had been sent.  Where a thread trains that is not the main one, the main one
+# writes that thread's stack when it gets to it, and when that was: then it is about the phase in which the ring says
+# the rank was.
+#
+# Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread,
+# that its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end;
+# the signal goes through the pidfd, so it can reach no other process.
 
 STOPS = (OTHER, EVAL, CHECKPOINT)
 """Phases that may come seldom and take long: a single long stretch is worth a question …"""
@@ -79,7 +426,7 @@ SOON_LOOKS = 20
 """What the main thread says of another takes it some hundredths of a second: so many looks, ``SEEK_S`` apart."""
 PATIENCE_S = 2.0
 """A rank that did not answer so long after the stretch was over, although it took the signal, is not asked again."""
-MAX_BYTES = 1 << 17
+MAX_STACKS_BYTES = 1 << 17
 MAX_FRAMES = 50
 
 _HEAD = "Stack (most recent call first):"
@@ -108,7 +455,7 @@ class _Round:
     asked: int = 0
 
 
-class StackAsker:
+class StackSampler:
     """Asks one rank.  Call ``look`` at every look at its ring."""
 
     def __init__(self, reader: RingReader, pid: int, *, asked: int = 0, proc: Path = Path("/proc")) -> None:
@@ -306,7 +653,7 @@ class StackAsker:
     def _read(self) -> bytes:
         try:
             with self._path.open("rb") as file:
-                return file.read(MAX_BYTES)
+                return file.read(MAX_STACKS_BYTES)
         except OSError:
             return b""
 

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from stepscope.flight.combine import combined
+from stepscope.flight.dump import combined
 
 __all__ = ["FLIGHT", "NCCL_FLIGHT", "NEEDS_GIL", "Questions", "ask_active", "ask_flights", "ask_servers"]
 
@@ -149,7 +149,7 @@ def ask_servers(
 
 
 def ask_flights(servers: Mapping[Key, Path], *, patience_s: float) -> dict[Key, bytes]:
-    """What the Flight Recorders of the ranks say: gloo's, NCCL's, or both in one document (``flight/combine.py``)."""
+    """What the Flight Recorders of the ranks say: gloo's, NCCL's, or both in one document (``flight/dump.py``)."""
     deadline = time.monotonic() + patience_s
     gloo = ask_servers(servers, FLIGHT, patience_s=patience_s)
     heard = {key: servers[key] for key in gloo}

@@ -12,14 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stepscope import __version__
-from stepscope.cli.words import split_job
+from stepscope.cli.launch.command import split_job
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.records.messages import say
+from stepscope.records.text import say
 
-__all__ = ["COMMANDS", "HIDDEN", "build_parser", "main", "run_command"]
+__all__ = ["COMMANDS", "HIDDEN", "build_parser", "command_module", "main", "run_command"]
 
 COMMANDS = (
     "run",
@@ -58,6 +58,11 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
 
+def command_module(name: str) -> Any:
+    """The module of a command; it is loaded only when somebody asks for it."""
+    return import_module(f"stepscope.cli.{'launch' if name in HIDDEN else 'commands'}.{name}")
+
+
 def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.ArgumentParser:
     """The parser of the whole command line, or of some commands only."""
     parser = _Parser(
@@ -69,7 +74,7 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
     parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name in commands:
-        module = import_module(f"stepscope.cli.{name}")
+        module = command_module(name)
         about = {} if name in HIDDEN else {"help": module.HELP}
         subparser = subparsers.add_parser(
             name,
@@ -89,13 +94,13 @@ def run_command(words: Sequence[str]) -> int:
     asked = words[0] if words and words[0] in (*COMMANDS, *HIDDEN) else None
     job: list[str] = []
     if asked:
-        options = getattr(import_module(f"stepscope.cli.{asked}"), "OPTIONS_BEFORE_JOB", None)
+        options = getattr(command_module(asked), "OPTIONS_BEFORE_JOB", None)
         if options is not None:
             ours, job = split_job(words[1:], options)
             words = [asked, *ours]
     parser = build_parser([asked]) if asked else build_parser()
     args, unknown = parser.parse_known_args(words, argparse.Namespace(job=job))
-    more = getattr(import_module(f"stepscope.cli.{asked}"), "more_words", None) if asked and unknown else None
+    more = getattr(command_module(asked), "more_words", None) if asked and unknown else None
     if more is not None and not any(word.startswith("-") for word in unknown):
         more(args, unknown)
     elif unknown:

@@ -8,7 +8,7 @@ Reading order: ``window`` (which steps are compared), ``view`` (which clock, and
     findings = diagnose(run, window)
 """
 
-from stepscope.diagnosis.rules import diagnose
-from stepscope.diagnosis.window import Apart, Window, build_window
+from stepscope.diagnosis.engine.window import Apart, Window, build_window
+from stepscope.diagnosis.findings import diagnose
 
 __all__ = ["Apart", "Window", "build_window", "diagnose"]

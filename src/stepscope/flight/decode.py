@@ -1,4 +1,6 @@
-"""From the plain data in a dump, of whatever version of torch, to a ``Dump``.  Pure.
+"""From a dump of any version of torch to a Dump: plain data decoded, or pickled entries scanned as bytes.
+
+From the plain data in a dump, of whatever version of torch, to a ``Dump``.  Pure.
 
 What changed between versions 1.x and 2.10: ``seq_id`` became ``collective_seq_id`` beside ``p2p_seq_id``; the group was
 only a number (``pg_id``), then a name, then a name and a description; ``pg_config`` and ``pg_status`` came; sizes were
@@ -8,17 +10,346 @@ counters as strings.  Nothing here relies on the number of the version: what is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import io
+import math
+import pickle
+import pickletools
+import re
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from stepscope.errors import DumpError
-from stepscope.flight.build import Builder, Columns, text, whole
-from stepscope.flight.combine import RECORDERS, merged
-from stepscope.flight.entries import DONE, Dump, GroupKey, Status, Trace
-from stepscope.flight.spelling import rank_or, ranks_of
-from stepscope.records.hang import Frame
+from stepscope.flight.dump import (
+    DONE,
+    P2P,
+    RECORDERS,
+    SCHEDULED,
+    STARTED,
+    Dump,
+    GroupKey,
+    Operation,
+    Status,
+    Trace,
+    merged,
+    operation_name,
+    parse_ranks,
+    peers_of,
+    rank_or,
+)
+from stepscope.flight.pickles import PlainUnpickler, memory_bounded
+from stepscope.records.finding import Frame
 
-__all__ = ["builder_for", "decode_dump", "finish_dump"]
+__all__ = ["decode_dump", "quick_dump"]
+
+
+# -- build ------------------------------------------------------------------------------------------------------------
+# A ``Dump`` in the making: entries in, one by one, columns and tables out.  Pure.
+#
+# What an entry means (its group, its operation) is worked out once for all entries that say the same, its ``Shape``;
+# what is left per entry is a handful of numbers.
+
+MAX_TEXT = 4096
+LARGEST = 1 << 62
+MAX_FRAMES = 512
+
+RawFrames = tuple[tuple[str, int, str], ...]
+
+_OF_FRAME = itemgetter("filename", "line", "name")
+COALESCED = "coalesced"
+"""The entry for a batch of calls as a whole, which alone has its state."""
+_ENDS_WHEN_RETIRED = ("gloo:", "mpi:", "ucc:")
+
+
+@dataclass(kw_only=True)
+class Columns:
+    """A ``Trace`` in the making."""
+
+    sequences: array[int] = field(default_factory=lambda: array("q"))
+    operations: array[int] = field(default_factory=lambda: array("l"))
+    sites: array[int] = field(default_factory=lambda: array("l"))
+    states: array[int] = field(default_factory=lambda: array("b"))
+    created_ns: array[int] = field(default_factory=lambda: array("q"))
+    p2p: list[P2P] = field(default_factory=list)
+    mixed: bool = False
+
+    def trace(self, status: Status | None) -> Trace:
+        picked = [self.sequences, self.operations, self.sites, self.states, self.created_ns]
+        if any(before > after for before, after in pairwise(self.sequences)):
+            order = sorted(range(len(self.sequences)), key=self.sequences.__getitem__)
+            picked = [array(column.typecode, (column[place] for place in order)) for column in picked]
+        return Trace(
+            sequences=picked[0],
+            operations=picked[1],
+            sites=picked[2],
+            states=picked[3],
+            created_ns=picked[4],
+            p2p=tuple(self.p2p),
+            mixed=self.mixed,
+            status=status,
+        )
+
+
+class Shape(NamedTuple):
+    """What all entries have in common that say the same of group and operation."""
+
+    columns: Columns
+    operation: int
+    peers: tuple[int, int, bool] | None
+    p2p: bool
+    retiring: bool
+    """Whether the backend never says more than ``scheduled``, and retires what ended (gloo)."""
+
+
+class Common(NamedTuple):
+    """What entries have in common that differ in their numbers only."""
+
+    shape: Shape
+    site: int
+    state: int
+
+
+class Builder:
+    def __init__(self, described: Mapping[str, str]) -> None:
+        self._described = described
+        self._numbers: dict[Operation, int] = {}
+        self._shapes: dict[object, Shape] = {}
+        self._sites: dict[RawFrames, int] = {}
+        self.operations: list[Operation] = []
+        self.columns: dict[GroupKey, Columns] = {}
+        self.local_ids: dict[int, GroupKey] = {}
+        self.newest_ns = 0
+        self.ids: list[int] = []
+
+    @property
+    def sites(self) -> tuple[RawFrames, ...]:
+        return tuple(self._sites)
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """An entry as plain data."""
+        shape = self.known_shape(row)
+        sequence = row.get("collective_seq_id", row.get("seq_id"))
+        record, p2p, op_id = row.get("record_id"), row.get("p2p_seq_id"), row.get("op_id")
+        created = row.get("time_created_ns")
+        plain = type(record) is type(sequence) is type(p2p) is type(op_id) is type(created) is int
+        numbers: Any = (record, sequence, p2p, op_id, created)
+        if not plain or max(numbers) >= LARGEST or min(numbers) <= -LARGEST:
+            sequence = as_int(sequence, -1)
+            record, p2p, created = as_int(record, -1), as_int(p2p, 0), as_int(created, 0)
+            numbers = (record, sequence, p2p, as_int(op_id, sequence), created)
+        ended, started = row.get("time_discovered_completed_ns"), row.get("time_discovered_started_ns")
+        self.add(
+            shape,
+            self.site(row.get("frames")),
+            numbers,
+            row.get("state"),
+            row.get("retired") is True,
+            as_int(started, 0) if started is not None else 0,
+            as_int(ended, 0) if ended is not None else 0,
+        )
+
+    def add(
+        self,
+        shape: Shape,
+        site: int,
+        numbers: tuple[int, int, int, int, int],
+        state: object,
+        retired: bool,
+        started_ns: int,
+        ended_ns: int,
+    ) -> None:
+        """``numbers``: record id, sequence number, that of sends and recvs, op id, and when it was created."""
+        record, sequence, p2p_sequence, op_id, created = numbers
+        self.ids.append(record)
+        if created > self.newest_ns or ended_ns > self.newest_ns:
+            self.newest_ns = max(created, ended_ns)
+        now = state_of(shape, state, retired=retired, started=started_ns > 0, ended=ended_ns > 0)
+        into = shape.columns
+        if shape.p2p or p2p_sequence > 0 or op_id != sequence:
+            into.mixed = True
+        if shape.p2p:
+            if now != DONE and shape.peers is not None:
+                self._add_p2p(shape, p2p_sequence, created)
+            elif now == DONE and shape.peers is None:
+                # Sends and recvs of one batch have no state of their own: what ends is the batch, recorded after them.
+                into.p2p[:] = [one for one in into.p2p if one.sequence != p2p_sequence]
+        elif sequence >= 0:
+            if into.sequences and into.sequences[-1] == sequence:
+                self._coalesce(into, shape.operation, now)
+                return
+            into.sequences.append(sequence)
+            into.operations.append(shape.operation)
+            into.sites.append(site)
+            into.states.append(now)
+            into.created_ns.append(created)
+
+    def add_many(self, into: Columns, rows: Sequence[tuple[Common, tuple[int, ...]]]) -> bool:
+        """Entries of one group at once; False, and nothing is done, where each needs a look."""
+        numbers = [row for _, row in rows]
+        sequences = [row[1] for row in numbers]
+        latest = max(max(row[4], row[-1]) for row in numbers)
+        odd = min(map(min, numbers)) < 0 or max(map(max, numbers)) >= LARGEST or any(0 in row[5:] for row in numbers)
+        if odd or len(set(sequences)) < len(sequences) or into.sequences or any(one.shape.p2p for one, _ in rows):
+            return False
+        self.ids += [row[0] for row in numbers]
+        self.newest_ns = max(self.newest_ns, latest)
+        into.mixed = into.mixed or any(row[2] > 0 for row in numbers) or [row[3] for row in numbers] != sequences
+        into.sequences.extend(sequences)
+        into.operations.extend([common.shape.operation for common, _ in rows])
+        into.sites.extend([common.site for common, _ in rows])
+        into.states.extend([common.state for common, _ in rows])
+        into.created_ns.extend([row[4] for row in numbers])
+        return True
+
+    def site(self, frames: Any) -> int:
+        """The number of a call site; -1 when there is none, or none that torch would write."""
+        if not isinstance(frames, list | tuple) or not frames:
+            return -1
+        try:
+            stack: RawFrames = tuple(map(_OF_FRAME, frames[:MAX_FRAMES]))
+            known = self._sites.get(stack)
+        except (KeyError, TypeError, IndexError):
+            return -1
+        if known is not None:
+            return known
+        if not all(type(file) is str and type(line) is int and type(name) is str for file, line, name in stack):
+            return -1
+        return self._sites.setdefault(stack, len(self._sites))
+
+    def known_shape(self, row: Mapping[str, Any]) -> Shape:
+        try:
+            key = (
+                tuple(row["process_group"]),
+                row["pg_id"],
+                row["profiling_name"],
+                tuple(map(tuple, row["input_sizes"])),
+                tuple(map(tuple, row["output_sizes"])),
+                tuple(row["input_dtypes"]),
+                tuple(row["output_dtypes"]),
+                row["is_p2p"],
+            )
+            shape = self._shapes.get(key)
+        except (KeyError, TypeError):
+            return self.shape(row)
+        if shape is None:
+            shape = self._shapes[key] = self.shape(row)
+        return shape
+
+    def shape(self, row: Mapping[str, Any]) -> Shape:
+        wording = as_text(row.get("profiling_name"))
+        peers = peers_of(wording)
+        return Shape(
+            columns=self.columns.setdefault(self._group_of(row), Columns()),
+            operation=self._operation(row, wording),
+            peers=peers,
+            p2p=peers is not None or row.get("is_p2p") is True,
+            retiring=wording.startswith(_ENDS_WHEN_RETIRED),
+        )
+
+    def _add_p2p(self, shape: Shape, sequence: int, created: int) -> None:
+        assert shape.peers is not None
+        source, target, sending = shape.peers
+        shape.columns.p2p.append(
+            P2P(
+                source=source,
+                target=target,
+                sending=sending,
+                sequence=sequence,
+                created_ns=created,
+                operation=self.operations[shape.operation],
+            )
+        )
+
+    def _coalesce(self, into: Columns, operation: int, state: int) -> None:
+        """Several operations of one coalesced call share the number of its only launch."""
+        merged = _coalesced(self.operations[into.operations[-1]], self.operations[operation])
+        into.operations[-1] = self._number(merged)
+        whole_call = self.operations[operation].name == COALESCED
+        into.states[-1] = state if whole_call else min(into.states[-1], state)
+
+    def _group_of(self, row: Mapping[str, Any]) -> GroupKey:
+        group = row.get("process_group")
+        local = as_int(row.get("pg_id"), -1)
+        if isinstance(group, list | tuple) and group:
+            name = as_text(group[0])
+            key = (name, as_text(group[1]) if len(group) > 1 else self._described.get(name, ""))
+        elif isinstance(group, str):
+            key = (group[:MAX_TEXT], self._described.get(group, ""))
+        else:
+            key = (str(local), self._described.get(str(local), "")) if local >= 0 else ("", "")
+        if local >= 0:
+            self.local_ids.setdefault(local, key)
+        return key
+
+    def _operation(self, row: Mapping[str, Any], wording: str) -> int:
+        backend, name = operation_name(wording)
+        operation = Operation(
+            name=name,
+            backend=backend,
+            input_sizes=_sizes(row.get("input_sizes")),
+            output_sizes=_sizes(row.get("output_sizes")),
+            dtypes=tuple(dict.fromkeys(_dtypes(row.get("input_dtypes")) or _dtypes(row.get("output_dtypes")))),
+        )
+        return self._number(operation)
+
+    def _number(self, operation: Operation) -> int:
+        number = self._numbers.setdefault(operation, len(self.operations))
+        if number == len(self.operations):
+            self.operations.append(operation)
+        return number
+
+
+def state_of(shape: Shape, state: object, *, retired: bool, started: bool, ended: bool) -> int:
+    if state == "completed" or ended or (retired and shape.retiring):
+        return DONE  # retired without an end, elsewhere than on gloo, has timed out
+    return STARTED if state == "started" or started else SCHEDULED
+
+
+def as_text(value: Any) -> str:
+    return value[:MAX_TEXT] if isinstance(value, str) else ""
+
+
+def as_int(value: Any, default: int) -> int:
+    """A number that fits a machine word; JSON has some of them as text."""
+    if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
+        value = int(value)
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and -LARGEST < value < LARGEST else default
+
+
+def _coalesced(first: Operation, second: Operation) -> Operation:
+    names = first.name.split("+")
+    return Operation(
+        name=first.name if second.name in (names[-1], COALESCED) else f"{first.name}+{second.name}",
+        backend=first.backend,
+        input_sizes=first.input_sizes + second.input_sizes,
+        output_sizes=first.output_sizes + second.output_sizes,
+        dtypes=first.dtypes if not second.dtypes or second.dtypes[0] in first.dtypes else first.dtypes + second.dtypes,
+    )
+
+
+def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list | tuple):
+        return ()
+    if value and all(type(one) is int for one in value):
+        value = [value]  # version 1 told of one tensor only
+    return tuple(
+        tuple(as_int(one, 0) for one in item[:64]) for item in value[:MAX_TEXT] if isinstance(item, list | tuple)
+    )
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value[:64],)
+    return tuple(as_text(one)[:64] for one in value[:MAX_TEXT]) if isinstance(value, list | tuple) else ()
+
+
+# -- decode -----------------------------------------------------------------------------------------------------------
 
 MOST_RECORDERS = 8
 """Of one rank: one for each backend."""
@@ -29,14 +360,14 @@ def decode_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
     if isinstance(raw, list):
         raw = {"entries": raw}  # the first versions had nothing around the entries
     if isinstance(raw, dict) and isinstance(parts := raw.get(RECORDERS), list):
-        found = [_part(one, source=source, rank=rank) for one in parts[:MOST_RECORDERS]]
+        found = [_recorder_dump(one, source=source, rank=rank) for one in parts[:MOST_RECORDERS]]
         if not found:
             raise DumpError("no dump of a Flight Recorder: it combines none")
         return merged(found)
-    return _part(raw, source=source, rank=rank)
+    return _recorder_dump(raw, source=source, rank=rank)
 
 
-def _part(raw: Any, *, source: str, rank: int | None) -> Dump:
+def _recorder_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
     """The dump of one recorder."""
     builder = builder_for(raw)
     rows = raw.get("entries") or []
@@ -64,9 +395,9 @@ def finish_dump(raw: Mapping[str, Any], builder: Builder, *, source: str, rank: 
         for key in {**builder.columns, **statuses}
     }
     return Dump(
-        rank=rank_or(whole(raw.get("rank"), -1), -1) if rank is None else rank,
+        rank=rank_or(as_int(raw.get("rank"), -1), -1) if rank is None else rank,
         source=source,
-        version=text(raw.get("version"))[:16],
+        version=as_text(raw.get("version"))[:16],
         groups=groups,
         members=members,
         world_hint=hint,
@@ -85,8 +416,8 @@ def _config(raw: Any) -> tuple[dict[GroupKey, tuple[int, ...]], dict[str, str], 
     hint: tuple[int, ...] = ()
     for outer, value in raw.items() if isinstance(raw, dict) else ():
         about = value if isinstance(value, dict) else {"ranks": value}
-        name, description = text(about.get("name", outer)), text(about.get("desc"))
-        ranks = ranks_of(about.get("ranks"))
+        name, description = as_text(about.get("name", outer)), as_text(about.get("desc"))
+        ranks = parse_ranks(about.get("ranks"))
         if name:
             described[name] = description
             members[name, description] = ranks
@@ -105,10 +436,10 @@ def _statuses(
     """
     told: dict[int, Status] = {}
     for number, value in raw.items() if isinstance(raw, dict) else ():
-        local = whole(number, -1)
+        local = as_int(number, -1)
         if local >= 0 and isinstance(value, dict):
             words = ("enqueued", "started", "completed")
-            enqueued, started, completed = (whole(value.get(f"last_{word}_collective"), -1) for word in words)
+            enqueued, started, completed = (as_int(value.get(f"last_{word}_collective"), -1) for word in words)
             told[local] = Status(enqueued=enqueued, started=started, completed=completed)
     known = dict(local_ids)
     if len(told) == len(members) and all(name.isdecimal() and len(name) < 19 for name, _ in members):
@@ -132,3 +463,215 @@ def _extent(
     if gaps or (min(ids) > 0 and not ended):
         return False, not ended
     return min(ids) == 0, False
+
+
+# -- quick ------------------------------------------------------------------------------------------------------------
+# The entries of a pickled dump read off its bytes, without making an object of each frame of each entry.
+#
+# Unpickling takes most of the time of reading a dump, and most of that goes into frames: ten to twenty-five
+# dictionaries per entry, of a few different stacks in all.  torch writes every entry the same way, so entries that say
+# the same differ in a few bytes only, always at the same places: their numbers, and the numbers that the pickle gives
+# to new objects (its memo).  The first of them is unpickled and becomes a ``_Mould``; of what fits it only the numbers
+# are taken. Whatever does not look exactly as torch writes it makes ``quick_dump`` answer None, and the whole file is
+# unpickled.
+#
+# Numbers of the memo count up, by one with each object.  So they are all known from the first one of an entry, and
+# taking that one off each of them leaves the same for all entries that fit: a damaged one, which would make later
+# entries mean something else, is noticed.
+#
+# A string that was written before is a number in the bytes, so one unpickler, which keeps its memo from one part to the
+# next, is given all parts that are unpickled, in the order of the file.
+
+SMALLEST = 1 << 16
+"""Below, nothing is gained."""
+LARGEST_ENTRY = 1 << 15
+"""Entries of torch are smaller; also, nothing of that size nests deep enough to do harm."""
+
+_ENTRIES = b"X\x07\x00\x00\x00entries"
+_PUT = rb"(?:q.|r....)"
+_PUT_OPS = ("BINPUT", "LONG_BINPUT")
+_INT = rb"(K.|M..|J....|\x8a\x08.{8})"
+_TIME = rb"(N|K.|M..|J....|\x8a\x08.{8})"
+_FLAG = rb"([\x88\x89])"
+_LIST = re.compile(rb"\]" + _PUT + rb"\(\}" + _PUT, re.DOTALL)
+_BETWEEN = re.compile(rb"(?:e\()?\}" + _PUT, re.DOTALL)
+"""From one entry to the next; a long list is written in parts."""
+_WIDTHS = {b"K": "B", b"M": "H", b"J": "i", b"\x8a": "q"}
+_NUMBERS = (1, 3, 4, 5, 7, 11, 12)
+"""Groups of the pattern of an entry: record id, sequence numbers, op id, and the instants."""
+
+
+class _Mould(NamedTuple):
+    mask: int
+    """The bits that must not differ, as a number …"""
+    bits: int
+    """… and what they are, when the number that the memo gets next is taken off at …"""
+    puts: int
+    """… each place where it gets one (there is a one there)."""
+    objects: int
+    """How many numbers the memo gets."""
+    numbers: Callable[[bytes], tuple[int, ...]]
+    """Of an entry: the five that each has, then when it started and ended, if it tells."""
+    common: Common
+
+
+def quick_dump(data: bytes, *, source: str, rank: int | None) -> Dump | None:
+    """The same as unpickling and decoding, or None."""
+    if len(data) < SMALLEST or data[:3] != b"\x80\x02}":
+        return None
+    try:
+        with memory_bounded(len(data)):
+            return _Scan(data).dump(source, rank)
+    except (_Unlike, DumpError, pickle.UnpicklingError, EOFError, MemoryError, OverflowError):
+        return None
+    except (AttributeError, ImportError, LookupError, TypeError, ValueError):
+        return None
+
+
+class _Unlike(Exception):
+    """Not as torch writes it."""
+
+
+class _Scan:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._part = io.BytesIO()
+        self._unpickler = PlainUnpickler(self._part)
+        key = data.find(_ENTRIES)
+        opening = _after_put(data, key + len(_ENTRIES)) if key >= 0 else -1
+        begun = _LIST.match(data, opening) if opening >= 0 else None
+        if begun is None:
+            raise _Unlike
+        self._first = begun.end()
+        self._next = 0
+        """The number that the memo gets next."""
+        self._around: dict[str, Any] = self._unpickled(data[:opening] + b"]u.")
+        self._counted(data[: self._first] + b".")
+        self._builder: Builder = builder_for(self._around)
+        self._with_frames = data[self._first + 1 :].startswith(_literal("frames"))
+        self._entry = re.compile(self._pattern(), re.DOTALL)
+        self._moulds: dict[int, list[_Mould]] = {}
+        """By the length of the entry."""
+
+    def dump(self, source: str, rank: int | None) -> Dump:
+        data, moulds = self._data, self._moulds
+        taken: dict[int, list[tuple[Common, tuple[int, ...]]]] = {}
+        next_one = b"(" + (self._get("frames") + b"]" if self._with_frames else self._get("record_id"))
+        at = self._first
+        while (following := data.find(next_one, at + 1)) >= 0:
+            entry = data[at:following]
+            bits = int.from_bytes(entry, "little")
+            for mould in moulds.get(len(entry), ()):
+                if (bits - self._next * mould.puts) & mould.mask == mould.bits:
+                    self._next += mould.objects
+                    break
+            else:
+                mould = self._learned(entry, bits)
+            taken.setdefault(id(mould.common.shape.columns), []).append((mould.common, mould.numbers(entry)))
+            at = following
+        for rows in taken.values():
+            if not self._builder.add_many(rows[0][0].shape.columns, rows):
+                raise _Unlike
+        last = self._matched(data[at : at + LARGEST_ENTRY], whole=False)
+        self._builder.add_row(self._unpickled(b"}" + last.group() + b"."))
+        self._counted(data[at:])
+        rest = data[at + last.end() :]
+        if rest[:1] != b"e":
+            raise _Unlike
+        if rest != b"eu.":
+            self._around.update(self._unpickled(b"}(" + rest[1:]))
+        return finish_dump(self._around, self._builder, source=source, rank=rank)
+
+    def _learned(self, entry: bytes, bits: int) -> _Mould:
+        """From an entry like none before: what it means, and which of its bytes are but numbers."""
+        found = self._matched(entry, whole=True)
+        row = self._unpickled(b"}" + found.group() + b".")
+        mask = bytearray(b"\xff" * len(entry))
+        layout, at = "<", 0
+        for group in _NUMBERS:
+            start, end = found.span(group)
+            if (kind := entry[start : start + 1]) != b"N":
+                start += 2 if kind == b"\x8a" else 1
+                layout += f"{start - at}x{_WIDTHS[kind]}"
+                mask[start:end] = bytes(end - start)
+                at = end
+        lasted, until = found.span(8)
+        mask[lasted:until] = bytes(until - lasted)
+        same = int.from_bytes(mask, "little")
+        begun = self._next
+        places = self._counted(entry + b".")
+        puts = sum(1 << 8 * place for place in places)
+        shape = self._builder.known_shape(row)
+        told = {"retired": found[13] == b"\x88", "started": found[11] != b"N", "ended": found[12] != b"N"}
+        state = state_of(shape, row["state"], **told)
+        common = Common(shape=shape, site=self._builder.site(row.get("frames")), state=state)
+        mould = _Mould(
+            mask=same,
+            bits=bits - begun * puts & same,
+            puts=puts,
+            objects=len(places),
+            numbers=struct.Struct(layout).unpack_from,
+            common=common,
+        )
+        self._moulds.setdefault(len(entry), []).append(mould)
+        return mould
+
+    def _counted(self, part: bytes) -> list[int]:
+        """Where in it the memo gets its numbers, which must be the next ones."""
+        found = [
+            (number, at + 1) for op, number, at in pickletools.genops(part) if op.name in _PUT_OPS and at is not None
+        ]
+        if [number for number, _ in found] != list(range(self._next, self._next + len(found))):
+            raise _Unlike
+        self._next += len(found)
+        return [at for _, at in found]
+
+    def _matched(self, entry: bytes, *, whole: bool) -> re.Match[bytes]:
+        """``whole``: up to where the next one begins."""
+        found = self._entry.match(entry) if len(entry) <= LARGEST_ENTRY else None
+        if found is None or (whole and _BETWEEN.fullmatch(entry, found.end()) is None):
+            raise _Unlike
+        return found
+
+    def _unpickled(self, part: bytes) -> Any:
+        self._part.seek(0)
+        self._part.truncate()
+        self._part.write(part)
+        self._part.seek(0)
+        return self._unpickler.load()
+
+    def _pattern(self) -> bytes:
+        """An entry, from the mark that opens it to its end."""
+        key = self._key
+        lasted = b"(?:" + key("duration_ms") + b"G(.{8}))?" if _literal("duration_ms") in self._data else b"()"
+        frames = key("frames") + rb"\](?:" + _PUT + rb")?\(.{0,30000}?ue" if self._with_frames else b""
+        return b"".join(
+            (
+                rb"\(", frames, key("record_id"), _INT, b"(", key("pg_id"), b".{1,512}?)", key("collective_seq_id"),
+                _INT, key("p2p_seq_id"), _INT, key("op_id"), _INT, b"(", key("profiling_name"), b".{1,512}?)",
+                key("time_created_ns"), _INT, lasted, b"(.{1,8192}?)", key("state"), b"(.{1,32}?)",
+                key("time_discovered_started_ns"), _TIME, key("time_discovered_completed_ns"), _TIME,
+                key("retired"), _FLAG, b".{0,64}?u(?=[}e])",
+            )
+        )  # fmt: skip
+
+    def _key(self, name: str) -> bytes:
+        """A key: by its number, or in letters where it stands for the first time."""
+        return b"(?:" + re.escape(self._get(name)) + b"|" + re.escape(_literal(name)) + _PUT + b")"
+
+    def _get(self, name: str) -> bytes:
+        at = self._data.find(_literal(name))
+        put = self._data[at + 5 + len(name) :][:5] if at >= 0 else b""
+        if put[:1] == b"q":
+            return b"h" + put[1:2]
+        if put[:1] != b"r":
+            raise _Unlike
+        return b"j" + put[1:5] if put[2:5] != b"\x00\x00\x00" else b"h" + put[1:2]
+
+
+def _literal(name: str) -> bytes:
+    return b"X" + len(name).to_bytes(4, "little") + name.encode()
+
+
+def _after_put(data: bytes, at: int) -> int:
+    return at + {b"q": 2, b"r": 5}.get(data[at : at + 1], 0)

@@ -1,4 +1,6 @@
-"""Who holds the job up, by the dumps of its ranks.  Pure.
+"""Judge the dumps of a job: which rank blocks it, why, and which ranks wait for it.
+
+Who holds the job up, by the dumps of its ranks.  Pure.
 
 The order of the questions is the order of certainty: did a rank fail by itself; did its device stop; did it leave the
 path of the others; does everybody wait, in the end, for it; do they wait for each other; is there no trace of it.
@@ -7,36 +9,194 @@ Where nothing is left waiting, nothing is wrong, whatever else the dumps show.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepscope.flight.align import Group
-from stepscope.flight.case import Case, build_case, place_of
-from stepscope.flight.entries import Dump
-from stepscope.flight.picture import grid_of, group_rows, missing_rows, split_at, split_of, waits_of
-from stepscope.flight.reasons import (
-    accused,
-    crashed_reason,
-    departed,
-    device_reason,
-    in_group,
-    lost_reason,
-    missing_reason,
-    missing_title,
-    telling,
-    waiting_in,
-    went_past,
-    when,
-)
-from stepscope.flight.stacks import group_stacks
-from stepscope.flight.titan import RankLog
-from stepscope.flight.verdict import Accused, Verdict
-from stepscope.flight.waits import Edge, cycle_in, ends_of, reaching, waits_for
-from stepscope.flight.wording import called, ranks_text
-from stepscope.records.hang import HangKind, ThreadStack
+from stepscope.flight.alignment import Divergence, Group, usually_follows
+from stepscope.flight.dump import HOST_BACKENDS, Dump, GroupKey
+from stepscope.flight.stacks import FailureText, RankLog, group_stacks, user_frame
+from stepscope.flight.verdict import Accused, Verdict, grid_of, group_rows, missing_rows, split_at, split_of, waits_of
+from stepscope.flight.wait_graph import Case, Edge, Place, build_case, cycle_in, ends_of, place_of, reaching, waits_for
+from stepscope.flight.wording import call_name, frame_text, operation_text, parting_frame, ranks_text, site_frame
+from stepscope.records.finding import Frame, HangKind, ThreadStack, WaitingIn
 
 __all__ = ["judge"]
+
+
+# -- reasons ----------------------------------------------------------------------------------------------------------
+# Sentences: why a rank is accused, what stands where.  Pure.
+
+
+def accuse(case: Case, rank: int, reason: str) -> Accused:
+    return Accused(rank=rank, reason=reason, at=where_is(case, rank))
+
+
+def where_is(case: Case, rank: int) -> Frame | None:
+    """The line of the user's code: by its stack, else where it called what it did last."""
+    frame = user_frame(case.stacks.get(rank, ()))
+    if frame is not None or rank not in case.dumps or case.stacks.get(rank):
+        return frame
+    calls = [
+        (one.trace.created_ns[-1], one.site(one.trace.sequences[-1]))
+        for group in case.groups
+        if (one := group.progress.get(rank)) is not None and one.trace.sequences
+    ]
+    site = max(calls, key=lambda call: call[0])[1] if calls else ()
+    return site_frame(site)
+
+
+def crashed_reason(failure: FailureText) -> str:
+    return f"raised {failure.type}{': ' if failure.message else ''}{failure.message}"
+
+
+def device_reason(group: Group, sequence: int) -> str:
+    ended = [rank for rank, one in group.progress.items() if one.has_ended(sequence)]
+    telling = call_name(next(one.operation(sequence) for one in group.progress.values() if one.pending), sequence)
+    return f"has not seen the end of {telling} of {group.name}, which {ranks_text(ended)} did: its device stopped"
+
+
+def lost_reason(lost_peer: bool) -> str:
+    return "left no dump, and others lost their connection to it" if lost_peer else "left no dump"
+
+
+def accuse_diverged(case: Case, group: Group, left: Divergence, rank: int, *, past: bool) -> Accused:
+    """The line is where its path parts from that of the others, not where it stands now."""
+    mine = next(side for side in left.sides if rank in side)
+    others = next((side for side in left.sides if not set(side) & set(left.ranks)), left.sides[0])
+    ours, theirs = (_site(case, group, side[0], left.sequence) for side in (mine, others))
+    at = parting_frame(ours, theirs)
+    did, they = (
+        _did(group, mine[0], left.sequence, at),
+        _did(group, others[0], left.sequence, parting_frame(theirs, ours)),
+    )
+    reason = f"{did} where {ranks_text(others)} {they}"
+    if past:
+        reason = f"left out the call that {ranks_text(others)} made ({they.removeprefix('called ')}), and {did}"
+    return Accused(rank=rank, reason=reason, at=at)
+
+
+def went_past(case: Case, group: Group, left: Divergence) -> tuple[int, ...]:
+    """Those that left out what the others wait in, and went on: nobody, if they called something else in its place.
+
+    Told by what came next whenever it was called before; the first time it is called, by which side is further on in
+    the same function.
+    """
+    if left.differs == "call site" or len(left.sides) != 2:
+        return ()
+    one, other = left.sides
+    usual = {
+        side: usually_follows(group, side[0], back[0], left.sequence) for side, back in ((one, other), (other, one))
+    }
+    past = [side for side, follows in usual.items() if follows]
+    if not past and left.differs == "operation" and not any(follows is False for follows in usual.values()):
+        past = _further_on(case, group, left)
+    return past[0] if len(past) == 1 and set(left.ranks) <= set(past[0]) else ()
+
+
+def _further_on(case: Case, group: Group, left: Divergence) -> list[tuple[int, ...]]:
+    paths = [_site(case, group, side[0], left.sequence) for side in left.sides]
+    one, other = parting_frame(paths[0], paths[1]), parting_frame(paths[1], paths[0])
+    if one is None or other is None or (one.file, one.function) != (other.file, other.function):
+        return []
+    return [
+        side
+        for side, mine, theirs in zip(left.sides, (one, other), (other, one), strict=True)
+        if mine.line > theirs.line
+    ]
+
+
+def _site(case: Case, group: Group, rank: int, sequence: int) -> tuple[Frame, ...]:
+    """From where a rank called it: as recorded, or by its stack if it waits there now."""
+    recorded = group.progress[rank].site(sequence)
+    operation = group.progress[rank].operation(sequence)
+    ahead = operation is not None and operation.backend not in HOST_BACKENDS  # of its device: its stack tells nothing
+    if recorded or ahead or group.waiting.get(rank) != sequence:
+        return recorded
+    return next((thread.frames for thread in case.stacks.get(rank, ()) if thread.main), ())
+
+
+def missing_reason(case: Case, rank: int, owed: Sequence[Edge], place: Place | None) -> str:
+    """``owed``: all waits for it."""
+    first = most_telling_edge(owed, [rank])
+    text = f"has not called {in_group(first)}"
+    if len({(edge.group.key, edge.sequence) for edge in owed}) > 1:
+        text += f" and {len({(edge.group.key, edge.sequence) for edge in owed}) - 1} more"
+    if place is not None and place.doing == "p2p":
+        return f"{text}: it is in {place.call}, which no rank answers"
+    if place is not None and place.doing == "collective":
+        return f"{text}: it is in {place.call}"
+    if place is not None and place.doing == "input":
+        return f"{text}: it waits for its next batch"
+    if place is not None:
+        return f"{text}: it is elsewhere in its own code"
+    progress = [one for group in case.groups if (one := group.progress.get(rank)) is not None]
+    idle = not any(one.pending or one.trace.p2p for one in progress)
+    return f"{text}; nothing is pending on it: its host stopped issuing" if idle else text
+
+
+def missing_title(case: Case, edge: Edge, culprits: Sequence[int]) -> str:
+    blamed = set(culprits)
+    waiting = sorted({e.waiter for e in case.edges if e.group is edge.group and e.waited in blamed})
+    verb = "has" if len(culprits) == 1 else "have"
+    waits = "waits" if len(waiting) == 1 else "wait"
+    return (
+        f"{ranks_text(culprits, start=True)} {verb} not called {call_name(edge.operation, edge.sequence)} of "
+        f"{edge.group.name}; {ranks_text(waiting)} {waits} in it."
+    )
+
+
+def most_telling_edge(edges: Iterable[Edge], culprits: Collection[int]) -> Edge:
+    """Of the waits for these: in the collective in which most wait for most of them, and of such the first called."""
+    blamed = set(culprits)
+    many: Counter[tuple[GroupKey, int]] = Counter()
+    firsts: dict[tuple[int, int], Edge] = {}
+    for edge in edges:
+        if edge.waited in blamed:
+            many[edge.group.key, edge.sequence] += 1
+            first = firsts.setdefault((id(edge.group), edge.sequence), edge)
+            if edge.waiter < first.waiter:
+                firsts[id(edge.group), edge.sequence] = edge
+    return min(
+        firsts.values(), key=lambda e: (-many[e.group.key, e.sequence], first_called_ns(e.group, e.sequence), e.waiter)
+    )
+
+
+def first_called_ns(group: Group, sequence: int) -> int:
+    """When that one was first called, by anybody."""
+    times = [
+        one.trace.created_ns[at]
+        for one in group.progress.values()
+        if (at := one.place(sequence)) is not None and one.trace.created_ns[at] > 0
+    ]
+    return min(times, default=0)
+
+
+def in_group(edge: Edge) -> str:
+    return f"{call_name(edge.operation, edge.sequence)} of {edge.group.name}"
+
+
+def waiting_in(group: Group, rank: int, sequence: int) -> WaitingIn:
+    operation = group.progress[rank].operation(sequence) if rank in group.progress else None
+    sizes = (operation.input_sizes or operation.output_sizes) if operation else ()
+    return WaitingIn(
+        group=group.key[0],
+        description=group.key[1],
+        sequence=sequence,
+        op=operation.name if operation else "",
+        sizes=" ".join(str(list(size)) for size in sizes[:4]),
+        dtypes=" ".join(operation.dtypes[:4]) if operation else "",
+    )
+
+
+def _did(group: Group, rank: int, sequence: int, frame: Frame | None) -> str:
+    operation = group.progress[rank].operation(sequence)
+    at = frame_text(frame)
+    return f"called {operation_text(operation) if operation else 'nothing'}{' at ' if at else ''}{at}"
+
+
+# -- judge ------------------------------------------------------------------------------------------------------------
 
 NO_STACKS: Mapping[int, tuple[ThreadStack, ...]] = {}
 NO_ERRORS: Mapping[int, str] = {}
@@ -60,7 +220,7 @@ def judge(
 
 
 def _decide(case: Case) -> Verdict:
-    for question in (_failed, _devices, _departed, _at_the_end, _each_other, _all_joined, _in_p2p):
+    for question in (_failed, _devices, _diverged, _at_the_end, _each_other, _all_joined, _in_p2p):
         verdict = question(case)
         if verdict is not None:
             return verdict
@@ -78,7 +238,7 @@ def _failed(case: Case) -> Verdict | None:
         healthy=False,
         kind="rank_crashed",
         title=f"{ranks_text(own, start=True)} failed by {'itself' if len(own) == 1 else 'themselves'}: {what}.",
-        culprits=tuple(accused(case, rank, crashed_reason(case.failures[rank])) for rank in own),
+        culprits=tuple(accuse(case, rank, crashed_reason(case.failures[rank])) for rank in own),
         victims=_rest(case, own),
         **_where(case, own),
     )
@@ -90,7 +250,7 @@ def _devices(case: Case) -> Verdict | None:
     if not lagging:
         return None
     group, sequence = case.lagging[lagging[0]]
-    what = called(group.progress[lagging[0]].operation(sequence), sequence)
+    what = call_name(group.progress[lagging[0]].operation(sequence), sequence)
     decided = 2 * len(lagging) <= len(case.dumps)
     return Verdict(
         healthy=False,
@@ -99,7 +259,7 @@ def _devices(case: Case) -> Verdict | None:
             f"The device of {ranks_text(lagging)} stands still: {what} of {group.name} has ended on its peers and not "
             "there."
         ),
-        culprits=tuple(accused(case, r, device_reason(*case.lagging[r])) for r in lagging) if decided else (),
+        culprits=tuple(accuse(case, r, device_reason(*case.lagging[r])) for r in lagging) if decided else (),
         suspects=() if decided else tuple(lagging),
         undecidable=not decided,
         victims=_rest(case, lagging),
@@ -110,11 +270,11 @@ def _devices(case: Case) -> Verdict | None:
     )
 
 
-def _departed(case: Case) -> Verdict | None:
+def _diverged(case: Case) -> Verdict | None:
     """Ranks that did something else than the others."""
     if not case.departures:
         return None
-    group, left = min(case.departures, key=lambda one: when(one[0], one[1].sequence))
+    group, left = min(case.departures, key=lambda one: first_called_ns(one[0], one[1].sequence))
     past = went_past(case, group, left)
     if past:
         left = replace(left, ranks=past)
@@ -141,11 +301,11 @@ def _departed(case: Case) -> Verdict | None:
     title = f"{ranks_text(left.ranks, start=True)} left the path of the others at collective {left.sequence} of "
     title += f"{group.name}: another {left.differs}."
     if past:
-        what = called(group.progress[others[0]].operation(left.sequence), left.sequence)
+        what = call_name(group.progress[others[0]].operation(left.sequence), left.sequence)
         title = f"{ranks_text(past, start=True)} went past {what} of {group.name} without calling it."
     return Verdict(
         title=title,
-        culprits=tuple(departed(case, group, left, rank, past=bool(past)) for rank in left.ranks),
+        culprits=tuple(accuse_diverged(case, group, left, rank, past=bool(past)) for rank in left.ranks),
         victims=_rest(case, left.ranks),
         **about,
     )
@@ -156,7 +316,7 @@ def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
     if any(not one.has_ended(sequence) for one in group.progress.values()):
         return ()
     now = group.waiting[stuck]
-    what = called(group.progress[stuck].operation(now), now)
+    what = call_name(group.progress[stuck].operation(now), now)
     told = (
         f"Number {sequence} ended all the same: NCCL does not compare calls. What the ranks sent from then on did not "
     )
@@ -171,7 +331,7 @@ def _at_the_end(case: Case) -> Verdict | None:
         return _without_dump(case, ends)
     if _in_flight(case):
         return None
-    edge = telling(case.edges, certain)
+    edge = most_telling_edge(case.edges, certain)
     owed = waits_for(case.edges, certain)
     places = {rank: place_of(case.stacks.get(rank, ())) for rank in certain}
     kind: HangKind = "hang_missing_collective"
@@ -181,7 +341,7 @@ def _at_the_end(case: Case) -> Verdict | None:
         healthy=False,
         kind=kind,
         title=missing_title(case, edge, certain),
-        culprits=tuple(accused(case, rank, missing_reason(case, rank, owed[rank], places[rank])) for rank in certain),
+        culprits=tuple(accuse(case, rank, missing_reason(case, rank, owed[rank], places[rank])) for rank in certain),
         victims=tuple(sorted(reaching(case.edges, certain) - set(certain))),
         group=edge.group.key[0],
         description=edge.group.key[1],
@@ -201,7 +361,7 @@ def _without_dump(case: Case, ends: Sequence[int]) -> Verdict | None:
     """Everybody waits for ranks that left no dump."""
     if not ends:
         return None
-    edge = telling(case.edges, ends)
+    edge = most_telling_edge(case.edges, ends)
     unread = [rank for rank in ends if rank in case.unreadable]
     lost_peer = any(not failure.own for failure in case.failures.values())
     decided = not unread and 2 * len(ends) <= len(case.world)
@@ -213,7 +373,7 @@ def _without_dump(case: Case, ends: Sequence[int]) -> Verdict | None:
         healthy=False,
         kind=kind,
         title=f"{ranks_text(ends, start=True)} {why}; {ranks_text(_waiters(case.edges, ends))} waited for it in "
-        f"{called(edge.operation, edge.sequence)} of {edge.group.name}.",
+        f"{call_name(edge.operation, edge.sequence)} of {edge.group.name}.",
         culprits=tuple(Accused(rank=rank, reason=lost_reason(lost_peer)) for rank in ends) if decided else (),
         suspects=() if decided else tuple(ends),
         undecidable=not decided,
@@ -243,7 +403,7 @@ def _each_other(case: Case) -> Verdict | None:
         healthy=False,
         kind="hang_deadlock",
         title=f"{ranks_text(ranks, start=True)} wait for each other in a circle, in {_and(sorted(kinds))}.",
-        culprits=tuple(accused(case, rank, reasons[rank]) for rank in sorted(blamed)),
+        culprits=tuple(accuse(case, rank, reasons[rank]) for rank in sorted(blamed)),
         victims=tuple(sorted((reaching(case.edges, ranks) | set(ranks)) - set(blamed))),
         group=first.group.key[0],
         description=first.group.key[1],
@@ -263,7 +423,7 @@ def _all_joined(case: Case) -> Verdict | None:
         return None
     if _in_flight(case) and case.edges:
         return None
-    group, rank = min(stuck, key=lambda one: when(one[0], one[0].progress[one[1]].pending[0]))
+    group, rank = min(stuck, key=lambda one: first_called_ns(one[0], one[0].progress[one[1]].pending[0]))
     sequence = group.progress[rank].pending[0]
     operation = group.progress[rank].operation(sequence)
     members = sorted(group.waiting)
@@ -273,10 +433,10 @@ def _all_joined(case: Case) -> Verdict | None:
         healthy=False,
         kind="hang_unknown" if on_host else "hang_device",
         title=(
-            f"{ranks_text(members, start=True)} called {called(operation, sequence)} of {group.name}, and it hangs: "
+            f"{ranks_text(members, start=True)} called {call_name(operation, sequence)} of {group.name}, and it hangs: "
             f"{'the network, or it was still under way' if on_host else 'its device or the network stands still'}."
         ),
-        culprits=(accused(case, rank, "called it, and its device never came to the end"),) if alone else (),
+        culprits=(accuse(case, rank, "called it, and its device never came to the end"),) if alone else (),
         undecidable=not alone,
         suspects=() if alone else tuple(members),
         victims=tuple(sorted(case.waiting - {rank})) if alone else (),
@@ -340,7 +500,7 @@ def _where(case: Case, culprits: Sequence[int]) -> dict[str, Any]:
     """The collective in which others wait for those, if any do."""
     if not any(edge.waited in culprits for edge in case.edges):
         return {}
-    edge = telling(case.edges, culprits)
+    edge = most_telling_edge(case.edges, culprits)
     return {
         "group": edge.group.key[0],
         "description": edge.group.key[1],
@@ -376,7 +536,7 @@ def _healthy_title(case: Case) -> str:
 def _flight_note(case: Case) -> tuple[str, ...]:
     if not case.edges:
         return ()
-    edge = telling(case.edges, {edge.waited for edge in case.edges})
+    edge = most_telling_edge(case.edges, {edge.waited for edge in case.edges})
     who = ranks_text(_waiters(case.edges, {edge.waited for edge in case.edges}), start=True)
     when_so = "as happens when dumps are not taken at the same instant; stacks would tell a stop from that."
     return (f"{who} had come to {in_group(edge)} before the others, {when_so}",)

@@ -1,4 +1,6 @@
-"""Unpickling what a stranger wrote: data comes out, code is never run, and a bomb goes off in a box.
+"""Unpickle data from untrusted sources: no code is run, memory and stack are bounded.
+
+Unpickling what a stranger wrote: data comes out, code is never run, and a bomb goes off in a box.
 
 Three boxes, because a pickle can do harm without calling anything: no name may be looked up (``find_class`` refuses
 everything), so nothing can be imported or called; the memory that may be asked for is bounded by the kernel in

@@ -1,4 +1,6 @@
-"""Dumps, stacks, errors and logs from files of any name.  The only part of ``flight`` that reads anything.
+"""Read dumps, stacks, errors and logs from files of any name, and find out which rank each belongs to.
+
+Dumps, stacks, errors and logs from files of any name.  The only part of ``flight`` that reads anything.
 
 Files are read by a few processes at once, each of which sends back a ``Dump``, a small fraction of the file's size;
 one that dies over a file costs that file, not the answer.
@@ -9,26 +11,77 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from multiprocessing import get_context
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from stepscope.errors import DumpError, UsageError
-from stepscope.flight.decode import decode_dump
-from stepscope.flight.entries import Dump
-from stepscope.flight.naming import rank_by_groups, ranks_by_name
+from stepscope.flight.decode import decode_dump, quick_dump
+from stepscope.flight.dump import MAX_RANK, Dump
 from stepscope.flight.pickles import MAX_BYTES, load_plain
-from stepscope.flight.quick import quick_dump
-from stepscope.flight.stacks import is_stacks, parse_threads
-from stepscope.flight.titan import RankLog, is_titan_log, read_titan_log
-from stepscope.records.hang import ThreadStack
-from stepscope.records.progress import Progress, unheard
+from stepscope.flight.stacks import RankLog, is_stacks, is_titan_log, parse_threads, read_titan_log
+from stepscope.records.finding import ThreadStack
+from stepscope.records.text import Progress, no_progress
 
-__all__ = ["Reading", "read_dump", "read_paths"]
+__all__ = ["Reading", "ranks_by_name", "read_dump", "read_paths"]
+
+
+# -- naming -----------------------------------------------------------------------------------------------------------
+# Which rank a file is of.  Pure.
+#
+# A dump seldom says; torch puts the rank into the file's name, and where in the name is up to the user.  What the
+# groups say comes first: a rank is a member of all groups in its own dump, and if only one rank is, that is it.  Then
+# the number in the name that differs from file to file, best after ``rank``, else the last; folders count where they
+# differ.
+
+_NUMBER = re.compile(r"\d{1,9}")
+_AFTER_RANK = re.compile(r"rank[^0-9a-z]{0,2}(\d{1,9})", re.IGNORECASE)
+_SUFFIXES = re.compile(r"(?:\.(?:pkl|pickle|json|txt|dump|trace|bin|pt))+$", re.IGNORECASE)
+
+
+def rank_by_groups(dump: Dump) -> int | None:
+    common: set[int] | None = None
+    for ranks in dump.members.values():
+        common = set(ranks) if common is None else common & set(ranks)
+    return common.pop() if common is not None and len(common) == 1 else None
+
+
+def ranks_by_name(names: Sequence[str]) -> Mapping[str, int]:
+    """The rank each name gives, for those that give one."""
+    folders = [PurePath(name).parent.parts for name in names]
+    shared = sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False)))
+    stems = {name: _SUFFIXES.sub("", "/".join(PurePath(name).parts[shared:])) for name in names}
+    after = {name: _last(_AFTER_RANK.findall(stem)) for name, stem in stems.items()}
+    if len(_distinct(after)) == len(names):
+        return _distinct(after)
+    fields = {name: _NUMBER.findall(stem) for name, stem in stems.items()}
+    widest = max((len(found) for found in fields.values()), default=0)
+    for place in range(1, widest + 1):
+        chosen = {name: _last(found[-place:][:1] if len(found) >= place else ()) for name, found in fields.items()}
+        distinct = _distinct(chosen)
+        if len(distinct) == len(names):
+            return distinct
+    last = {name: after[name] if after[name] is not None else _last(found) for name, found in fields.items()}
+    return {name: rank for name, rank in last.items() if rank is not None}
+
+
+def _distinct(ranks: Mapping[str, int | None]) -> dict[str, int]:
+    """One name per rank."""
+    by_rank = {rank: name for name, rank in ranks.items() if rank is not None}
+    return {name: rank for rank, name in by_rank.items()}
+
+
+def _last(numbers: Sequence[str]) -> int | None:
+    return int(numbers[-1]) if numbers and int(numbers[-1]) < MAX_RANK else None
+
+
+# -- read -------------------------------------------------------------------------------------------------------------
 
 MAX_FILES = 65536
 MAX_DEPTH = 4
@@ -86,7 +139,7 @@ def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump
         raise DumpError(f"not a dump: {type(error).__name__}") from None
 
 
-def read_paths(paths: Iterable[Path], *, progress: Progress = unheard, jobs: int | None = None) -> Reading:
+def read_paths(paths: Iterable[Path], *, progress: Progress = no_progress, jobs: int | None = None) -> Reading:
     """Everything that can be used in these files and folders."""
     files = _files(paths)
     found = list(_each(files, progress, jobs))

@@ -1,27 +1,40 @@
-"""Stacks as faulthandler writes them: text in, threads out; which line is the user's own; which ranks are alike.  Pure.
+"""What ranks write besides their dumps: faulthandler stacks, Python tracebacks, torchtitan logs.
+
+Stacks as faulthandler writes them: text in, threads out; which line is the user's own; which ranks are alike.  Pure.
 
 The text may come from a file somebody else wrote, so a line that is not one of faulthandler's is passed over.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Any
 
-from stepscope.records.hang import Frame, StackGroup, ThreadStack
+from stepscope.records.finding import Frame, StackGroup, ThreadStack
 
 __all__ = [
+    "FailureText",
+    "RankLog",
+    "failure_in",
     "group_stacks",
-    "is_ours",
+    "is_hook_file",
     "is_stacks",
-    "is_users",
+    "is_titan_log",
+    "is_user_file",
+    "lost_peer",
     "main_thread",
     "parse_frame",
     "parse_threads",
+    "read_titan_log",
     "user_frame",
 ]
+
+
+# -- stacks -----------------------------------------------------------------------------------------------------------
 
 MAX_THREADS = 1024
 MAX_FRAMES = 256
@@ -34,21 +47,21 @@ _HEAD = re.compile(
 _FRAME = re.compile(r'  File "([^\n]*)", line ([0-9]{1,9}|\?\?\?) in ([^\n]*)')
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _OUTERMOST = ("<module>", "_run_module_as_main")
-_NOT_USERS = re.compile(
+_NOT_USER_FILE = re.compile(
     r"""(?:^|/)(?:site-packages|dist-packages)/        # installed
       | ^<                                             # <frozen runpy>, <string>
       | (?:^|/)lib(?:64)?/python\d[\d.]*/              # the standard library
       | (?:^|/)python\d+\.zip/
       | (?:^|/)torch/(?:distributed|nn|autograd|utils|optim|multiprocessing|cuda|fx|jit|_\w+)(?:/|\.py)
-      | (?:^|/)stepscope/(?:(?:recorder|agent|cli|flight|hangs|ring|records)/|testing/\w+\.py$)""",
+      | (?:^|/)stepscope/(?:recorder|agent|cli|flight|hangs|ring|records)/""",
     re.VERBOSE,
 )
-_OURS = re.compile(r"(?:^|/)stepscope/recorder/\w+\.py$")
+_HOOK_FILE = re.compile(r"(?:^|/)stepscope/recorder/(?:hooks/)?\w+\.py$")
 
 
-def is_ours(file: str) -> bool:
+def is_hook_file(file: str) -> bool:
     """Whether it is a hook of ours, through which a call of the script went."""
-    return _OURS.search(file) is not None
+    return _HOOK_FILE.search(file) is not None
 
 
 def is_stacks(text: str) -> bool:
@@ -98,12 +111,12 @@ def main_thread(threads: Iterable[ThreadStack]) -> ThreadStack | None:
 def user_frame(threads: Iterable[ThreadStack]) -> Frame | None:
     """The innermost frame of the main thread that is the user's own code."""
     main = main_thread(threads)
-    return next((frame for frame in main.frames if is_users(frame.file)), None) if main else None
+    return next((frame for frame in main.frames if is_user_file(frame.file)), None) if main else None
 
 
-def is_users(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether code in that file is the user's own: not installed, not Python's, not torch's, not ours."""
-    return bool(file) and _NOT_USERS.search(file) is None
+    return bool(file) and _NOT_USER_FILE.search(file) is None
 
 
 def group_stacks(stacks: Mapping[int, tuple[ThreadStack, ...]]) -> tuple[StackGroup, ...]:
@@ -146,3 +159,179 @@ def _character(escape: re.Match[str]) -> str:
     code = int(escape.group(1) or escape.group(2) or escape.group(3), 16)
     printable = code < 0x110000 and chr(code).isprintable()
     return chr(code) if printable else escape.group()
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+# What a rank wrote when it failed: its own fault, or only word of a peer's.  Pure.
+
+OF_THE_NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
+"""Exceptions that torch.distributed raises when a peer or the way to it is not there."""
+OF_PYTHON = ("OSError", "ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError")
+"""Exceptions that torch's native code never raises: without a traceback, these are the script's own."""
+
+PEER_LOST = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "connection refused",
+    "connection closed",
+    "connection was closed",
+    "socket closed",
+    "remote process exited",
+    "ncclremoteerror",
+    "nccl communicator was aborted",
+    "heartbeat",
+    "timed out waiting",
+    "timeout waiting",
+    "wait timeout",
+    "failed to recv",
+    "failed to connect",
+    "read timeout",
+    "read error",
+    "write timeout",
+    "nccl watchdog",
+    "peer process",
+    "application timeout caused pair closure",
+)
+"""How the death of a peer reads in those that talked to it (gloo, NCCL, TCPStore)."""
+DISAGREED = ("op.preamble.length", "watchdog caught collective operation timeout", "collective operation timeout")
+"""How a collective reads on which ranks did not agree, or to which somebody did not come."""
+NATIVE = ("gloo", "nccl", "c10d", "tcpstore", "pair.cc", "pair closure", *DISAGREED)
+"""Words in a message that only the libraries below a collective write."""
+FROM_A_WORKER = re.compile(r"Caught \w+ in ")
+"""How torch begins the message of an exception that a DataLoader worker, or a replica, raised first."""
+CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception).*\n")
+TRACEBACK_FRAME = re.compile(r'^[^\S\n]*(?:\[rank\d+\]:)?[\s|]*File "(.+?)", line \d+', re.MULTILINE)
+COLLECTIVE_FILE = re.compile(
+    r"[/\\]torch[/\\](?:distributed[/\\](?!checkpoint)|nn[/\\]parallel[/\\]distributed|autograd[/\\]|_ops\.py)"
+    r"|[/\\]stepscope[/\\]recorder[/\\](?:hooks[/\\])?(?:calls|collectives|ddp|functional|waiting)\.py"
+)
+"""Files whose frame is the innermost one when a collective fails: it was called from there into native code."""
+STOPPED = ("KeyboardInterrupt", "SignalException", "SystemExit")
+MESSAGE_SHOWN = 200
+
+_LAST_LINE = re.compile(r"^(?:\[rank\d+\]:\s?)?([A-Za-z_][\w.]*)(?:: (.*))?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureText:
+    type: str
+    message: str
+    own: bool
+    """Whether it began here, as far as the words tell."""
+
+
+def failure_in(text: str) -> FailureText | None:
+    """The exception at the end of the last traceback; None when there is no traceback."""
+    at = text.rfind("Traceback (most recent call last)")
+    if at < 0:
+        return None
+    frames = []
+    for line in text[at:].splitlines()[1:]:
+        if found := _LAST_LINE.match(line):
+            break
+        frames.append(line)
+    else:
+        return None
+    kind, message = found[1].rpartition(".")[2], (found[2] or "").strip()
+    taken = lost_peer(kind, message, "\n".join(frames)) or kind in STOPPED
+    return FailureText(type=kind, message=message[:MESSAGE_SHOWN], own=not taken)
+
+
+def lost_peer(kind: str, message: str, traceback: str = "") -> bool:
+    """Whether an exception only says that a collective failed because of another rank.
+
+    Its words alone do not tell: a script that downloads its data, too, has connections refused and reset.  So the
+    exception, or one that it was raised for, must come out of a collective.
+    """
+    if kind in OF_THE_NETWORK:
+        return True
+    low = f"{kind} {message}".lower()
+    if not any(words in low for words in (*PEER_LOST, *DISAGREED)) or FROM_A_WORKER.match(message):
+        return False
+    innermost = [frames[-1] for part in CHAINED.split(traceback) if (frames := TRACEBACK_FRAME.findall(part))]
+    if innermost and any(map(COLLECTIVE_FILE.search, innermost)):
+        return True
+    if any(words in low for words in NATIVE):
+        return True
+    return not innermost and kind not in OF_PYTHON
+
+
+# -- titan ------------------------------------------------------------------------------------------------------------
+# torchtitan's structured logs: where each rank was when its log ends.  Pure.
+#
+# One JSON object per line (``structured_logs/SOURCE.global_rank_N.….jsonl``): ``rank``, ``step``, ``log_type_name``
+# with ``X_start``, ``X_end`` and ``X_error`` around a stretch of work, ``caller`` as ``file:line:function``.
+
+MAX_OPEN = 64
+MAX_TEXT = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLog:
+    rank: int
+    step: int | None = None
+    inside: tuple[str, ...] = ()
+    """Stretches of work that were begun and not ended, the innermost last."""
+    caller: str = ""
+    error: str = ""
+    time_us: int = 0
+
+
+def is_titan_log(text: str) -> bool:
+    return any("log_type_name" in row for row in _log_rows(text[:65536]))
+
+
+def read_titan_log(text: str) -> RankLog | None:
+    """Of the end of a log: the first line may be cut, and so may the last."""
+    rank, step, time_us = None, None, 0
+    caller = error = ""
+    inside: list[tuple[str, str]] = []
+    for row in _log_rows(text):
+        number = row.get("global_rank", row.get("rank"))
+        if type(number) is not int or number < 0:
+            continue
+        rank = number
+        step = row["step"] if type(row.get("step")) is int else step
+        time_us = row["time_us"] if type(row.get("time_us")) is int else time_us
+        name = row.get("log_type_name")
+        where = row["caller"][:MAX_TEXT] if isinstance(row.get("caller"), str) else ""
+        if not isinstance(name, str):
+            continue
+        if name.endswith("_start") and len(inside) < MAX_OPEN:
+            inside.append((name.removesuffix("_start")[:MAX_TEXT], where))
+        elif name.endswith("_end"):
+            inside = _without_innermost(inside, name.removesuffix("_end")[:MAX_TEXT])
+        elif name.endswith("_error"):
+            error = row["message"][:MAX_TEXT] if isinstance(row.get("message"), str) else name
+        caller = where
+    if rank is None:
+        return None
+    return RankLog(
+        rank=rank,
+        step=step,
+        inside=tuple(name for name, _ in inside),
+        caller=inside[-1][1] if inside else caller,
+        error=error,
+        time_us=time_us,
+    )
+
+
+def _without_innermost(inside: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
+    """Without the innermost of that name; what began before the part that was read is not in there."""
+    for place in range(len(inside) - 1, -1, -1):
+        if inside[place][0] == name:
+            return inside[:place] + inside[place + 1 :]
+    return inside
+
+
+def _log_rows(text: str) -> list[dict[str, Any]]:
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,15 +1,40 @@
-"""Words for ranks, places and operations, the same in every sentence.  Pure."""
+"""How sentences name ranks, call sites, collectives, durations and steps.
+
+Words for ranks, places and operations, the same in every sentence.  Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from stepscope.flight.entries import Operation
-from stepscope.flight.stacks import is_users
-from stepscope.records.hang import Frame
+from stepscope.flight.dump import Operation
+from stepscope.flight.stacks import is_user_file
+from stepscope.records.collectives import group_name
+from stepscope.records.finding import Frame, WaitingIn
 
-__all__ = ["called", "frame_text", "operation_text", "parting_frame", "ranks_text", "site_frame", "spans_text"]
+__all__ = [
+    "SOURCE_CHARS",
+    "call_name",
+    "collective_text",
+    "file_name",
+    "frame_text",
+    "group_text",
+    "listed",
+    "more_than_text",
+    "one_line",
+    "operation_text",
+    "parting_frame",
+    "place_text",
+    "ranks_text",
+    "seconds_text",
+    "site_frame",
+    "spans_text",
+    "steps_text",
+]
+
+
+# -- wording ----------------------------------------------------------------------------------------------------------
 
 SPANS_SHOWN = 8
 
@@ -34,7 +59,7 @@ def spans_text(ranks: Sequence[int]) -> str:
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part) if parts else "none"
 
 
-def called(operation: Operation | None, sequence: int) -> str:
+def call_name(operation: Operation | None, sequence: int) -> str:
     """``all_reduce 7``."""
     return f"{operation.name if operation else 'collective'} {sequence}"
 
@@ -48,7 +73,7 @@ def operation_text(operation: Operation) -> str:
 
 def site_frame(site: Sequence[Frame]) -> Frame | None:
     """The line of a call site that means something to the user: the innermost of their own."""
-    return next((frame for frame in site if is_users(frame.file)), site[0] if site else None)
+    return next((frame for frame in site if is_user_file(frame.file)), site[0] if site else None)
 
 
 def parting_frame(site: Sequence[Frame], against: Sequence[Frame]) -> Frame | None:
@@ -56,10 +81,80 @@ def parting_frame(site: Sequence[Frame], against: Sequence[Frame]) -> Frame | No
     common = 0
     while common < min(len(site), len(against)) and site[-1 - common] == against[-1 - common]:
         common += 1
-    own = [frame for frame in site[: len(site) - common] if is_users(frame.file)]
+    own = [frame for frame in site[: len(site) - common] if is_user_file(frame.file)]
     return own[-1] if own and against else site_frame(site)
 
 
 def frame_text(frame: Frame | None) -> str:
     """``train.py:41 in step``."""
     return f"{PurePosixPath(frame.file).name}:{frame.line} in {frame.function}" if frame else ""
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+# How lines of code, collectives and times are named in sentences about a hang; ranks as ``flight/`` names them.
+
+SOURCE_CHARS = 60
+"""Of a line of code in a sentence."""
+MINUTE_S = 60
+HOUR_S = 3600
+
+Lines = Mapping[tuple[str, int], str]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]])) if parts else ""
+
+
+def file_name(path: str) -> str:
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path
+
+
+def one_line(text: str, most: int) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= most else plain[: most - 1] + "…"
+
+
+def place_text(frame: Frame | None, lines: Lines, *, code: bool = True) -> str:
+    """``train.py:41 (time.sleep(999))``; without its number ``train.py, in next_batch``; empty without a frame."""
+    if frame is None:
+        return ""
+    source = one_line(lines.get((frame.file, frame.line), ""), SOURCE_CHARS) if code else ""
+    where = f"{file_name(frame.file)}:{frame.line}" if frame.line else f"{file_name(frame.file)}, in {frame.function}"
+    return f"{where} ({source})" if source else where
+
+
+def group_text(waiting: WaitingIn) -> str:
+    return group_name(waiting.group, waiting.description)
+
+
+def collective_text(waiting: WaitingIn | None) -> str:
+    """``all_reduce number 7 of default_pg``, ``recv from rank 3``, or as much of it as is known."""
+    if waiting is None:
+        return "a collective"
+    op = waiting.op or "a collective"
+    if waiting.peer is not None:
+        return f"{op} {'to' if 'send' in op else 'from'} rank {waiting.peer}"
+    number = f" number {waiting.sequence}" if waiting.sequence is not None else ""
+    group = group_text(waiting)
+    return f"{op}{number}" + (f" of {group}" if group else "")
+
+
+def seconds_text(seconds: float) -> str:
+    """``14 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    whole = round(max(seconds, 0.0))
+    if whole < 2 * MINUTE_S:
+        return f"{whole} s"
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
+    return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"
+
+
+def steps_text(first: int, last: int) -> str:
+    """``step 41``, ``steps 60–61``."""
+    return f"step {first:,}" if first == last else f"steps {first:,}–{last:,}"
+
+
+def more_than_text(seconds: float) -> str:
+    """``more than 14 s``, of what goes on: true when it is said, and as long as it is read."""
+    return f"more than {seconds_text(int(seconds))}"

@@ -1,4 +1,6 @@
-"""What a rank that is silent is doing: the one thing that its process, its words and its stack agree on.
+"""What each rank of a silent job is doing, by process, device, GIL and stack, and which ranks wait for which.
+
+What a rank that is silent is doing: the one thing that its process, its words and its stack agree on.
 
 In order of trust: what the kernel says of the process (gone, stopped), what its device has not ended (NCCL), whether
 the GIL is free, the word that says a wait for a collective is under way, the stack, and where there is none the phase.
@@ -9,18 +11,205 @@ job up, and a host that waits for its device spins as if it computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
-from stepscope.flight.stacks import is_users, user_frame
-from stepscope.hangs import places
-from stepscope.hangs.evidence import Evidence, RankEvidence, WorkerEvidence
-from stepscope.hangs.recorders import Recorders
-from stepscope.records.hang import Frame, WaitingIn
-from stepscope.records.phases import COMPUTE_PHASES
+from stepscope.flight.dump import OF_GLOO
+from stepscope.flight.stacks import is_user_file, user_frame
+from stepscope.flight.wording import collective_text, group_text, ranks_text
+from stepscope.hangs.evidence import Evidence, RankEvidence, Recorders, WorkerEvidence
+from stepscope.records.finding import Culprit, Frame, HangKind, ThreadStack, WaitingIn
+from stepscope.records.steps import COMPUTE_PHASES
 
-__all__ = ["WAITING", "Activity", "Doing", "doing_of", "is_busy", "moves_data"]
+__all__ = [
+    "FOR_PROCESS",
+    "FOR_USER",
+    "Activity",
+    "Doing",
+    "Ruling",
+    "Situation",
+    "circles",
+    "cycle_text",
+    "is_busy",
+    "is_p2p",
+    "main_frames",
+    "moves_data",
+    "situation_of",
+    "wait_words",
+    "waits_of",
+]
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+# What the stack of a main thread says: whether it is in a collective, in the input, in a checkpoint, in a compiler …
+#
+# By the files of its frames.  The innermost frame that is not mere wrapping decides where a thread *is*; frames further
+# out only say on whose behalf.
+
+OURS = ("stepscope/recorder/", "stepscope\\recorder\\")
+WRAPPING = (
+    "torch/distributed/c10d_logger.py",
+    "torch/utils/_contextlib.py",
+    "torch/_ops.py",
+    "torch/_compile.py",
+    "torch/autograd/function.py",
+    "/contextlib.py",
+    "/functools.py",
+)
+"""Innermost frames that only pass a call on."""
+COLLECTIVES = ("torch/distributed/", "torch/nn/parallel/", "torch/_C/_distributed")
+NO_COLLECTIVES = ("torch/distributed/checkpoint/", "torch/distributed/elastic/", "torch/distributed/run.py")
+SAVING = ("torch/serialization.py", "torch/distributed/checkpoint/", "/safetensors/", "/tensorstore/")
+COMPILING = (
+    "torch/_dynamo/convert_frame",
+    "torch/_dynamo/symbolic_convert",
+    "torch/_inductor/compile_fx",
+    "torch/_inductor/codegen",
+    "torch/_inductor/graph.py",
+    "torch/_inductor/scheduler.py",
+    "torch/_inductor/async_compile",
+    "torch/_inductor/select_algorithm",
+    "torch/_inductor/compile_worker",
+    "torch/_inductor/autotune",
+    "torch/utils/cpp_extension",
+    "triton/compiler/",
+    "triton/runtime/autotuner",
+    "triton/runtime/build",
+)
+"""Not all of dynamo's files: some stand in the stack of every call of what was compiled long ago."""
+INPUT = ("torch/utils/data/", "torchdata/", "/webdataset/", "/nvidia/dali/")
+BACKWARD = ("torch/autograd/graph.py", "torch/autograd/__init__.py", "torch/_tensor.py")
+SYNCHRONISING = ("torch/cuda/__init__.py", "torch/cuda/streams.py", "torch/xpu/", "torch/mps/", "torch/accelerator/")
+SYNCHRONISING_CODE = re.compile(
+    r"synchronize\(|\.item\(|\.cpu\(|\.tolist\(|\.numpy\(|\.to\(|\.cuda\(|\.nonzero\(|\bbool\(|\bfloat\(|\bint\(|print\("
+)
+SAVES = re.compile(r"checkpoint|ckpt|(^|_)(save|snapshot)", re.IGNORECASE)
+EVALUATES = re.compile(r"(^|_)(eval|validat|valid(_|$)|test_(epoch|loop|step|model))", re.IGNORECASE)
+WHOLE_TRAINING = re.compile(r"train|(^|_)(fit|main|run|worker|loop)(_|$)", re.IGNORECASE)
+"""``train_and_evaluate`` does not say that it evaluates just now."""
+PROMPTS = ("/ipykernel/kernelapp.py", "/IPython/terminal/")
+"""Loops of programs that wait for the next thing that somebody types; what was typed runs further in …"""
+CELLS = ("/IPython/core/interactiveshell.py",)
+"""… below a frame of these."""
+FOR_PROCESS = "waits for a process that it started"
+FOR_USER = "waits for somebody to run the next cell"
+WAITS = (
+    ("socket.py", "waits for a socket"),
+    ("ssl.py", "waits for a socket"),
+    ("http/client.py", "waits for a server"),
+    ("selectors.py", "waits for a socket or pipe"),
+    ("subprocess.py", FOR_PROCESS),
+    ("multiprocessing/queues.py", "waits in a queue between processes"),
+    ("multiprocessing/connection.py", "waits for another process"),
+    ("multiprocessing/popen_fork.py", FOR_PROCESS),
+    ("multiprocessing/synchronize.py", "waits for a lock between processes"),
+    ("queue.py", "waits in a queue"),
+    ("threading.py", "waits for a thread or a lock"),
+    ("concurrent/futures/", "waits for a thread of its own"),
+    ("asyncio/", "waits in an event loop"),
+    ("filelock/", "waits for a file lock"),
+)
+"""By the innermost frame's file; sockets and such before the queues that are made of them."""
+
+
+def main_frames(threads: Sequence[ThreadStack]) -> tuple[Frame, ...]:
+    """Of the main thread, innermost first, without our own; of the only thread if none is said to be the main one."""
+    main = next((thread for thread in threads if thread.main), threads[0] if len(threads) == 1 else None)
+    return tuple(frame for frame in main.frames if not _is_in(frame, OURS)) if main else ()
+
+
+def has_moved(before: Sequence[ThreadStack], after: Sequence[ThreadStack]) -> bool:
+    """Whether any thread was somewhere else at the second look; with fewer than two looks: no."""
+    if not before or not after:
+        return False
+    return [thread.frames for thread in before] != [thread.frames for thread in after]
+
+
+def collective_call(frames: Sequence[Frame]) -> str | None:
+    """The function of torch.distributed that the thread is in (``all_reduce``); None: in none."""
+    inner = _inner(frames)
+    if inner is None or not _is_in(inner, COLLECTIVES) or _is_in(inner, NO_COLLECTIVES):
+        return None
+    # Helpers of theirs begin with an underscore; the function that the script called says more.
+    for frame in frames[frames.index(inner) :]:
+        if not _is_in(frame, (*COLLECTIVES, *WRAPPING)):
+            break
+        if not frame.function.startswith(("_", "wrapper")) and _is_in(frame, COLLECTIVES):
+            return frame.function
+    return inner.function
+
+
+def is_importing(frames: Sequence[Frame]) -> bool:
+    """Modules being imported run at the depth of whoever asked for them, those of torch.distributed and dynamo too."""
+    return any(frame.file.startswith("<frozen importlib") for frame in frames)
+
+
+def at_prompt(frames: Sequence[Frame]) -> bool:
+    """A notebook, or IPython on a terminal, in which nothing runs."""
+    return any(_is_in(frame, PROMPTS) for frame in frames) and not any(_is_in(frame, CELLS) for frame in frames)
+
+
+def in_backward(frames: Sequence[Frame]) -> bool:
+    inner = _inner(frames)
+    return inner is not None and _is_in(inner, BACKWARD) and "backward" in inner.function
+
+
+def is_loading_input(frames: Sequence[Frame]) -> bool:
+    return any(_is_in(frame, INPUT) for frame in frames)
+
+
+def is_compiling(frames: Sequence[Frame]) -> bool:
+    return any(_is_in(frame, COMPILING) for frame in frames)
+
+
+def is_saving(frames: Sequence[Frame], own: Sequence[Frame]) -> bool:
+    """``own``: those of the frames that are the user's."""
+    return any(_is_in(frame, SAVING) for frame in frames) or _named(own, SAVES)
+
+
+def is_evaluating(own: Sequence[Frame]) -> bool:
+    return _named(own, EVALUATES)
+
+
+def _named(own: Sequence[Frame], like: re.Pattern[str]) -> bool:
+    return any(like.search(frame.function) and not WHOLE_TRAINING.search(frame.function) for frame in own)
+
+
+def is_synchronizing(frames: Sequence[Frame]) -> bool:
+    """Whether the thread is in a call that waits for the device."""
+    inner = _inner(frames)
+    return inner is not None and _is_in(inner, SYNCHRONISING)
+
+
+def reads_device(source: str) -> bool:
+    """The same by the text of the innermost line of the user's: methods written in C leave no frame."""
+    return bool(SYNCHRONISING_CODE.search(source))
+
+
+def wait_words(frames: Sequence[Frame], source: str) -> str:
+    """In words: what a thread that uses no CPU is up to."""
+    inner = _inner(frames)
+    if "sleep(" in source:
+        return "sleeps"
+    for part, words in WAITS if inner is not None else ():
+        if inner is not None and _is_in(inner, (f"/{part}",)):
+            return words
+    return "stands still"
+
+
+def _inner(frames: Sequence[Frame]) -> Frame | None:
+    return next((frame for frame in frames if not _is_in(frame, WRAPPING)), frames[0] if frames else None)
+
+
+def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
+    return any(part in frame.file for part in parts)
+
+
+# -- activity ---------------------------------------------------------------------------------------------------------
 
 Activity = Literal[
     "gone",
@@ -72,7 +261,7 @@ class Doing:
 def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mind_gil: bool = True) -> Doing:
     pending = recorders.pending.get(rank.rank, ())
     """What its Flight Recorders have as begun and not ended, in order."""
-    frames = places.main_frames(rank.threads)
+    frames = main_frames(rank.threads)
     at = user_frame(rank.threads)
     source = evidence.source_lines.get((at.file, at.line), "") if at is not None else ""
     waiting_in = _collective(rank, evidence, frames, pending)
@@ -95,7 +284,7 @@ def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mi
         words=words,
         at=at,
         waiting_in=waiting_in or (pending[0] if pending and state == "device" else None),
-        moved=places.moved(rank.threads, rank.threads_later),
+        moved=has_moved(rank.threads, rank.threads_later),
         busy=is_busy(rank),
         behind=behind,
     )
@@ -128,7 +317,7 @@ def _of_process(rank: RankEvidence) -> tuple[Activity, str] | None:
 
 def _holds_gil(rank: RankEvidence) -> bool:
     """One whose stack moves only happened to hold it when it was asked."""
-    return bool(rank.gil_held) and not places.moved(rank.threads, rank.threads_later)
+    return bool(rank.gil_held) and not has_moved(rank.threads, rank.threads_later)
 
 
 def _long_call(rank: RankEvidence, alone: Activity, waiting_in: WaitingIn | None) -> bool:
@@ -151,10 +340,10 @@ def _collective(
         name, description = (last.group.name, last.group.description) if last.group else ("", "")
         told = WaitingIn(group=name, description=description, op=last.op, peer=last.peer)
         return _with_numbers(told, pending)
-    call = places.collective_call(frames) if not places.imports(frames) else None
+    call = collective_call(frames) if not is_importing(frames) else None
     if call is not None:
         return _with_numbers(WaitingIn(group="", op="" if call in UNNAMED else call), pending)
-    if evidence.world_size <= 1 or (frames and not places.in_backward(frames)):
+    if evidence.world_size <= 1 or (frames and not in_backward(frames)):
         return None
     idle = not is_busy(rank)
     begun = bool(pending) and (idle or rank.process_state != "R")
@@ -183,23 +372,23 @@ def _same_op(one: str, other: str) -> bool:
 
 def _alone(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending: bool) -> tuple[Activity, str]:
     """What a rank does that waits for no other."""
-    own = [frame for frame in frames if is_users(frame.file)]
+    own = [frame for frame in frames if is_user_file(frame.file)]
     free = rank.phase not in BUILT_IN
-    if places.at_prompt(frames):
-        return "blocked", places.FOR_USER
-    if places.imports(frames):
+    if at_prompt(frames):
+        return "blocked", FOR_USER
+    if is_importing(frames):
         return "computing", "imports modules"
-    if places.compiles(frames) or (not frames and _compilers(rank)):
+    if is_compiling(frames) or (not frames and _compilers(rank)):
         return "compile", "compiles"
-    if rank.phase == "checkpoint" or (free and places.saves(frames, own)):
+    if rank.phase == "checkpoint" or (free and is_saving(frames, own)):
         return "checkpoint", "writes a checkpoint"
     if _on_device(rank, frames, source, pending=pending):
         return "device", "waits for its device"
-    if places.loads_input(frames) or (not frames and rank.phase == "input"):
+    if is_loading_input(frames) or (not frames and rank.phase == "input"):
         return "input", "waits for its next batch"
-    if rank.phase == "eval" or (free and places.evaluates(own)):
+    if rank.phase == "eval" or (free and is_evaluating(own)):
         return "evaluation", "evaluates"
-    if is_busy(rank) and (rank.process_state in ("R", "") or places.moved(rank.threads, rank.threads_later)):
+    if is_busy(rank) and (rank.process_state in ("R", "") or has_moved(rank.threads, rank.threads_later)):
         return "computing", "computes"
     if moves_data(rank):
         return "computing", "reads or writes files"
@@ -207,7 +396,7 @@ def _alone(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending:
         return "disk", "waits for a disk"
     if not frames:
         return "unknown", "did not say where it is"
-    return "blocked", places.waits_for(frames, source)
+    return "blocked", wait_words(frames, source)
 
 
 def _compilers(rank: RankEvidence) -> bool:
@@ -216,9 +405,258 @@ def _compilers(rank: RankEvidence) -> bool:
 
 def _on_device(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending: bool) -> bool:
     """CUDA's waits may spin or sleep; what tells them is the call, and a device that is at work or has work to do."""
-    if rank.device.startswith("cpu") or not frames or places.moved(rank.threads, rank.threads_later):
+    if rank.device.startswith("cpu") or not frames or has_moved(rank.threads, rank.threads_later):
         return False
-    if places.synchronises(frames):
+    if is_synchronizing(frames):
         return True
     at_work = pending or (rank.gpu_util_percent is not None and rank.gpu_util_percent >= BUSY_GPU_PERCENT)
-    return at_work and (places.reads_device(source) or places.in_backward(frames))
+    return at_work and (reads_device(source) or in_backward(frames))
+
+
+# -- situation --------------------------------------------------------------------------------------------------------
+# Everything a ruling may look at, and the form in which it answers.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ruling:
+    kind: HangKind
+    title: str
+    culprits: tuple[Culprit, ...] = ()
+    victims: tuple[int, ...] = ()
+    undecidable: bool = False
+    collective: WaitingIn | None = None
+    cycle: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Situation:
+    evidence: Evidence
+    ranks: Mapping[int, RankEvidence]
+    """By rank, in order."""
+    doings: Mapping[int, Doing]
+    recorders: Recorders
+
+    @cached_property
+    def waiting(self) -> tuple[int, ...]:
+        """Those that wait for others, in a collective or on a device that does."""
+        return tuple(rank for rank, doing in self.doings.items() if doing.state in WAITING)
+
+    @property
+    def single(self) -> bool:
+        return self.evidence.world_size <= 1 and len(self.ranks) <= 1
+
+    @cached_property
+    def members(self) -> dict[str, frozenset[int]]:
+        """The ranks of each group, by its name, as far as any rank has told; one alone is no group."""
+        found: dict[str, set[int]] = {name: set(ranks) for name, ranks in self.recorders.members.items()}
+        for rank in self.ranks.values():
+            last = (rank.collective.group,) if rank.collective is not None and rank.collective.group else ()
+            for group in (*rank.groups, *last):
+                # Of a group too large for its ranks to be told: those that say they are in it.
+                everybody = group.size and group.size == self.evidence.world_size
+                told = group.ranks or (range(group.size) if everybody else (rank.rank,))
+                found.setdefault(group.name, set()).update(told)
+        return {name: frozenset(ranks) for name, ranks in found.items() if len(ranks) > 1}
+
+    def members_of(self, waiting: WaitingIn) -> frozenset[int]:
+        """Where the group is not known: the whole world."""
+        return self.members.get(waiting.group) or frozenset(range(max(self.evidence.world_size, 0)))
+
+    def who(self, ranks: Iterable[int]) -> str:
+        """At the beginning of a sentence."""
+        ranks = sorted(ranks)
+        if self.single:
+            return "The process"
+        if len(ranks) > 2 and len(ranks) == len(self.ranks) == self.evidence.world_size:
+            return f"All {len(ranks):,} ranks"
+        return f"{ranks_text(ranks, start=True)}{self.on_host(ranks)}"
+
+    def on_host(self, ranks: Iterable[int]) -> str:
+        """`` on node7``, where several hosts are known and these ranks are on one of them."""
+        known = self.evidence.hosts
+        own = {known.get(rank, "") for rank in ranks}
+        return f" on {own.pop()}" if len(set(known.values())) > 1 and len(own) == 1 and "" not in own else ""
+
+    def shared(self, ranks: Iterable[int]) -> WaitingIn | None:
+        """The collective that most of these wait in; of equally many that of the lowest rank."""
+        waits = [(rank, self.doings[rank].waiting_in) for rank in ranks if rank in self.doings]
+        known = [wait for _, wait in sorted(waits) if wait is not None]
+        named = [wait for wait in known if wait.op or wait.group] or known
+        return Counter(named).most_common(1)[0][0] if named else None
+
+    def wait_for(self, culprits: Iterable[int], *, named: bool = True) -> str:
+        """``; ranks 0, 2, 3 wait for it in all_reduce number 7 of default_pg``; empty when nobody waits."""
+        guilty = set(culprits)
+        victims = [rank for rank in self.waiting if rank not in guilty]
+        if not victims:
+            return ""
+        shared = self.shared(victims)
+        where = f" in {collective_text(shared)}" if named and shared is not None and (shared.op or shared.group) else ""
+        verb = "waits" if len(victims) == 1 else "wait"
+        return f"; {ranks_text(victims)} {verb} for {'it' if len(guilty) == 1 else 'them'}{where}"
+
+
+def situation_of(evidence: Evidence, recorders: Recorders) -> Situation:
+    # Of two processes that claim a rank the one that lives counts.
+    ranks = {rank.rank: rank for rank in sorted(evidence.ranks, key=lambda one: (one.rank, one.alive))}
+    doings = {number: doing_of(rank, evidence, recorders) for number, rank in ranks.items()}
+    alive = [doing for doing in doings.values() if doing.state != "gone"]
+    if len(alive) > 1 and all(doing.state == "gil" for doing in alive):
+        # A call that keeps the GIL while it waits: where all are in it, that tells nobody apart.
+        doings |= {
+            number: doing_of(rank, evidence, recorders, mind_gil=False)
+            for number, rank in ranks.items()
+            if doings[number].state == "gil" and doings[number].waiting_in is not None
+        }
+    return Situation(evidence, ranks, doings, recorders)
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+# Who waits for whom: a graph of ranks and of the calls they wait in, and the circles in it.
+#
+# A rank waits in a call, and a call waits for those of its group that are not in it; a send or recv waits for its peer.
+# With calls as nodes of their own, a thousand ranks that wait for one are a thousand edges and not a million.
+
+Node = tuple[str, int]
+"""``("", rank)``, or the name of a group and 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    edges: Mapping[Node, tuple[Node, ...]]
+    elsewhere: frozenset[int]
+    """Ranks of other hosts that are waited for, or not known not to be."""
+
+
+def is_p2p(waiting: WaitingIn | None) -> bool:
+    return waiting is not None and (waiting.peer is not None or waiting.op in ("send", "recv", "isend", "irecv"))
+
+
+def waits_of(situation: Situation) -> Waits:
+    edges: dict[Node, tuple[Node, ...]] = {}
+    elsewhere: set[int] = set()
+    here = situation.ranks
+    for rank in situation.waiting:
+        waiting = situation.doings[rank].waiting_in
+        if waiting is None:
+            continue
+        if is_p2p(waiting):
+            missing = set() if waiting.peer is None or _answers(situation, rank, waiting) else {waiting.peer}
+            edges["", rank] = tuple(("", peer) for peer in missing if peer in here)
+        else:
+            call = (f"in {_queue_of(waiting)}", 0)
+            edges["", rank] = (call,)
+            if call in edges:
+                continue
+            missing = {other for other in situation.members_of(waiting) if not _joined(situation, other, waiting)}
+            edges[call] = tuple(("", other) for other in sorted(missing) if other in here)
+        elsewhere |= {other for other in missing if other not in here}
+    return Waits(edges=edges, elsewhere=frozenset(elsewhere))
+
+
+def _joined(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
+    """Whether this rank waits in the same group, or may: what group it is, is not always known."""
+    doing = situation.doings.get(rank)
+    own = doing.waiting_in if doing is not None and rank in situation.waiting else None
+    return (
+        own is not None
+        and not is_p2p(own)
+        and (_queue_of(own) == _queue_of(waiting) or not (own.group and waiting.group))
+    )
+
+
+def _queue_of(waiting: WaitingIn) -> str:
+    """Its group, or gloo's half of one that NCCL is in, too: calls in the one do not meet calls in the other."""
+    return f"{waiting.group}{OF_GLOO}" if waiting.description.endswith(OF_GLOO) else waiting.group
+
+
+def _answers(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
+    """Whether the peer of a send or recv is in the call that goes with it."""
+    doing = situation.doings.get(waiting.peer) if waiting.peer is not None else None
+    other = doing.waiting_in if doing is not None and doing.rank in situation.waiting else None
+    if other is None or not is_p2p(other) or other.peer not in (rank, None):
+        return False
+    return ("send" in other.op) != ("send" in waiting.op)
+
+
+def circles(edges: Mapping[Node, tuple[Node, ...]]) -> list[tuple[int, ...]]:
+    """Ranks that wait for themselves by way of one another: strongly connected, each set in order (Tarjan)."""
+    index: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    on_stack: set[Node] = set()
+    stack: list[Node] = []
+    found: list[tuple[int, ...]] = []
+    for start in sorted(edges):
+        if start in index:
+            continue
+        work: list[tuple[Node, int]] = [(start, 0)]
+        while work:
+            node, at = work.pop()
+            if at == 0:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                on_stack.add(node)
+            nexts = edges.get(node, ())
+            if at > 0:
+                low[node] = min(low[node], low[nexts[at - 1]])
+            while at < len(nexts) and nexts[at] in index:
+                if nexts[at] in on_stack:
+                    low[node] = min(low[node], index[nexts[at]])
+                at += 1
+            if at < len(nexts):
+                work += [(node, at + 1), (nexts[at], 0)]
+            elif low[node] == index[node]:
+                found += _component(node, stack, on_stack)
+    return sorted(found)
+
+
+def _component(node: Node, stack: list[Node], on_stack: set[Node]) -> list[tuple[int, ...]]:
+    """Take the set that ``node`` closes off the stack; the ranks in it, where it is a circle."""
+    members = []
+    while True:
+        member = stack.pop()
+        on_stack.discard(member)
+        members.append(member)
+        if member == node:
+            break
+    ranks = sorted(number for name, number in members if not name)
+    return [tuple(ranks)] if len(members) > 1 and ranks else []
+
+
+def cycle_text(situation: Situation, waits: Waits, ranks: Sequence[int]) -> tuple[str, ...]:
+    """The shortest way from the first of these back to itself, a sentence a rank."""
+    way = _way_round(waits.edges, ("", ranks[0]))
+    stops = [number for name, number in way if not name]
+    return tuple(
+        _wait_text(one, other, situation.doings[one].waiting_in)
+        for one, other in zip(stops, [*stops[1:], stops[0]], strict=True)
+    )
+
+
+def _wait_text(one: int, other: int, waiting: WaitingIn | None) -> str:
+    said = f"rank {one} waits for rank {other}"
+    if waiting is None:
+        return said
+    if is_p2p(waiting):
+        return f"{said} ({waiting.op})"
+    number = f" {waiting.sequence}" if waiting.sequence is not None else ""
+    call = f"{waiting.op}{number}".strip()
+    return f"{said} in {group_text(waiting) or 'a group'}" + (f" ({call})" if call else "")
+
+
+def _way_round(edges: Mapping[Node, tuple[Node, ...]], start: Node) -> list[Node]:
+    came: dict[Node, Node] = {}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        for after in edges.get(node, ()):
+            if after == start:
+                way = [node]
+                while way[-1] != start:
+                    way.append(came[way[-1]])
+                return way[::-1]
+            if after not in came:
+                came[after] = node
+                queue.append(after)
+    return [start]

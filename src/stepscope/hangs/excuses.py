@@ -1,4 +1,6 @@
-"""A rank that is silent because it is at work: compiling, saving, evaluating, preparing, computing.  Not a hang, yet.
+"""Reasons why a silent job is not hung yet: compiling, saving, evaluating, preparing, computing.
+
+A rank that is silent because it is at work: compiling, saving, evaluating, preparing, computing.  Not a hang, yet.
 
 Every excuse ends: it holds for some times the threshold and no longer, and much less when nothing about the process
 moves.  Only a job that has nothing to do, all of it, may rest as long as it likes, and one whose collectives end, one
@@ -11,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.hangs.activity import Activity, Doing, is_busy, moves_data
-from stepscope.hangs.evidence import Evidence, RankEvidence
-from stepscope.hangs.places import FOR_PROCESS, FOR_USER
-from stepscope.hangs.recorders import Recorders
-from stepscope.hangs.words import collective_text, one_line, place_text, seconds_text
+from stepscope.flight.wording import collective_text, one_line, place_text, seconds_text
+from stepscope.hangs.activity import FOR_PROCESS, FOR_USER, Activity, Doing, is_busy, moves_data
+from stepscope.hangs.evidence import Evidence, RankEvidence, Recorders
 
 __all__ = ["NotAHang", "at_rest", "excuse_of", "under_way", "unfinished"]
 

@@ -1,4 +1,6 @@
-"""From what was gathered about ranks that stand still to who holds them up, or to why that is no hang.
+"""Judge a hang: which kind it is and which rank is to blame, with one function per kind.
+
+From what was gathered about ranks that stand still to who holds them up, or to why that is no hang.
 
     answer = judge(evidence, number=1, declared_wall_ns=now, stopped_wall_ns=then)
     if isinstance(answer, NotAHang): look again in answer.look_again_s
@@ -8,20 +10,589 @@ Pure: the same evidence gives the same answer, and no evidence makes it raise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from stepscope.flight.stacks import group_stacks, user_frame
-from stepscope.flight.verdict import Verdict
-from stepscope.hangs.evidence import Evidence
+from stepscope.flight.stacks import group_stacks, lost_peer, user_frame
+from stepscope.flight.verdict import Side, Verdict
+from stepscope.flight.wording import (
+    collective_text,
+    group_text,
+    listed,
+    more_than_text,
+    one_line,
+    place_text,
+    ranks_text,
+    seconds_text,
+)
+from stepscope.hangs import activity
+from stepscope.hangs.activity import (
+    Activity,
+    Doing,
+    Ruling,
+    Situation,
+    circles,
+    cycle_text,
+    is_p2p,
+    situation_of,
+    waits_of,
+)
+from stepscope.hangs.evidence import RAISED, Evidence, LostHost, RankEvidence, WorkerEvidence, read_recorders
 from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of, under_way, unfinished
-from stepscope.hangs.kinds import rule_certain, rule_waiting
-from stepscope.hangs.recorders import read_recorders
-from stepscope.hangs.situation import Situation, situation_of
-from stepscope.hangs.words import one_line, place_text
-from stepscope.records.decode import encoded
-from stepscope.records.hang import HangRecord, RankThere, StackGroup
+from stepscope.records.collectives import group_name
+from stepscope.records.finding import Culprit, Frame, HangKind, HangRecord, RankThere, StackGroup, WaitingIn, encoded
 
 __all__ = ["NotAHang", "judge"]
+
+
+# -- reasons ----------------------------------------------------------------------------------------------------------
+# Why a rank is to blame, in words: what it does, at which line, and of input which worker process it waits for.
+
+WORKER_STATES = {
+    "T": "is stopped (SIGSTOP)",
+    "t": "is stopped by a debugger",
+    "Z": "died",
+    "X": "died",
+    "D": "waits for a disk",
+}
+LONG = {
+    "compile": "compiling",
+    "checkpoint": "writing a checkpoint",
+    "evaluation": "evaluating",
+    "computing": "at work",
+}
+"""What nobody calls a hang until it lasts."""
+
+
+def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
+    """``sleeps at train.py:41 (time.sleep(999))`` and the line that matters most."""
+    doing, evidence = situation.doings[rank], situation.ranks[rank]
+    lines = situation.evidence.source_lines
+    if doing.state == "gone":
+        step = f" in step {evidence.step}" if evidence.step is not None else ""
+        return f"{doing.words}{step}", doing.at
+    words = doing.words
+    if doing.state == "collective":
+        words = f"waits in {collective_text(doing.waiting_in)}"
+    elif doing.state in LONG:
+        words = f"has been {LONG[doing.state]} for {more_than_text(evidence.silent_s)}"
+    place = place_text(doing.at, lines) or _elsewhere(evidence)
+    text = f"{words} at {place}" if place else words
+    if doing.state != "input":
+        return text, doing.at
+    worker = blamed_worker(evidence)
+    if worker is not None:
+        frame = user_frame(worker.threads)
+        at = place_text(frame, lines)
+        return f"{text}; {worker_words(worker, lines)}{f' at {at}' if at else ''}", frame or doing.at
+    if _waits_for_workers(evidence) and not any(one.kind == "dataloader" for one in evidence.workers):
+        return f"{text}; its DataLoader workers are gone", doing.at
+    return text, doing.at
+
+
+def worker_words(worker: WorkerEvidence, lines: dict[tuple[str, int], str]) -> str:
+    """``its DataLoader worker 4711 is stopped (SIGSTOP)``."""
+    frame = user_frame(worker.threads)
+    source = lines.get((frame.file, frame.line), "") if frame is not None else ""
+    does = WORKER_STATES.get(worker.process_state) or activity.wait_words(activity.main_frames(worker.threads), source)
+    return f"its DataLoader worker {worker.pid} {does}"
+
+
+def blamed_worker(rank: RankEvidence) -> WorkerEvidence | None:
+    """The worker that input waits for: one that cannot run, else one that stands in the user's own code."""
+    workers = [worker for worker in rank.workers if worker.kind == "dataloader"]
+    for states in (("T", "t"), ("Z", "X"), ("D",)):
+        found = next((worker for worker in workers if worker.process_state in states), None)
+        if found is not None:
+            return found
+    return next((worker for worker in workers if user_frame(worker.threads) is not None), None)
+
+
+def culprits_of(situation: Situation, ranks: Sequence[int], *, before: str = "") -> tuple[Culprit, ...]:
+    """``before``: what is said of each first (``has not called all_reduce; it``)."""
+    found = []
+    for rank in sorted(ranks):
+        text, at = account(situation, rank)
+        found.append(Culprit(rank=rank, reason=f"{before} {text}".strip(), at=at))
+    return tuple(found)
+
+
+def _waits_for_workers(rank: RankEvidence) -> bool:
+    return any(frame.function in ("_try_get_data", "_get_data") for frame in activity.main_frames(rank.threads))
+
+
+def _elsewhere(rank: RankEvidence) -> str:
+    """Where no line is the user's: the innermost there is."""
+    frames = activity.main_frames(rank.threads)
+    return f"{place_text(frames[0], {})}, in {frames[0].function}" if frames and frames[0].line else ""
+
+
+def alike(doings: Sequence[Doing]) -> bool:
+    """Whether all of these do the same at the same line, so that one sentence speaks for all."""
+    return len({(doing.state, doing.words, doing.at) for doing in doings}) == 1
+
+
+def unanswered(situation: Situation) -> tuple[str, ...]:
+    mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
+    return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()
+
+
+# -- elsewhere --------------------------------------------------------------------------------------------------------
+# Ranks that wait for ranks nothing is known of here: on hosts that were lost, or that nobody was asked about.
+
+HOSTS_SHOWN = 3
+
+
+def rule_elsewhere(situation: Situation) -> Ruling | None:
+    elsewhere = waits_of(situation).elsewhere
+    if not elsewhere or not situation.waiting:
+        return None
+    lost = [one for one in situation.evidence.lost if elsewhere & set(one.ranks)]
+    if lost:
+        return _unheard(situation, lost)
+    shared = situation.shared(situation.waiting)
+    verb = "waits" if len(situation.waiting) == 1 else "wait"
+    here = f"All {len(situation.ranks):,} ranks" if len(situation.waiting) == len(situation.ranks) > 1 else None
+    who = here or ranks_text(situation.waiting, start=True)
+    hosts = len(set(situation.evidence.hosts.values()))
+    where = f"{hosts} hosts" if hosts > 1 else situation.evidence.host
+    title = (
+        f"{who} on {where} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
+        "on other hosts: which of them holds the job up cannot be told from here."
+    )
+    return Ruling(
+        kind="rank_lost",
+        title=title,
+        victims=situation.waiting,
+        undecidable=True,
+        collective=shared,
+        evidence=unanswered(situation),
+    )
+
+
+def _unheard(situation: Situation, lost: Sequence[LostHost]) -> Ruling:
+    """Hosts that the hub hears nothing of, and whose ranks the others wait for."""
+    guilty = {rank: one.host for one in lost for rank in one.ranks}
+    names = [one.host for one in lost[:HOSTS_SHOWN]]
+    names += [f"{len(lost) - HOSTS_SHOWN} more"] if len(lost) > HOSTS_SHOWN else []
+    who = f"Host {names[0]} ({ranks_text(guilty)}) has" if len(lost) == 1 else f"Hosts {listed(names)} have"
+    silent = more_than_text(min(one.silent_s for one in lost))
+    return Ruling(
+        kind="rank_lost",
+        title=f"{who} not been heard of for {silent}{situation.wait_for(guilty)}.",
+        culprits=tuple(
+            Culprit(rank=rank, reason=f"is on host {host}, of which nothing was heard any more")
+            for rank, host in sorted(guilty.items())
+        ),
+        victims=situation.waiting,
+        collective=situation.shared(situation.waiting),
+        evidence=("Nothing came from its agent either: the machine is gone, or the way to it.",),
+    )
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+# Which kind of hang it is, and who is to blame.  One function per kind; the first that has an answer is believed.
+#
+# Certain things first: a rank that is gone, stopped, or keeps its GIL.  Then, once nobody is excused, ranks that hold
+# up others by being elsewhere.  Only where all wait does it matter who called what in which order.
+
+HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
+"""What a rank does that waits for no other."""
+ENDED_WELL = ("in order", "code 0", "normally")
+SIDES_SHOWN = 3
+SPINNING_SHARE = 0.8
+SLEEPING_SHARE = 0.2
+MANY = 8
+FEW = 4
+"""In a circle of that many ranks, less than one in so many are the odd ones."""
+
+
+def rule_certain(situation: Situation) -> Ruling | None:
+    """What no amount of work elsewhere excuses."""
+    return _gone(situation) or _frozen(situation)
+
+
+def rule_waiting(situation: Situation) -> Ruling:
+    for rule in (_held_up, _disagreeing, _behind, _circle, _as_recorded, _mismatch, rule_elsewhere, _on_device):
+        ruling = rule(situation)
+        if ruling is not None:
+            return ruling
+    return _unknown(situation)
+
+
+def _with(situation: Situation, kind: HangKind, guilty: Sequence[int], title: str, **more: object) -> Ruling:
+    """The parts that all rulings share."""
+    victims = tuple(rank for rank in situation.waiting if rank not in set(guilty))
+    fields = {
+        "culprits": culprits_of(situation, guilty),
+        "victims": victims,
+        "collective": situation.shared(_direct(situation, guilty, victims)),
+        **more,
+    }
+    return Ruling(kind=kind, title=title, **fields)  # type: ignore[arg-type]
+
+
+def _direct(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> Sequence[int]:
+    """Of the victims those in a group with a culprit; the others wait for them."""
+    near = []
+    for victim in victims:
+        waiting = situation.doings[victim].waiting_in
+        if waiting is not None and (waiting.peer in guilty or situation.members_of(waiting) & set(guilty)):
+            near.append(victim)
+    return near or victims
+
+
+def _accounts(situation: Situation, guilty: Sequence[int]) -> str:
+    """Of one, or of all where they are alike; otherwise of the first few."""
+    doings = [situation.doings[rank] for rank in guilty]
+    if alike(doings):
+        return account(situation, guilty[0])[0]
+    shown = [f"rank {rank} {account(situation, rank)[0]}" for rank in guilty[:SIDES_SHOWN]]
+    more = f" and {len(guilty) - SIDES_SHOWN:,} more elsewhere" if len(guilty) > SIDES_SHOWN else ""
+    return "; ".join(shown) + more
+
+
+def _gone(situation: Situation) -> Ruling | None:
+    gone = [rank for rank, doing in situation.doings.items() if doing.state == "gone"]
+    ended = {rank: situation.ranks[rank].ended for rank in gone}
+    badly = [rank for rank in gone if not any(words in ended[rank] for words in ENDED_WELL)]
+    if len(gone) == len(situation.ranks) or not (badly or (gone and situation.waiting)):
+        return None  # nobody is gone, or only who was done; the others are still at something
+    if not badly:
+        return _missing(situation, gone)
+    own = [rank for rank in badly if not _taken_along(ended[rank])]
+    if not own and (disagreeing := _disagreeing(situation)) is not None:
+        return disagreeing  # gloo ends those that were asked for something else than they gave
+    began = own or badly
+    told = {situation.doings[rank].words for rank in began}
+    if len(told) == 1:
+        what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
+    else:
+        what = "; ".join(f"rank {rank} {situation.doings[rank].words}" for rank in began[:SIDES_SHOWN])
+    step = situation.ranks[began[0]].step
+    where = f" in step {step}" if step is not None and len(began) == 1 else ""
+    title = f"{situation.who(began)}{':' if len(began) > 1 else ''} {what}{where}{situation.wait_for(began)}."
+    others = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in began]
+    evidence = (f"After it: {listed(others[:SIDES_SHOWN])}.",) if others else ()
+    return _with(situation, "rank_crashed", began, title, evidence=evidence)
+
+
+def _taken_along(ended: str) -> bool:
+    kind, _, message = ended.removeprefix(RAISED).partition(": ")
+    return "SIGTERM" in ended or lost_peer(kind, message)
+
+
+def _frozen(situation: Situation) -> Ruling | None:
+    states: tuple[Activity, ...] = ("stopped", "gil")
+    guilty = [rank for rank, doing in situation.doings.items() if doing.state in states]
+    if not guilty:
+        return None
+    title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
+    signs = []
+    for rank in guilty[:SIDES_SHOWN]:
+        who = f"Rank {rank}"
+        if situation.doings[rank].state == "gil":
+            signs.append(f"{who} answers requests that need no Python, and none that do: its GIL is held.")
+        else:
+            signs.append(f"{who}: the kernel says that the process is stopped ({situation.ranks[rank].process_state}).")
+    return _with(situation, "hang_host", guilty, title, evidence=tuple(signs))
+
+
+def _subject(situation: Situation, guilty: Sequence[int]) -> str:
+    """``Rank 1 sleeps at train.py:41``, ``Ranks 1, 3: each waits for a disk``."""
+    told = _accounts(situation, guilty)
+    if len(guilty) == 1:
+        return f"{situation.who(guilty)} {told}"
+    same = alike([situation.doings[rank] for rank in guilty])
+    return f"{situation.who(guilty)}: {'each ' if same else ''}{told}"
+
+
+def _held_up(situation: Situation) -> Ruling | None:
+    guilty = [rank for rank, doing in situation.doings.items() if doing.state in HOLDERS]
+    if not guilty:
+        return None
+    states = {situation.doings[rank].state for rank in guilty}
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    if "disk" in states:
+        kind: HangKind = "hang_host"
+    elif "input" in states:
+        kind = "hang_input"
+    else:
+        kind = "hang_missing_collective" if victims else "hang_host"
+    if kind != "hang_missing_collective":
+        title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
+        return _with(situation, kind, guilty, title, evidence=_idle(situation, guilty))
+    return _missing(situation, guilty)
+
+
+def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Others wait in a call that these never made."""
+    victims = [rank for rank in situation.waiting if rank not in guilty]
+    called = collective_text(
+        _other_end(situation, guilty, victims) or situation.shared(_direct(situation, guilty, victims))
+    )
+    same = alike([situation.doings[rank] for rank in guilty])
+    it = "it" if len(guilty) == 1 else "each" if same else ""
+    told = f"{it} {_accounts(situation, guilty)}".strip()
+    title = f"{situation.who(guilty)} never called {called}: {told}{situation.wait_for(guilty, named=False)}."
+    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
+    evidence = _idle(situation, guilty)
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits, evidence=evidence)
+
+
+def _other_end(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> WaitingIn | None:
+    """Of a single culprit that a send or recv waits for: what it would have to call."""
+    for victim in victims:
+        waiting = situation.doings[victim].waiting_in
+        if waiting is not None and is_p2p(waiting) and list(guilty) == [waiting.peer]:
+            return replace(waiting, op="recv" if "send" in waiting.op else "send", peer=victim)
+    return None
+
+
+def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
+    signs = []
+    for rank in [rank for rank in guilty if situation.doings[rank].state != "gone"][:SIDES_SHOWN]:
+        share, silent_s = situation.ranks[rank].cpu_share, situation.ranks[rank].silent_s
+        used = f" and uses {share:.0%} of a core" if share is not None else ""
+        signs.append(f"Rank {rank} has been silent for {seconds_text(silent_s)}{used}.")
+    return tuple(signs)
+
+
+def _circle(situation: Situation) -> Ruling | None:
+    waits = waits_of(situation)
+    for ranks in circles(waits.edges):
+        point_to_point = [rank for rank in ranks if is_p2p(situation.doings[rank].waiting_in)]
+        if point_to_point and len(point_to_point) < len(ranks):
+            return _unmatched(situation, point_to_point)
+        cycle = cycle_text(situation, waits, ranks)
+        title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
+        guilty = _odd_ones(situation, ranks)
+        return _with(situation, "hang_deadlock", guilty, title, cycle=cycle, collective=situation.shared(ranks))
+    # Without knowing with whom a send or recv is, there is no circle to be found; that others miss them still shows.
+    waited = {number for node, after in waits.edges.items() if node[0] for name, number in after if not name}
+    point_to_point = [rank for rank in sorted(waited) if is_p2p(situation.doings[rank].waiting_in)]
+    return _unmatched(situation, point_to_point) if point_to_point else None
+
+
+def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
+    """Everybody in a circle is part of it; of many, those few that are in another call than nearly all."""
+    calls: dict[str, list[int]] = {}
+    for rank in ranks:
+        calls.setdefault(collective_text(situation.doings[rank].waiting_in), []).append(rank)
+    most = max(calls.values(), key=len)
+    few = [rank for rank in ranks if rank not in most]
+    return few if len(ranks) >= MANY and len(few) * FEW < len(ranks) else ranks
+
+
+def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
+    """Sends and recvs whose other end is in a collective: it waits for them, and they for it."""
+    told = []
+    for rank in guilty[:SIDES_SHOWN]:
+        waiting = situation.doings[rank].waiting_in
+        peer = waiting.peer if waiting is not None else None
+        there = peer is not None and peer in situation.doings and peer not in guilty
+        other = f", which {account(situation, peer)[0]}" if there and peer is not None else ""
+        told.append(f"{'it' if len(guilty) == 1 else f'rank {rank}'} {account(situation, rank)[0]}{other}")
+    shared = situation.shared([rank for rank in situation.waiting if rank not in guilty])
+    called = collective_text(shared)
+    title = f"{situation.who(guilty)} never called {called}: {'; '.join(told)}."
+    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
+    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits)
+
+
+def _sides(situation: Situation, ranks: Sequence[int]) -> str:
+    """``ranks 0, 3 in all_reduce of mesh_dp, ranks 1, 2 in all_reduce of mesh_tp``."""
+    sides: dict[str, list[int]] = {}
+    for rank in ranks:
+        waiting = situation.doings[rank].waiting_in
+        sides.setdefault(collective_text(waiting), []).append(rank)
+    parts = [f"{ranks_text(these)} in {call}" for call, these in sides.items()]
+    more = [f"{len(parts) - SIDES_SHOWN} more groups"] if len(parts) > SIDES_SHOWN else []
+    return listed([*parts[:SIDES_SHOWN], *more])
+
+
+def _mismatch(situation: Situation) -> Ruling | None:
+    """All of a group are in it, but not in the same call.  By the words alone: no sequence numbers, no shapes."""
+    by_group: dict[str, dict[tuple[str, int], list[int]]] = {}
+    for rank in situation.waiting:
+        last, waiting = situation.ranks[rank].collective, situation.doings[rank].waiting_in
+        queue = situation.recorders.queues.get(rank)
+        if queue is not None and queue.stuck:
+            continue  # the host of a rank on NCCL is ahead of what its device waits in
+        if last is not None and last.waiting and waiting is not None and waiting.group and not is_p2p(waiting):
+            by_group.setdefault(waiting.group, {}).setdefault((last.op, last.bytes), []).append(rank)
+    for calls in by_group.values():
+        # Who receives a broadcast or scatter may pass other bytes than who sends it: told apart by the op alone.
+        ops = {op for op, _ in calls}
+        if len(calls) < 2 or (len(ops) == 1 and ops & {"broadcast", "scatter", "gather", "all_to_all"}):
+            continue
+        sides = sorted(calls.items(), key=lambda side: -len(side[1]))
+        split = len(sides[0][1]) == len(sides[1][1])
+        guilty = sorted(rank for _, these in (sides if split else sides[1:]) for rank in these)
+        told = [
+            f"{ranks_text(these)} called {op}" + (f" with {size:,} bytes" if len(ops) == 1 else "")
+            for (op, size), these in sides[:SIDES_SHOWN]
+        ]
+        group = group_text(situation.doings[guilty[0]].waiting_in or WaitingIn(group=""))
+        title = f"The ranks of {group} are not in the same call: {listed(told)}."
+        return _with(situation, "hang_mismatch", guilty, title, undecidable=split)
+    return None
+
+
+def _disagreeing(situation: Situation) -> Ruling | None:
+    """The same by the Flight Recorders: who asked for something else than the others, at the same number."""
+    found = situation.recorders.verdict
+    if found is None or found.kind != "hang_mismatch" or found.first_divergence is None:
+        return None
+    if situation.recorders.decided is not None:
+        return _recorded(situation, found, "hang_mismatch")
+    sides = found.first_divergence.call_sites
+    told = [f"{ranks_text(side.ranks)} called {_call(side)}" for side in sides[:SIDES_SHOWN] if side.op]
+    title = f"Number {_numbered(found)} is not the same call: {listed(told)}."
+    suspects = [rank for rank in found.suspects if rank in situation.doings]
+    more = {"undecidable": True, "collective": found.waiting_in, "evidence": found.evidence}
+    return _with(situation, "hang_mismatch", suspects, title, **more)
+
+
+def _numbered(found: Verdict) -> str:
+    return f"{found.sequence} of {group_name(found.group or '', found.description)}"
+
+
+def _call(side: Side) -> str:
+    return " ".join(part for part in (side.op, side.sizes, side.dtypes) if part)
+
+
+def _behind(situation: Situation) -> Ruling | None:
+    """Ranks whose device has not begun what the others' have, for a long time: a kernel before it does not end."""
+    guilty = [rank for rank, doing in situation.doings.items() if doing.behind]
+    if not guilty:
+        return None
+    waiting = situation.doings[guilty[0]].waiting_in
+    owner = "its device has" if len(guilty) == 1 else "their devices have"
+    title = f"{situation.who(guilty)}: {owner} not begun {collective_text(waiting)}, which all ranks called, and "
+    title += f"{'does' if len(guilty) == 1 else 'do'} not finish what comes before"
+    reason = f"called {collective_text(waiting)}; its device does not finish what comes before it"
+    culprits = []
+    for rank in guilty:
+        at = situation.doings[rank].at
+        place = place_text(at, situation.evidence.source_lines)
+        culprits.append(Culprit(rank=rank, reason=f"{reason}; its host is at {place}" if place else reason, at=at))
+    evidence = (
+        f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}: other devices have begun it.",
+        *_idle(situation, guilty),
+    )
+    more = {"culprits": tuple(culprits), "collective": waiting, "evidence": evidence}
+    return _with(situation, "hang_device", guilty, f"{title}{situation.wait_for(guilty, named=False)}.", **more)
+
+
+def _as_recorded(situation: Situation) -> Ruling | None:
+    """Who has not called what the others wait in, or whose device lags behind theirs."""
+    found = situation.recorders.decided
+    if found is None or found.kind not in ("hang_missing_collective", "hang_input", "hang_device"):
+        return None
+    on_device = all(situation.doings[one.rank].state == "device" for one in found.culprits)
+    return _recorded(situation, found, "hang_device" if on_device else found.kind)
+
+
+def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
+    """The verdict of ``flight/`` with the lines at which the culprits are."""
+    guilty = [one.rank for one in found.culprits]
+    lines = situation.evidence.source_lines
+    culprits = []
+    for one in found.culprits:
+        at = situation.doings[one.rank].at or one.at
+        if kind == "hang_mismatch" and _long_ago(situation, found, one.rank):
+            at = one.at  # its host has left that line
+        place = place_text(at, lines)
+        culprits.append(Culprit(rank=one.rank, reason=f"{f'at {place} ' if place else ''}{one.reason}", at=at))
+    if len({culprit.reason for culprit in culprits}) == 1:
+        told = f"{': each' if len(guilty) > 1 else ''} {culprits[0].reason}"
+    else:
+        told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
+    number = f" (number {_numbered(found)})" if kind == "hang_mismatch" else ""
+    title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
+    evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.", *found.evidence)
+    more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}
+    return _with(situation, kind, guilty, title, **more)
+
+
+def _long_ago(situation: Situation, found: Verdict, rank: int) -> bool:
+    """Whether the call in question has ended on that rank, which went on."""
+    waiting = situation.doings[rank].waiting_in
+    if waiting is None or waiting.sequence is None or found.sequence is None or waiting.peer is not None:
+        return False
+    same = (waiting.group, waiting.description) == (found.group, found.description)
+    return same and waiting.sequence > found.sequence
+
+
+def _on_device(situation: Situation) -> Ruling | None:
+    waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
+    found = situation.recorders.verdict
+    if not waiting and found is not None and (found.kind == "hang_device" or _joined_on_gpus(situation, found)):
+        return _unfinished(situation, found)
+    if not waiting:
+        return None
+    several = len(situation.ranks) > 1
+    place = _accounts(situation, waiting)
+    each = "each " if len(waiting) > 1 and alike([situation.doings[rank] for rank in waiting]) else ""
+    colon = ": " if len(waiting) > 1 else " "
+    title = f"{situation.who(waiting)}{colon}{each}{place}, and the device does not finish."
+    used = [
+        f"The GPU of rank {rank} is {util:.0f}% busy."
+        for rank in waiting[:SIDES_SHOWN]
+        if (util := situation.ranks[rank].gpu_util_percent) is not None
+    ]
+    guilty = [] if several else waiting
+    return _with(situation, "hang_device", guilty, title, undecidable=several, evidence=tuple(used))
+
+
+def _joined_on_gpus(situation: Situation, found: Verdict) -> bool:
+    """Whether all ranks, on GPUs, wait in a collective that all of them called: gloo, too, waits for their devices."""
+    together = found.kind == "hang_unknown" and found.waiting_in is not None and not found.wait_for
+    return together and all(
+        doing.state == "collective" and situation.ranks[rank].device.startswith("cuda")
+        for rank, doing in situation.doings.items()
+    )
+
+
+def _unfinished(situation: Situation, found: Verdict) -> Ruling:
+    """A host thread that waits for its device may spin; one that waits for peers sleeps.  That tells whose it is."""
+    shares = {rank: situation.ranks[rank].cpu_share or 0.0 for rank in situation.waiting}
+    spinning = [rank for rank, share in shares.items() if share >= SPINNING_SHARE]
+    if (
+        not spinning
+        or situation.recorders.queues  # waiting for peers spins, too, on NCCL
+        or len(spinning) == len(shares)
+        or any(SLEEPING_SHARE < s < SPINNING_SHARE for s in shares.values())
+    ):
+        return _with(situation, "hang_device", (), found.title, undecidable=True, collective=found.waiting_in)
+    what = collective_text(found.waiting_in) if found.waiting_in is not None else "a collective"
+    owner = "its device has" if len(spinning) == 1 else "their devices have"
+    title = f"{situation.who(spinning)}: {owner} not finished what comes before {what}, which all ranks called."
+    evidence = tuple(
+        f"Rank {rank} uses {shares[rank]:.0%} of a core waiting; its peers sleep." for rank in spinning[:3]
+    )
+    more = {"collective": found.waiting_in, "evidence": evidence}
+    return _with(situation, "hang_device", spinning, title, **more)
+
+
+def _unknown(situation: Situation) -> Ruling:
+    silent = [rank for rank, doing in situation.doings.items() if doing.state == "unknown"]
+    parts = []
+    if situation.waiting:
+        shared = situation.shared(situation.waiting)
+        verb = "waits" if len(situation.waiting) == 1 else "wait"
+        parts.append(f"{ranks_text(situation.waiting)} {verb} in {collective_text(shared)}")
+    if silent:
+        could = "could not be learnt"
+        parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} {could}")
+    told = f": {listed(parts)}" if parts else ""
+    title = f"The job stands still and it cannot be told why{told}."
+    return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=unanswered(situation))
+
+
+# -- judge ------------------------------------------------------------------------------------------------------------
 
 
 def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wall_ns: int) -> HangRecord | NotAHang:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.errors import StepscopeError
 from stepscope.hub.process import HubSettings, serve_run
-from stepscope.records.messages import say
+from stepscope.records.text import say
 
 
 def main() -> int:

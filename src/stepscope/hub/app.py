@@ -1,4 +1,6 @@
-"""The hub's application: every resource of the API, and the layers that stand before all of them.
+"""The hub's application: the page, the API's resources, and the layers in front of them.
+
+The hub's application: every resource of the API, and the layers that stand before all of them.
 
     SafeHeaders ─ ingest (agents, with tokens of their own) ─ ReadersOnly ─ router
 
@@ -17,27 +19,62 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from stepscope.hub.api import files, findings, ranks, samples, steps
+from stepscope.hub.api import files, ranks, samples, steps
 from stepscope.hub.api import runs as run_resources
-from stepscope.hub.api.answers import Body, failure
-from stepscope.hub.api.exposition import CONTENT_TYPE
-from stepscope.hub.api.headers import SafeHeaders
-from stepscope.hub.api.openapi import openapi
-from stepscope.hub.api.pages import page_routes
-from stepscope.hub.api.readers import Readers, ReadersOnly
-from stepscope.hub.api.resource import Asked, Parameter, Resource, route_of
-from stepscope.hub.api.session import session_routes
+from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
+from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
+from stepscope.hub.api.responses import CONTENT_TYPE, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
 from stepscope.hub.runs import Runs
+from stepscope.page.assets import INDEX, Asset, find_asset
 
 if TYPE_CHECKING:
-    from stepscope.hub.gate.ingest import Agents
-    from stepscope.hub.gate.refusals import Refusals
+    from stepscope.hub.ingest.endpoints import Agents
+    from stepscope.hub.limits import Refusals
 
 __all__ = ["make_app", "resources_of"]
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+# ``/`` and ``/assets/…``: the page itself.  Open to all: nothing of a run is in it.
+
+UNBUILT_PAGE = """\
+Stepscope hub.
+
+This is the hub of one or more training runs. Its page was not built (`make page` does it); its HTTP API begins at
+/api/v1/runs; /api/v1/openapi.json lists it, and docs/api.md of Stepscope explains it. Everything but this needs the
+reader's token:
+
+    curl -H "Authorization: Bearer $(jq -r .token runs/NAME/hub.json)" URL/api/v1/runs
+"""
+CACHED_FOREVER = "public, max-age=31536000, immutable"
+
+
+def page_routes() -> list[Route]:
+    return [Route("/", _home), Route("/assets/{file}", _asset)]
+
+
+async def _home(request: Request) -> Response:
+    asset = find_asset(INDEX)
+    return PlainTextResponse(UNBUILT_PAGE) if asset is None else _asset_response(request, asset, "no-cache")
+
+
+async def _asset(request: Request) -> Response:
+    asset = find_asset(f"assets/{request.path_params['file']}")
+    return failure(404, "there is no such file") if asset is None else _asset_response(request, asset, CACHED_FOREVER)
+
+
+def _asset_response(request: Request, asset: Asset, keeping: str) -> Response:
+    packed = takes_gzip(request.headers)
+    headers = {"Cache-Control": keeping, "Vary": "Accept-Encoding", **({"Content-Encoding": "gzip"} if packed else {})}
+    return Response(asset.packed if packed else asset.data, headers=headers, media_type=asset.media_type)
+
+
+# -- app --------------------------------------------------------------------------------------------------------------
 
 
 def make_app(
@@ -71,7 +108,7 @@ def make_app(
         lifespan=lifespan,
     )
     if ingest is not None:
-        from stepscope.hub.gate.ingest import in_front  # what joins agents weighs more than all the rest here
+        from stepscope.hub.ingest.endpoints import in_front  # what joins agents weighs more than all the rest here
 
         app = in_front(ingest, app)
     return SafeHeaders(app, framed=framed)
@@ -99,10 +136,10 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
             media_types=("text/plain",),
         ),
         Resource(path="/api/v1/openapi.json", about="This description.", answer=described),
-        *run_resources.RESOURCES,
+        *run_resources.RUN_RESOURCES,
         *steps.RESOURCES,
         *ranks.RESOURCES,
-        *findings.RESOURCES,
+        *run_resources.FINDING_RESOURCES,
         *samples.RESOURCES,
         *files.RESOURCES,
         Resource(

@@ -35,9 +35,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stepscope.records.messages import say
-from stepscope.store.jsonl import record_in
-from stepscope.store.reading import open_file
+from stepscope.records.text import say
+from stepscope.store.file_io import open_file, record_in
 from stepscope.wire.keys import key_path
 
 __all__ = ["AUDIT", "AuditLog", "Via", "audit_path", "read_audit", "route_and_run"]

@@ -21,28 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.agent.control import Control
+from stepscope.agent.job_context import Control
 from stepscope.errors import HubError, RunError
-from stepscope.hub.api.reader_tokens import ReaderTokens, tokens_path
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
+from stepscope.hub.api.tokens import ReaderTokens, tokens_path
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AUDIT, AuditLog
-from stepscope.hub.gate.entrance import ServerLimits
-from stepscope.hub.gate.refusals import Refusals
-from stepscope.hub.gate.server import Server, run_loop
-from stepscope.hub.gate.tls import TlsFiles
-from stepscope.hub.gathering import Gathering
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.looks import Looks, keep_up
-from stepscope.hub.open_run import Final
-from stepscope.hub.runs import Runs, final_of
-from stepscope.hub.tail import Tail
+from stepscope.hub.ingest.run_ingest import RunIngest
+from stepscope.hub.ingest.tail import Tail
+from stepscope.hub.limits import Refusals, ServerLimits
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.rules import RuleLoop, keep_up
+from stepscope.hub.runs import FinalSummary, Runs, final_of
+from stepscope.hub.server import Server, run_loop
+from stepscope.hub.transport import TlsFiles
 from stepscope.records import run_clock
-from stepscope.records.places import helper_command
-from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file
-from stepscope.store.meta import end_run, read_meta
-from stepscope.store.positions import read_positions
-from stepscope.store.processes import processes_alive
+from stepscope.records.paths import helper_command
+from stepscope.store.documents import HubFile, end_run, read_hub_file, read_meta, remove_hub_file
+from stepscope.store.inbox.journal import read_positions
+from stepscope.store.liveness import processes_alive
 
 __all__ = ["HubSettings", "serve_run"]
 
@@ -107,13 +104,13 @@ class _Hub:
         self._told_to_stop = False
         self._live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta)
         self._tail = Tail(settings.run_dir, self._live)
-        self._looks = Looks(self._live)
+        self._looks = RuleLoop(self._live)
         self._runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
         self._refusals = Refusals()
         self._audit = AuditLog(path=settings.run_dir / AUDIT)
-        self._gathering: Gathering | None = None
+        self._gathering: RunIngest | None = None
         if settings.nnodes > 1:
-            self._gathering = Gathering(
+            self._gathering = RunIngest(
                 settings.run_dir,
                 self._live,
                 self._refusals,
@@ -215,7 +212,7 @@ class _Hub:
             if server.answered != answered:
                 answered, asked_s = server.answered, time.monotonic()
 
-    async def _final(self, end: Mapping[str, Any]) -> Final | None:
+    async def _final(self, end: Mapping[str, Any]) -> FinalSummary | None:
         """What the summary will say of the whole run; None when that takes too long, or others still send."""
         if self._gathering is not None and not self._gathered(self._gathering, end):
             return None
@@ -227,7 +224,7 @@ class _Hub:
         # Whatever went wrong, the launcher meets it too in a moment, and tells.
         return making.result() if making.exception() is None else None
 
-    def _gathered(self, gathering: Gathering, end: Mapping[str, Any]) -> bool:
+    def _gathered(self, gathering: RunIngest, end: Mapping[str, Any]) -> bool:
         """Whether all of a run of several nodes is here, and can be read in time.  Then it may be said that it is over.
 
         On one node the launcher has said so; here nobody could before the last of the others came.

@@ -1,4 +1,6 @@
-"""The runs that a hub can answer for: the live one that it is fed, or a folder of runs, past and live.
+"""The runs that a hub answers for: opened from their files, followed while they continue, and summarized.
+
+The runs that a hub can answer for: the live one that it is fed, or a folder of runs, past and live.
 
     runs = Runs.of_one(run_dir, live)        # the hub of a run: others put into ``live`` what comes
     runs = Runs.of_folder(Path("runs"))      # ``stepscope serve``: opened when somebody asks, one ahead (``ahead.py``)
@@ -12,30 +14,353 @@ used from one event loop.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import NotARun, RunError, UsageError
-from stepscope.hub.late_samples import bring_samples
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.looks import keep_up
-from stepscope.hub.open_run import CHECK_S, READING_SHARE, Final, OpenRun, Poll, stamp_of
-from stepscope.hub.past import past_run
-from stepscope.records.naming import checked_name
-from stepscope.records.series import RunData
-from stepscope.reports import summarise
-from stepscope.store.catalog import Known, RunEntry, list_runs, run_entry
-from stepscope.store.load import load_run, open_run
-from stepscope.store.meta import read_meta
-from stepscope.store.nodes import read_nodes
-from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
-from stepscope.store.processes import processes_alive
-from stepscope.store.results import load_summary, printed
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Runs", "final_of"]
+from stepscope.diagnosis.engine.window import last_attempt
+from stepscope.errors import NotARun, RunError, UsageError
+from stepscope.hub.live.digests import LOG_ROOM, DigestLog
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.rules import MOST_JUDGED, Snapshot, keep_up, run_data_of, select, snapshot
+from stepscope.hub.live.step_arrays import Planes
+from stepscope.records import run_clock
+from stepscope.records.finding import HangRecord
+from stepscope.records.series import RankSeries, RunData
+from stepscope.records.steps import SLOT_BYTES
+from stepscope.records.text import checked_name
+from stepscope.reports import summarise
+from stepscope.ring.layout import RingState
+from stepscope.store.catalog import KnownRuns, RunEntry, is_active, list_runs, newest_run, run_entry
+from stepscope.store.documents import NodeInfo, load_summary, log_names, read_meta, read_nodes, read_refused
+from stepscope.store.inbox.journal import TABLE_DTYPE, BlockRows
+from stepscope.store.live.ring_files import RingSidecar
+from stepscope.store.liveness import mark_watched, processes_alive
+from stepscope.store.load import load_run, open_run
+from stepscope.store.paths import EVENTS, INBOX, META, NODES, SAMPLES, STACKS, STEPS, SUMMARY
+from stepscope.wire.frames import ring_id
+
+__all__ = ["FinalSummary", "OpenRun", "Runs", "final_of", "open_ahead", "past_run"]
+
+
+# -- open run ---------------------------------------------------------------------------------------------------------
+# One run, open: the model of it, what its files say, and what is said of all of it.
+#
+# Made and kept by ``runs.py``; used from one event loop.
+
+Poll = Callable[[], object]
+FinalSummary = tuple[Mapping[str, Any], tuple[HangRecord, ...]]
+"""The document of ``summary.json``, and its hangs whole."""
+CHECK_S = 1.0
+"""Between two looks at whether a run that is over changed on disk."""
+READING_SHARE = 0.2
+"""Of the time at most goes into opening a run again that keeps changing."""
+CONTEXT = (
+    "name",
+    "command",
+    "cwd",
+    "created_wall_ns",
+    "host",
+    "user",
+    "python",
+    "executable",
+    "platform",
+    "stepscope",
+    "environment",
+    "git",
+    "end",
+    "sealed",
+)
+"""What of ``run.json`` readers get; its ``environment`` was chosen without secrets when the run began."""
+
+
+class OpenRun:
+    """One run, open."""
+
+    def __init__(
+        self,
+        path: Path,
+        live: LiveRun,
+        *,
+        poll: Poll | None = None,
+        fed: bool = False,
+        document: Mapping[str, Any] | None = None,
+        hangs: Sequence[HangRecord] = (),
+        ended: str = "",
+    ) -> None:
+        self.path = path
+        self.name = path.name
+        self.live = live
+        self.fed = fed
+        """Whether somebody else puts in what comes."""
+        self.poll = poll
+        """Brings what is new, of a run that goes on and is not fed."""
+        self.document = document
+        """Of a run that is over: what ``summary.json`` says or would say."""
+        self._hangs = tuple(hangs)
+        self.leaving = False
+        """Whether its hub ends with it, in a moment."""
+        self._ended = ended
+        self._ended_wall_ns: int | None = None
+        self.stamp: tuple[Any, ...] = ()
+        self.checked_s = self.took_s = self._noted_s = 0.0
+        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._summary: Mapping[str, Any] | None = None
+        self._summary_due_s = 0.0
+        self._summing: asyncio.Task[Mapping[str, Any]] | None = None
+        self.unsampled = False
+        """Whether its samples are still to be read."""
+        self.sampling: asyncio.Task[None] | None = None
+
+    async def sampled(self) -> None:
+        """Wait until the samples are there."""
+        if self.sampling is not None:
+            await asyncio.shield(self.sampling)
+
+    def meta(self) -> Mapping[str, Any]:
+        """``run.json`` as it is now; what it was when it cannot be read."""
+        try:
+            found: Mapping[str, Any] = self._cached(META, read_meta)
+        except NotARun:
+            return self.live.meta
+        return found
+
+    def context(self) -> dict[str, Any]:
+        meta = self.meta()
+        return {name: meta.get(name) for name in CONTEXT}
+
+    def status(self) -> str:
+        """As ``stepscope list`` has it."""
+        end = self.meta().get("end")
+        said = end.get("status") if isinstance(end, Mapping) else None
+        return self._ended or (said if isinstance(said, str) else "running")
+
+    def ended_wall_ns(self) -> int | None:
+        """When it was over; null while that is not known."""
+        end = self.meta().get("end")
+        said = end.get("wall_ns") if isinstance(end, Mapping) else None
+        return said if isinstance(said, int) else self._ended_wall_ns
+
+    def nodes(self) -> list[NodeInfo]:
+        found: list[NodeInfo] = self._cached(NODES, read_nodes)
+        return found
+
+    def refused(self) -> Mapping[str, int]:
+        """By reason, what strangers were turned away for."""
+        return read_refused(self.path)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return not self.fed and self.poll is None
+
+    def asked(self) -> None:
+        """Somebody looks: its agent is to write down at once what the ranks do."""
+        self.live.asked()
+        if not self.over and self.live.asked_s - self._noted_s >= CHECK_S:
+            self._noted_s = self.live.asked_s
+            mark_watched(Path(str(self.live.meta.get("session", ""))))
+
+    def conclude(self, status: str, final: FinalSummary | None = None) -> None:
+        """It was fed and is over: those who follow are told so before the hub goes, with what is said of all of it."""
+        self._ended, self.fed, self.leaving = status, False, True
+        self._ended_wall_ns = run_clock.wall_ns()
+        if final is not None:
+            self.document, self._hangs = final
+        self.live.touch()
+
+    async def summary(self) -> Mapping[str, Any]:
+        """The document of ``summary.json``; of a run that goes on, one of its last steps and the ranks that are judged.
+
+        However many ask, it is made once, and takes a fifth of the time at most.
+        """
+        if self.document is not None:
+            return self.document
+        if self._summary is not None and time.monotonic() < self._summary_due_s:
+            return self._summary
+        if self._summing is None:
+            self._summing = asyncio.create_task(self._summarise())
+        return await asyncio.shield(self._summing)
+
+    async def hangs(self) -> tuple[HangRecord, ...]:
+        """Those of the summary, whole: with the ranks, and what the Flight Recorders knew."""
+        await self.summary()
+        return self._hangs
+
+    async def _summarise(self) -> Mapping[str, Any]:
+        started_s = time.monotonic()
+        try:
+            copy = snapshot(self.live, select(self.live, MOST_JUDGED))
+            summary, self._hangs = await asyncio.to_thread(_summary_of, copy)
+            self._summary = summary
+        finally:
+            took_s = time.monotonic() - started_s
+            self._summary_due_s = started_s + took_s + max(CHECK_S, took_s / READING_SHARE)
+            self._summing = None
+        return summary
+
+    def _cached(self, name: str, read: Callable[[Path], Any]) -> Any:
+        stamp = stamp_of(self.path / name)
+        held = self._kept.get(name)
+        if held is None or held[0] != stamp:
+            held = self._kept[name] = stamp, read(self.path)
+        return held[1]
+
+
+def _summary_of(copy: Snapshot) -> tuple[Mapping[str, Any], tuple[HangRecord, ...]]:
+    data = run_data_of(copy)
+    return summarise(data, alive=True), data.hangs
+
+
+def stamp_of(path: Path) -> tuple[Any, ...]:
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return about.st_mtime_ns, about.st_size, about.st_ino
+
+
+# -- past -------------------------------------------------------------------------------------------------------------
+# A run from its files, put into the model that a live one is kept in: one code path answers for both.
+#
+# Rows go in as they would have come: a stretch of steps of all ranks, then the next, so that each step is digested
+# while all its rows are there.  Where the whole run fits into the memory that one may take, every step of every rank
+# is kept.
+
+PLANE_BYTES = 96 << 20
+"""Of the steps of one run that is over; what does not fit is kept in bins."""
+KEPT_STEPS = 1 << 20
+LEAST_STEPS = 256
+"""Room for so many, where a run is shorter."""
+LEAST_ROOM = 64
+"""Bins, where a run is shorter: the log could not fold fewer."""
+ROWS_AT_ONCE = 1 << 17
+"""Put in at once."""
+_STATES = {"starting": RingState.STARTING, "running": RingState.RUNNING, "exception": RingState.EXCEPTION}
+
+
+def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
+    """``nodes``: by host, what its node was called while the run went on; else it is called as its host."""
+    nodes = {} if nodes is None else nodes
+    current = last_attempt(data.ranks)
+    newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
+    steps = max(LEAST_STEPS, min(newest + 1, KEPT_STEPS))
+    planes = Planes(budget_bytes=PLANE_BYTES, most_steps=steps, room=max(1, len(current)))
+    # Of a short run what there can be, and no more: its report is made beside the job's end.
+    digests = DigestLog(min(LOG_ROOM, max(LEAST_ROOM, newest + 1)))
+    live = LiveRun(name=data.name, meta=data.meta, planes=planes, digests=digests)
+    live.said.most_of_node = sys.maxsize  # they are thinned already, evenly
+    abouts = {id(series): _sidecar(series) for series in data.ranks}
+    for series in sorted(data.ranks, key=lambda one: one.identity.attempt):
+        live.ring(abouts[id(series)], node=nodes.get(series.identity.host, series.identity.host))
+    trained = [series for series in current if len(series.steps)]
+    for taken in _stretches(trained, np.array([ring_id(abouts[id(series)].key) for series in trained], "V16")):
+        live.rows(taken)
+        live.tick()
+    for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
+        for node, lines in lines_by_node(live, records, nodes).items():
+            live.lines(file, lines, node=node, offset_ns=0)
+    live.tick()
+    return live
+
+
+def lines_by_node(live: LiveRun, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> dict[str, list[bytes]]:
+    """As they would have been sent."""
+    by_node: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
+        by_node.setdefault(nodes.get(host, host), []).append(record)
+    encoder = msgspec.json.Encoder()
+    return {node: encoder.encode_lines(own).splitlines() for node, own in by_node.items()}
+
+
+def _stretches(trained: Sequence[RankSeries], idents: NDArray[np.void]) -> Iterator[BlockRows]:
+    """The steps of all ranks, a stretch at a time."""
+    if not trained:
+        return
+    first = min(int(series.steps["step"][0]) for series in trained)
+    newest = max(int(series.steps["step"][-1]) for series in trained)
+    edges = np.arange(first, newest + 1 + (wide := max(1, ROWS_AT_ONCE // len(trained))), wide, dtype=np.uint64)
+    cuts = [
+        (np.searchsorted(series.steps["step"], edges), np.searchsorted(series.device_steps["step"], edges))
+        for series in trained
+    ]
+    table = np.zeros(len(trained), TABLE_DTYPE)
+    table["ring"] = idents
+    table["state"] = [_STATES.get(series.state, RingState.EXITED) for series in trained]
+    table["live_phase"] = [series.live_phase for series in trained]
+    table["live_step"] = [int(series.steps["step"][-1]) + 1 for series in trained]
+    for at in range(len(edges) - 1):
+        for name in ("lost", "torn"):
+            table[name] = [0 if at else min(getattr(series, name), 0xFFFFFFFF) for series in trained]
+        parts = []
+        for series, (host, device) in zip(trained, cuts, strict=True):
+            parts += [series.steps[host[at] : host[at + 1]], series.device_steps[device[at] : device[at + 1]]]
+        table["rows"] = [len(parts[place]) + len(parts[place + 1]) for place in range(0, len(parts), 2)]
+        yield BlockRows(table=table.copy(), slots=np.concatenate([_bytes_of(part) for part in parts]))
+
+
+def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    bare: NDArray[np.uint8] = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, SLOT_BYTES)
+    return bare
+
+
+def _sidecar(series: RankSeries) -> RingSidecar:
+    identity = series.identity
+    return RingSidecar(
+        identity=identity,
+        pid=identity.pid,
+        start_ticks=0,
+        anchor_mono_ns=series.anchor_mono_ns,
+        anchor_wall_ns=series.anchor_wall_ns,
+        phase_names=series.phase_names,
+        state=series.state,
+        live_phase=series.live_phase,
+        live_since_ns=series.live_since_ns,
+        live_step=int(series.steps["step"][-1]) + 1 if len(series.steps) else 0,
+        hook_failures=series.hook_failures,
+        ended_wall_ns=series.ended_wall_ns,
+        facts=series.facts,
+        groups=series.groups,
+    )
+
+
+# -- late samples -----------------------------------------------------------------------------------------------------
+# The samples of a run that is over come after everything else: the page is drawn while they are read.
+#
+# A night of a large job has hundreds of thousands of them, and none is needed for a verdict that was written down, for
+# the steps or for the map.  Whoever asks for them meanwhile waits (``OpenRun.sampled``).
+
+SAMPLES_AT_ONCE = 5_000
+"""Lines put in before others have their turn."""
+
+
+async def bring_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> None:
+    """Read them in a thread and put them in; ``nodes`` as ``past_run`` has them."""
+    try:
+        by_node = await asyncio.to_thread(_read_samples, path, live, nodes)
+    except (RunError, OSError):
+        return  # it was removed or damaged meanwhile: the next look at the run says so
+    for node, lines in by_node.items():
+        for first in range(0, len(lines), SAMPLES_AT_ONCE):
+            live.lines(SAMPLES, lines[first : first + SAMPLES_AT_ONCE], node=node, offset_ns=0)
+            await asyncio.sleep(0)
+
+
+def _read_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> dict[str, list[bytes]]:
+    from stepscope.store.sealed.samples import sealed_samples  # loads DuckDB, for which hubs of live runs have no use
+
+    return lines_by_node(live, sealed_samples(path), nodes)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
 
 MOST_OPEN = 4
 LOOKED_AT_S = 30.0
@@ -51,7 +376,7 @@ class Runs:
         self._opened: OrderedDict[str, OpenRun] = OrderedDict()
         self._opening: dict[str, asyncio.Task[OpenRun | None]] = {}
         self._following: set[asyncio.Task[None]] = set()
-        self._listed = Known()
+        self._listed = KnownRuns()
         self._listing: asyncio.Task[list[RunEntry]] | None = None
 
     @classmethod
@@ -196,7 +521,7 @@ def _load(path: Path) -> OpenRun:
     else:
         summary = load_summary(path)
         loaded = load_run(path, samples=summary is None)
-        opened = _past(path, loaded.data, summary or summarise(loaded.data, logs=printed(path)))
+        opened = _past(path, loaded.data, summary or summarise(loaded.data, logs=log_names(path)))
         opened.unsampled = loaded.samples_left_out
     opened.stamp = stamp
     opened.checked_s = time.monotonic()
@@ -204,17 +529,16 @@ def _load(path: Path) -> OpenRun:
     return opened
 
 
-def final_of(path: Path) -> Final:
+def final_of(path: Path) -> FinalSummary:
     """What is said of a run whose processes have ended, before anybody sealed it.  RunError when it cannot be read."""
     data = open_run(path)
-    return summarise(data, logs=printed(path)), data.hangs
+    return summarise(data, logs=log_names(path)), data.hangs
 
 
 def _poll_of(path: Path, live: LiveRun) -> Poll:
     """What this node writes and, of a job of several, what the others send."""
     # Whoever makes report.html beside a job has no use for these, and no memory to spare.
-    from stepscope.hub.inbox_tail import InboxTail
-    from stepscope.hub.tail import Tail
+    from stepscope.hub.ingest.tail import InboxTail, Tail
 
     here, others = Tail(path, live), InboxTail(path, live)
     return lambda: (here.poll(), others.poll())
@@ -239,3 +563,25 @@ def _goes_on(path: Path) -> bool:
 
 def _changed_of(path: Path) -> tuple[Any, ...]:
     return tuple(stamp_of(path / name) for name in _WATCHED)
+
+
+# -- ahead ------------------------------------------------------------------------------------------------------------
+# ``stepscope serve`` opens, before anybody asks, what will most likely be asked for first.
+#
+# The run that it was given, else the newest of the folder; whoever asks meanwhile gets the same one when it is open.  A
+# run that goes on is left alone: to open it is to look, and its agent works harder for those who look.
+
+
+async def open_ahead(runs: Runs, folder: Path) -> None:
+    """``folder``: of which ``runs`` are; whatever is wrong with it, they will hear who ask."""
+    path = await asyncio.to_thread(_likely, folder)
+    if path is not None:
+        await runs.open(path.name)
+
+
+def _likely(folder: Path) -> Path | None:
+    try:
+        path = folder.resolve() if (folder / META).is_file() else newest_run(folder)
+        return None if path is None or is_active(path) else path
+    except (NotARun, OSError):
+        return None

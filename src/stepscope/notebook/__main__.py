@@ -17,14 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-from stepscope.cli.hub_child import listen, url_of
+from stepscope.cli.launch.hub import listen, url_of
 from stepscope.errors import StepscopeError
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
-from stepscope.hub.gate.server import Server, run_loop
 from stepscope.hub.runs import Runs
+from stepscope.hub.server import Server, run_loop
 from stepscope.ring.writer import process_start_ticks
-from stepscope.store.hub_file import HubFile, read_hub_file, remove_hub_file, write_hub_file
+from stepscope.store.documents import HubFile, read_hub_file, remove_hub_file, write_hub_file
 from stepscope.store.paths import META
 
 LOOK_S = 1.0

@@ -1,13 +1,52 @@
-"""What a cell of a notebook can show: a page in a frame; and whether there is such a cell at all."""
+"""What a notebook calls: show a run, or watch the training in this process.
+
+``stepscope.live()``: the live page of the run in this process, and where the browser finds it.
+
+``stepscope.live()``: the live page of the run that this very process trains, in a cell of its notebook.
+
+    kernel ──(no thread, no socket)──   ring ──► agent ──► files of the run ──► server of ours ──► frame in the cell
+
+The server (``__main__.py``) is a process of its own that follows the run's files, listens on loopback, and ends with
+the kernel: it looks once a second whether that still lives.  It is started by way of a shell that ends at once, so that
+a script that waits for its children never meets it, and in a session of its own, so that "interrupt" is not for it.
+"""
 
 from __future__ import annotations
 
 import html
+import json
 import os
+import select
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["frame_of_address", "frame_of_page", "in_notebook", "in_vscode", "put", "told_above"]
+from stepscope.cli.links import page_link
+from stepscope.cli.run_argument import locate_run
+from stepscope.errors import UsageError
+from stepscope.recorder import api, bootstrap
+from stepscope.recorder.guard import warn
+from stepscope.recorder.identity import rank_from
+from stepscope.records.paths import ENV_RUN_DIR, helper_command, helper_environment
+from stepscope.records.text import TIME_IN_NAME, default_name, printable
+from stepscope.ring.writer import process_start_ticks
+from stepscope.store.paths import META, REPORT_FILE, SUMMARY
+
+__all__ = ["frame_of_address", "frame_of_page", "in_notebook", "in_vscode", "live", "page_address", "show"]
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+# ``stepscope.show()``: a run's page in a notebook cell, and what such a cell can show.
+#
+# ``stepscope.show()``: a run's page in the cell of a notebook, the data inside; its summary where there is no cell.
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+# What a cell of a notebook can show: a page in a frame; and whether there is such a cell at all.
 
 VSCODE = ("VSCODE_PID", "VSCODE_CWD")
 """A kernel has the first of these where VS Code runs beside it, and the second where it came over SSH or from WSL."""
@@ -28,7 +67,7 @@ def in_vscode() -> bool:
     return any(name in os.environ for name in VSCODE) or VSCODE_FILE in getattr(_shell(), "user_ns", ())
 
 
-def put(markup: str, plain: str) -> None:
+def put_in_cell(markup: str, plain: str) -> None:
     """Into the cell that runs now; ``plain`` for those who show no HTML."""
     display: Any = sys.modules["IPython"].display.display
     display({"text/html": markup, "text/plain": plain}, raw=True)
@@ -36,14 +75,14 @@ def put(markup: str, plain: str) -> None:
 
 def frame_of_page(page: str, *, title: str, height: int) -> str:
     """With the page inside, so that it is kept in the notebook's file and needs no network."""
-    return f'<iframe sandbox="{SANDBOX}" srcdoc="{html.escape(page)}" {_size(title, height)}></iframe>'
+    return f'<iframe sandbox="{SANDBOX}" srcdoc="{html.escape(page)}" {_frame_attributes(title, height)}></iframe>'
 
 
 def frame_of_address(address: str, *, title: str, height: int) -> str:
-    return f'<iframe src="{html.escape(address)}" {_size(title, height)}></iframe>'
+    return f'<iframe src="{html.escape(address)}" {_frame_attributes(title, height)}></iframe>'
 
 
-def told_above(frame: str, *, link: str, words: str, hint: str) -> str:
+def with_caption(frame: str, *, link: str, words: str, hint: str) -> str:
     """A frame with a line above it, and what to do where it stays empty: not every notebook can, or may, show one."""
     opening = f'<a href="{html.escape(link)}" target="_blank" rel="noopener noreferrer">{html.escape(words)}</a>'
     return f"<p>{opening if link else html.escape(words)}. <small>{html.escape(hint)}</small></p>{frame}"
@@ -55,5 +94,273 @@ def _shell() -> Any:
     return found.get_ipython() if found is not None else None
 
 
-def _size(title: str, height: int) -> str:
+def _frame_attributes(title: str, height: int) -> str:
     return f'title="{html.escape(title)}" width="100%" height="{height:d}" style="border: 0"'
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+
+TIMEOUT_S = 300.0
+HEIGHT = 900
+HINT = "If nothing is below, the notebook is not trusted yet or cannot show frames; `{making}` makes a file of it."
+
+
+def show(run: str | os.PathLike[str] | None = None, *, height: int = HEIGHT) -> None:
+    """Show a run: a folder, or the name of one in ``runs/``; the newest there if none is named.
+
+    In a notebook its page, which works without a network and stays in the notebook's file (a few hundred kilobytes to
+    3 MB); anywhere else its summary as text.  What has to be computed is computed in a process of its own.
+    """
+    try:
+        run_dir = locate_run(None if run is None else Path(run))
+    except UsageError as error:
+        print(printable(f"stepscope: {error}"))
+        return
+    if not (run_dir / META).is_file():
+        print(printable(f"stepscope: {run_dir} is not a run"))
+        return
+    page = _page_of(run_dir) if in_notebook() else None
+    if page is None:
+        print(_summary_of(run_dir), end="")
+        return
+    frame = frame_of_page(page, title=f"Stepscope: {run_dir.name}", height=height)
+    words = f"Stepscope: {run_dir}"
+    put_in_cell(
+        with_caption(frame, link="", words=words, hint=HINT.format(making=f"stepscope report {run_dir} --html")), words
+    )
+
+
+def _page_of(run_dir: Path) -> str | None:
+    """The one that lies in the run, unless there is a newer summary; else one made now.  None: it cannot be made."""
+    kept = run_dir / REPORT_FILE
+    try:
+        if kept.stat().st_mtime_ns >= (run_dir / SUMMARY).stat().st_mtime_ns:
+            return kept.read_text()
+    except OSError:
+        pass  # it goes on, or was killed, or is of a time before there was this file
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        made = Path(folder, REPORT_FILE)
+        done = _run_stepscope("report", "--quiet", str(run_dir), "--html", str(made))
+        if done.returncode == 0:
+            return made.read_text()
+        print(done.stderr.strip() or "stepscope: the page cannot be made", file=sys.stderr)
+    return None
+
+
+def _summary_of(run_dir: Path) -> str:
+    done = _run_stepscope("report", "--no-color", str(run_dir))
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+def _run_stepscope(*words: str) -> subprocess.CompletedProcess[str]:
+    command = helper_command("stepscope", *words)
+    try:
+        return subprocess.run(
+            command,
+            env=helper_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", f"stepscope: {error}\n")
+
+
+# -- live -------------------------------------------------------------------------------------------------------------
+
+# -- address ----------------------------------------------------------------------------------------------------------
+# Where a browser finds the server of ``stepscope.live()``, and what to try where it does not.
+#
+#     place = place_of(41161, url="", proxy=None)
+#     place.base       "http://127.0.0.1:41161", or "/user/ada/proxy/41161" by way of Jupyter's own server
+#
+# The server listens on this machine's loopback.  A browser on another machine gets there through what already leads it
+# to Jupyter: jupyter-server-proxy, below the prefix that Jupyter itself has, or a proxy of the user's.
+
+ENV_URL = "STEPSCOPE_LIVE_URL"
+"""As ``live(url=…)``, for all notebooks of a platform."""
+ENV_HUB_PREFIX = "JUPYTERHUB_SERVICE_PREFIX"
+ENV_JUPYTER_PID = "JPY_PARENT_PID"
+"""Of the server that started the kernel."""
+
+UNFRAMED = (
+    "VS Code shows no live page in a cell: open the link. If the kernel is not on the machine of your browser, forward "
+    "port {port} first (the PORTS view does it)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageAddress:
+    base: str
+    hint: str
+    """What to do where nothing of it is to be seen."""
+
+
+def page_address(port: int, *, url: str, proxy: bool | None, framed: bool = True) -> PageAddress:
+    """``proxy`` None: as the environment says; under JupyterHub no browser sits at this machine's loopback.
+
+    ``framed``: whether the cell can show the page.  An editor that cannot (VS Code) has no use for a path below the
+    address of Jupyter either, which therefore is not taken unasked.
+    """
+    environment = os.environ
+    given = url or ("" if proxy is not None else environment.get(ENV_URL, ""))
+    if given:
+        base = given.replace("{port}", str(port)).rstrip("/")
+        hint = f"If the frame below is empty, nothing at {base} leads to port {port} here."
+    elif proxy or (proxy is None and framed and environment.get(ENV_HUB_PREFIX)):
+        base = f"{_jupyter_prefix(environment).rstrip('/')}/proxy/{port}"
+        hint = "If it is not below, Jupyter’s server lacks jupyter-server-proxy (`pip install` it there)."
+    else:
+        base = f"http://127.0.0.1:{port}"
+        hint = (
+            "If the frame below is empty, open the link; if Jupyter is not on the machine of your browser, that takes "
+            f"live(proxy=True) or `ssh -L {port}:127.0.0.1:{port}`."
+        )
+    return PageAddress(base=base, hint=hint if framed else UNFRAMED.format(port=port))
+
+
+def _jupyter_prefix(environment: Mapping[str, str]) -> str:
+    """The path that Jupyter's server has at its own address."""
+    told = environment.get(ENV_HUB_PREFIX) or _told_by_server(environment.get(ENV_JUPYTER_PID, ""))
+    return told if told.startswith("/") else "/"
+
+
+def _told_by_server(pid: str) -> str:
+    """In a file that it keeps beside those of its kernels while it runs; empty when there is none."""
+    found: Any = sys.modules.get("ipykernel.connect")
+    try:
+        kernel = Path(found.get_connection_file()) if found is not None else Path()
+        about = json.loads((kernel.parent / f"jpserver-{int(pid)}.json").read_bytes())
+        return str(about["base_url"])
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):
+        return ""  # started by another hand
+
+
+# -- live -------------------------------------------------------------------------------------------------------------
+
+PATIENCE_S = 30.0
+"""How long the server may take to listen."""
+AFTERWARDS = "{hint} In a terminal: `{watch}`. When the kernel has ended: {show}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    run_dir: str
+    pid: int
+    ticks: int
+    port: int
+    token: str
+
+    @property
+    def running(self) -> bool:
+        return self.ticks != 0 and process_start_ticks(self.pid) == self.ticks
+
+
+_served: list[_Served] = []
+"""The one of this process, if there is one."""
+
+
+def live(
+    *,
+    name: str | None = None,
+    dir: str = "runs",  # noqa: A002 - as init() has it
+    height: int = HEIGHT,
+    port: int = 0,
+    url: str = "",
+    proxy: bool | None = None,
+) -> None:
+    """Record this process if it is not yet (``init``), and show the run as it goes: in a notebook in the cell, else as
+    a link.
+
+    ``url`` is where the browser finds the server when it is not on this machine, with ``{port}`` in it where that
+    matters (``STEPSCOPE_LIVE_URL`` says the same for all notebooks); ``proxy=True`` stands for jupyter-server-proxy,
+    which is taken under JupyterHub unless it is False.  ``port``: one that is forwarded (``ssh -L``).
+    """
+    if name is None and in_notebook():
+        name = default_name(["notebook"], time.strftime(TIME_IN_NAME))  # not by the kernel's own command
+    api.init(name=name, dir=dir)
+    run_dir = os.environ.get(ENV_RUN_DIR, "")
+    if bootstrap.current() is None or not run_dir:
+        warn("this process is not recorded; there is nothing to show")
+        return
+    if (rank_from(os.environ) or 0) != 0:
+        return  # the first rank shows the run of all
+    served = _serve(run_dir, port)
+    if served is None:
+        return
+    framed, run = not in_vscode(), Path(run_dir).name
+    place = page_address(served.port, url=url, proxy=proxy, framed=framed)
+    link = page_link(place.base, run, served.token)
+    if in_notebook():
+        frame = frame_of_address(link, title=f"Stepscope: {run}, live", height=height) if framed else ""
+        hint = AFTERWARDS.format(
+            hint=place.hint, watch=f"stepscope watch {run_dir}", show=f"stepscope.show({run_dir!r})"
+        )
+        put_in_cell(
+            with_caption(frame, link=link, words=f"Stepscope: {run}, live", hint=hint),
+            f"Stepscope: {run_dir}, live: {link}",
+        )
+    elif os.isatty(1):
+        # Past sys.stdout, which is kept in the run's log: who has the link may look.
+        os.write(1, f"stepscope: {link}\n".encode())
+    else:
+        warn(f"{page_link(place.base, run)} (its token: {Path(run_dir, 'hub.json')})")
+
+
+def _serve(run_dir: str, port: int) -> _Served | None:
+    """The server of this run: the one that is there, or a new one.  None, and why, when it cannot be."""
+    if _served and _served[0].running and _served[0].run_dir == run_dir:
+        return _served[0]
+    _served.clear()
+    said = _start_server(run_dir, port)
+    if "url" not in said:
+        warn(f"no live page: {said.get('error', 'its server did not start')}")
+        return None
+    pid = int(said["pid"])
+    _served.append(
+        _Served(
+            run_dir=run_dir, pid=pid, ticks=process_start_ticks(pid), port=int(said["port"]), token=str(said["token"])
+        )
+    )
+    return _served[0]
+
+
+def _start_server(run_dir: str, port: int) -> dict[str, str]:
+    owner = os.getpid()
+    ticks = str(process_start_ticks(owner))
+    words = ("--run-dir", run_dir, "--port", str(port), "--owner", str(owner), "--owner-ticks", ticks)
+    server = helper_command("stepscope.notebook", *words)
+    reading, writing = os.pipe()
+    try:
+        shell = ["/bin/sh", "-c", '"$@" </dev/null >&3 2>/dev/null 3>&- &', "stepscope", *server]
+        files = [(os.POSIX_SPAWN_DUP2, writing, 3)]
+        environment = helper_environment(os.environ)
+        pid = os.posix_spawn(shell[0], shell, environment, file_actions=files, setsid=True)
+        os.close(writing)
+        writing = -1
+        os.waitpid(pid, 0)
+        return _first_line(reading)
+    except OSError as error:
+        return {"error": str(error.strerror)}
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)
+
+
+def _first_line(reading: int) -> dict[str, str]:
+    """What the server says first: one line."""
+    deadline, said = time.monotonic() + PATIENCE_S, b""
+    while not said.endswith(b"\n"):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([reading], [], [], left_s)[0]:
+            return {"error": f"its server said nothing for {PATIENCE_S:g} s"}
+        piece = os.read(reading, 1 << 16)
+        if not piece:
+            return {}
+        said += piece
+    found = json.loads(said)
+    return {str(key): str(value) for key, value in found.items()}

@@ -1,4 +1,6 @@
-"""The built files of the page, as they lie in the package.
+"""The built page: its files as the hub serves them, and report.html, the page with a run's data inside.
+
+The built files of the page, as they lie in the package.
 
 ``make page`` (or the build of a wheel) puts them there; a checkout without Node.js has none, and everything else works.
 Their names carry a checksum, so that a browser may keep them for ever; ``index.html`` alone is asked for again.
@@ -6,13 +8,21 @@ Their names carry a checksum, so that a browser may keep them for ever; ``index.
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
+import html
 import mimetypes
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-__all__ = ["INDEX", "Asset", "find_asset", "is_built"]
+__all__ = ["INDEX", "Asset", "find_asset", "is_built", "report_file"]
+
+
+# -- assets -----------------------------------------------------------------------------------------------------------
 
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
@@ -46,3 +56,68 @@ def find_asset(name: str) -> Asset | None:
         return None
     kind = mimetypes.guess_type(file)[0] or "application/octet-stream"
     return Asset(data=data, media_type=kind)
+
+
+# -- report file ------------------------------------------------------------------------------------------------------
+# ``report.html``: the page with a run's data inside, in one file that needs nothing else.
+#
+#     html = report_file(title="night", data=packed)      # None: the page was not built
+#
+# It is put together from parts, not filled into a template: the head below, the built style sheet and script, and the
+# data as base64, in which no tag can end anything.  The browser is told to run nothing but that very script, by its
+# checksum, and to ask nobody for anything; a run cannot say otherwise, whatever its name or its logs contain.
+
+DATA_ID = "stepscope-data"
+"""Of the element that the page looks for (``web/src/api/copy-bytes.ts``)."""
+NOSCRIPT = "This page draws a training run with JavaScript. The same figures without it: stepscope report RUN."
+_ASSET_LINK = re.compile(r'(?:src|href)="\./(assets/[^"]+)"')
+_END_OF_SCRIPT = re.compile(rb"<(?=/script|script|!--)", re.IGNORECASE)
+_END_OF_STYLE = re.compile(rb"<(?=/style)", re.IGNORECASE)
+
+
+def report_file(*, title: str, data: bytes) -> bytes | None:
+    """None: there is no built page to put it into."""
+    index = find_asset(INDEX)
+    if index is None:
+        return None
+    # Within a string or a regular expression \x3c is the same character, and script stands nowhere else behind a "<".
+    names = _ASSET_LINK.findall(index.data.decode())
+    script = _END_OF_SCRIPT.sub(rb"\\x3c", _join_assets(names, ".js"))
+    style = _END_OF_STYLE.sub(rb"\\3c ", _join_assets(names, ".css"))
+    if not script:
+        return None
+    policy = (
+        f"default-src 'none'; script-src {_checksum(script)}; style-src {_checksum(style)}; img-src data:; "
+        "connect-src 'none'; base-uri 'none'; form-action 'none'"
+    )
+    return b"".join(
+        (
+            b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'.encode(),
+            b'<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            b'<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n',
+            f"<title>{html.escape(_printable(title))} · Stepscope</title>\n".encode(),
+            b'<link rel="icon" href="data:,">\n<style>',
+            style,
+            b'</style>\n</head>\n<body>\n<div id="app"></div>\n',
+            f"<noscript>{html.escape(NOSCRIPT)}</noscript>\n".encode(),
+            f'<script type="application/octet-stream" id="{DATA_ID}">'.encode(),
+            base64.b64encode(data),
+            b'</script>\n<script type="module">',
+            script,
+            b"</script>\n</body>\n</html>\n",
+        )
+    )
+
+
+def _join_assets(names: Sequence[str], kind: str) -> bytes:
+    assets = [find_asset(name) for name in names if name.endswith(kind)]
+    return b"".join(asset.data for asset in assets if asset is not None)
+
+
+def _checksum(text: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,6 @@
-"""How the recorder gets into a process.
+"""Starts the recorder in a process, and installs its hooks when the script imports torch.
+
+How the recorder gets into a process.
 
 ``stepscope run`` puts the folder ``inject/`` first on PYTHONPATH, so that every Python process of the job runs
 ``inject/sitecustomize.py``, which calls ``start_from_environment`` here.  Nothing is imported beyond the standard
@@ -13,21 +15,81 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from stepscope.recorder import facts
 from stepscope.recorder.failure import watch_end
-from stepscope.recorder.guard import failsafe
+from stepscope.recorder.guard import ImportWatch, Patches, failsafe
+from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp
+from stepscope.recorder.hooks.compiled import leave_shared_code_alone
+from stepscope.recorder.hooks.forward import ForwardProbe
+from stepscope.recorder.hooks.optimizer import OptimizerHooks
 from stepscope.recorder.identity import attempt_from, is_launcher, rank_from
-from stepscope.recorder.imports import ImportWatch
-from stepscope.recorder.instrument import Instrumentation
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.stacks import StackOffer
+from stepscope.recorder.worker_server import ServerOffer
 from stepscope.records import run_clock
 from stepscope.records.identity import RankIdentity
-from stepscope.records.places import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
+from stepscope.records.paths import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
 
-__all__ = ["current", "start", "start_from_environment", "switched_off"]
+__all__ = ["Instrumentation", "current", "start_from_environment", "switched_off"]
+
+
+# -- instrument -------------------------------------------------------------------------------------------------------
+# Put all hooks into torch, and take them out again.
+
+
+class Instrumentation:
+    """All hooks of one recorder in the torch of this process; ``remove`` leaves torch as it was."""
+
+    def __init__(self, recorder: Recorder, torch: Any, watch: ImportWatch) -> None:
+        self._recorder = recorder
+        self._patches = Patches()
+        self._undo: list[Callable[[], None]] = [self._patches.undo]
+        try:
+            self._install(recorder, torch, watch)
+        except BaseException:
+            self.remove()  # half instrumented is worse than not at all
+            raise
+
+    def _install(self, recorder: Recorder, torch: Any, watch: ImportWatch) -> None:
+        patches = self._patches
+        leave_shared_code_alone(torch, recorder)
+        forward = ForwardProbe(recorder, torch, patches)
+        self._undo.append(forward.disarm)
+        optimizer = OptimizerHooks(recorder, torch, patches, watch)
+        self._undo.append(optimizer.remove)
+        dataloader.install(recorder, torch, patches, watch, forward.expect_evaluation)
+        dataloader.install_transfers(recorder, torch, patches)
+        checkpoint.install(recorder, torch, patches, watch)
+        facts.install_step_counters(self._meet_owner, patches, watch)
+        collectives.install(recorder, torch, patches, watch)
+        ddp.install(recorder, torch, patches)
+        ddp.install_stream_waits(recorder, torch, patches)
+        backward.install(recorder, torch, patches)
+        backward.install_deepspeed(recorder, patches, watch)
+        compiled.install(recorder, torch, patches)
+        recorder.stacks = StackOffer()
+        self._undo.append(recorder.stacks.withdraw)
+        recorder.server = ServerOffer()
+        self._undo.append(recorder.server.withdraw)
+        collectives.install_init_process_group(recorder, torch, patches)
+        recorder.ask_after_steps(forward)
+
+    def _meet_owner(self, owner: Any, framework: str, names: tuple[str, ...]) -> None:
+        # The recorder of a forked child has new ``objects``.
+        self._recorder.objects.global_steps.meet(owner, framework, names)
+
+    def remove(self) -> None:
+        self._recorder.ask_after_steps(None)
+        while self._undo:
+            self._undo.pop()()
+
+
+# -- bootstrap --------------------------------------------------------------------------------------------------------
 
 _recorder: Recorder | None = None
 _watch = ImportWatch()

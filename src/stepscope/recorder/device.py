@@ -11,14 +11,14 @@ waits for its device, every 10 or 100 steps, and every 4th step would meet all o
 A run's first steps are timed more often, so that a short run has device times, too.  Steps of less than 1.5 ms are not
 timed at all.
 
-Events, and the timer that holds them, are never destroyed (``recorder/inherited.py``): a forked child that destroys a
+Events, and the timer that holds them, are never destroyed (``recorder/guard.py``): a forked child that destroys a
 CUDA event aborts.  They are used again and again instead; a timer ends up with as many as some steps have.
 
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock:
 when the host is the bottleneck it holds the gaps in which the device waited for work.
 
-Where the stream waits for a collective (``recorder/stalls.py``), an event before and one after it take that time out of
-the phase: it is ``comm``, as waiting is on the host.  Only so can be told which rank the others wait for.
+Where the stream waits for a collective (``recorder/hooks/ddp.py``), an event before and one after it take that time
+out of the phase: it is ``comm``, as waiting is on the host.  Only so can be told which rank the others wait for.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder.guard import failsafe
-from stepscope.recorder.inherited import immortal
+from stepscope.recorder.guard import failsafe, immortal
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import COMM, FORWARD, OTHER, PHASE_SLOTS
-from stepscope.ring.words import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
+from stepscope.records.steps import COMM, FORWARD, OTHER, PHASE_SLOTS
+from stepscope.ring.layout import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
 __all__ = ["DeviceTimer", "device_timer", "timed_step"]
 

@@ -1,28 +1,363 @@
-"""Facts about the live objects of the training: loader, model, DDP, FSDP, optimizer, who runs the loop, the process.
+"""Collects the facts that make advice specific: data loader, optimizer, framework, global step, process.
+
+Facts about the live objects of the training: loader, model, DDP, FSDP, optimizer, who runs the loop, the process.
 
 The hooks show the objects as they meet them, outside of the hot path: a loader when an iterator is taken, a root when
 it is found, an optimizer at the end of a step at which the recorder looks around.  They are held by weak references,
 never changed and never called; of tensors only size and dtype are read.  Nothing is imported: what the script has not
-loaded is not there.  The recorder writes what is known into the ring's header (``records/facts.py`` has the form).
+loaded is not there.  The recorder writes what is known into the ring's header (``records/identity.py`` has the form).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import sys
 import time
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-from stepscope.recorder.autocast import seen_in
-from stepscope.recorder.callers import Callers
-from stepscope.recorder.global_steps import GlobalSteps
-from stepscope.recorder.guard import failsafe
-from stepscope.recorder.loaders import Loaders
-from stepscope.recorder.model import ModelWalk
+from stepscope.recorder.guard import ImportWatch, Patches, failsafe
+from stepscope.recorder.model import ModelWalk, autocast_seen_in
 
-__all__ = ["LiveObjects"]
+__all__ = ["Callers", "GlobalSteps", "LiveObjects", "install_step_counters"]
+
+
+# -- loaders ----------------------------------------------------------------------------------------------------------
+# The loader that feeds the training: how it is set up, and whether its sampler is told which epoch begins.
+#
+# A loader is seen when the script asks it for an iterator; its settings are read then (the loader of ``for x in
+# DataLoader(…)`` does not live any longer), and it is known again by a weak reference.  Most scripts have several.  The
+# one that feeds the training is the one whose iterator was taken last when the recorder looks around after a step, a
+# shuffling one if there is any; it stays that as long as it lives.
+#
+# *set_epoch.*  A ``DistributedSampler`` that shuffles gives the same order in each epoch unless it is told its number.
+# An iterator taken a second time at the same epoch may also be a mere look at one batch, so it counts only once steps
+# were taken with it, and no longer when the epoch changes later on.
+
+MAX_LOADERS = 256
+"""In the life of a process; a script that makes a new one each step is not followed for ever."""
+EPOCH_STEPS = 2
+"""So many steps after it was taken, an iterator is that of an epoch."""
+
+
+class _SeenLoader:
+    """One loader."""
+
+    def __init__(self, loader: Any, forget: Any) -> None:
+        self.loader = weakref.ref(loader, forget)
+        self.settings = _loader_settings(loader)
+        self.set_epoch_missing = False
+        self.epochs = 0
+        """That were over when the next began."""
+        sampler = _sampler_of(loader)
+        self.shuffles = _shuffles(sampler)
+        self.watched = hasattr(sampler, "epoch") and self.shuffles and _is_distributed(sampler)
+        self._epoch: Any = None
+        self._taken_at = -1
+        self._suspect = False
+        self._ever_set = False
+
+    def taken(self, loader: Any, step: int) -> None:
+        """An iterator is taken before the step ``step`` ends."""
+        self.epochs += self._taken_at >= 0 and step - self._taken_at >= EPOCH_STEPS
+        if not self.watched:
+            self._taken_at = step
+            return
+        self.confirm(step)
+        epoch = _sampler_of(loader).epoch
+        if self._taken_at >= 0:
+            self._ever_set |= epoch != self._epoch
+            self._suspect = step > self._taken_at and not self._ever_set
+            self.set_epoch_missing &= not self._ever_set
+        self._epoch, self._taken_at = epoch, step
+
+    def confirm(self, step: int) -> None:
+        """So many steps ended by now: was the last iterator an epoch's?"""
+        if self._suspect and step - self._taken_at >= EPOCH_STEPS:
+            self.set_epoch_missing = True
+
+
+class Loaders:
+    def __init__(self) -> None:
+        self._alive: dict[int, _SeenLoader] = {}
+        """By id, the one taken last at the end."""
+        self._last: dict[bool, _SeenLoader] = {}
+        """Of those that shuffle and of those that do not, the one taken last, alive or not."""
+        self._main: _SeenLoader | None = None
+        self._met = 0
+
+    def taken(self, loader: Any, step: int) -> None:
+        key = id(loader)
+        seen = self._alive.pop(key, None)
+        if seen is None:
+            if self._met >= MAX_LOADERS:
+                return
+            self._met += 1
+            seen = _SeenLoader(loader, lambda _: self._alive.pop(key, None))
+        self._alive[key] = self._last[seen.shuffles] = seen
+        seen.taken(loader, step)
+
+    def choose(self) -> None:
+        """A step has just ended: which of them feeds the training?"""
+        if self._main is None or self._main.loader() is None:
+            met = [seen for seen in (self._main, *self._alive.values(), *self._last.values()) if seen is not None]
+            shuffling = [seen for seen in met if seen.shuffles]
+            if met:
+                self._main = (shuffling or met)[-1]
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Of the loader that feeds the training; {} before there is one."""
+        if self._main is None:
+            return {}
+        self._main.confirm(step)
+        main = self._main
+        return {"loader": {**main.settings, "set_epoch_missing": main.set_epoch_missing, "epochs": main.epochs}}
+
+
+def _loader_settings(loader: Any) -> dict[str, Any]:
+    sampler, batches = _sampler_of(loader), getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None)
+    size = getattr(batches, "batch_size", None) if size is None else size
+    size = size if isinstance(size, int) else None
+    drop_last = bool(getattr(loader, "drop_last", False)) or bool(getattr(batches, "drop_last", False))
+    return {
+        "num_workers": int(loader.num_workers),
+        "pin_memory": bool(loader.pin_memory),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": bool(loader.persistent_workers),
+        "batch_size": size,
+        "sampler": type(sampler).__name__,
+        "dataset": type(loader.dataset).__name__,
+        "distributed_sampler": _is_distributed(sampler),
+        "length": _epoch_length(sampler, batches),
+        "drop_last": drop_last,
+        "last_batch": None if drop_last else _last_batch(sampler, batches, size),
+    }
+
+
+def _epoch_length(sampler: Any, batches: Any) -> int | None:
+    """Batches an epoch, where torch's own samplers say it: the ``len`` of an iterable dataset has side effects."""
+    source = sampler if batches is None else batches
+    return len(source) if _are_torchs(sampler, source) and hasattr(sampler, "__len__") else None
+
+
+def _last_batch(sampler: Any, batches: Any, size: int | None) -> int | None:
+    """Samples in the last batch of an epoch, where that is known as above."""
+    if batches is None or not size or not _are_torchs(sampler, batches) or not hasattr(sampler, "__len__"):
+        return None
+    return len(sampler) % size or size
+
+
+def _are_torchs(*samplers: Any) -> bool:
+    return all(type(one).__module__.startswith("torch.utils.data.") for one in samplers)
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What chooses the samples; of a batch sampler of the script's own, what stands in it."""
+    batches = getattr(loader, "batch_sampler", None)
+    return loader.sampler if batches is None else getattr(batches, "sampler", batches)
+
+
+def _is_distributed(sampler: Any) -> bool:
+    loaded: Any = sys.modules.get("torch.utils.data.distributed")
+    if loaded is not None and isinstance(sampler, loaded.DistributedSampler):
+        return True
+    return "Distributed" in type(sampler).__name__
+
+
+def _shuffles(sampler: Any) -> bool:
+    return bool(getattr(sampler, "shuffle", False)) or "Random" in type(sampler).__name__
+
+
+# -- callers ----------------------------------------------------------------------------------------------------------
+# Who runs the training loop: frameworks and pipeline schedules, by the modules whose functions are on the stack.
+#
+# A script may import any of them and use none, so the stack decides and not ``sys.modules``.  It is walked where the
+# recorder looks around anyway: when a model is found (then the stack has what calls it, a pipeline's schedule for one)
+# and at the end of some steps (then it has what calls the optimizer).  Only names of modules are read.
+
+MAX_CALLER_FRAMES = 200
+FRAMEWORKS = {
+    "transformers.trainer": "transformers",
+    "lightning.pytorch": "lightning",
+    "pytorch_lightning": "lightning",
+    "lightning.fabric": "fabric",
+    "lightning_fabric": "fabric",
+    "accelerate.optimizer": "accelerate",
+    "accelerate.accelerator": "accelerate",
+    "deepspeed.runtime": "deepspeed",
+    "ray.train": "ray",
+    "torchtitan": "torchtitan",
+    "megatron": "megatron",
+}
+"""A module, or a package of which any module counts, and what the framework is called."""
+SCHEDULES = ("torch.distributed.pipelining", "megatron.core.pipeline_parallel", "deepspeed.runtime.pipe")
+"""Packages that run the stages of a pipeline."""
+
+
+class Callers:
+    """What was seen on the stack so far."""
+
+    def __init__(self) -> None:
+        self._frameworks: list[str] = []
+        self._pipeline = False
+
+    def look(self) -> None:
+        """At the stack of whoever calls this."""
+        seen = []
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(MAX_CALLER_FRAMES):
+            if frame is None:
+                break
+            module = _module_of(frame.f_globals)
+            framework = next((name for package, name in FRAMEWORKS.items() if _is_within(module, package)), None)
+            if framework is not None:
+                seen.append(framework)
+            self._pipeline = self._pipeline or any(_is_within(module, package) for package in SCHEDULES)
+            frame = frame.f_back
+        # The outermost first; of one that was seen before, the place stays.
+        self._frameworks += [name for name in dict.fromkeys(reversed(seen)) if name not in self._frameworks]
+
+    def facts(self) -> dict[str, Any]:
+        # Lightning's trainer is built upon Fabric, whose modules are then no sign of a loop of its own.
+        names = [name for name in self._frameworks if name != "fabric" or "lightning" not in self._frameworks]
+        return {**({"frameworks": names} if names else {}), **({"pipeline": True} if self._pipeline else {})}
+
+
+def _module_of(namespace: dict[str, Any]) -> str:
+    """Its name; of one that is run as a script (``python -m torchtitan.train``) what it is imported as."""
+    name = namespace.get("__name__")
+    if name == "__main__":
+        name = getattr(namespace.get("__spec__"), "name", None)
+    return name if isinstance(name, str) else ""
+
+
+def _is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+# -- global steps -----------------------------------------------------------------------------------------------------
+# How many steps the training had behind it when this process took its first one: after a resume it is not 0.
+#
+# A framework counts them, in an object that is remembered (weakly) when it is made: the trainer of Hugging Face, that
+# of Lightning, the engine of DeepSpeed.  A plain script has them in its optimizer, if that counts its steps.  Both are
+# read when the first step has just ended, inside the optimizer's step: the framework has not counted that step yet,
+# the optimizer has.  Of a tensor on a device the value is not asked for: that would wait for the device.
+#
+# Whoever told is asked again at later looks.  Lightning counts the steps of all optimizers, a GAN's critic is stepped
+# several times in a step of ours: where the two counts part, both are kept.
+
+STEP_COUNTERS = {
+    "transformers.trainer": ("Trainer", "transformers", ("state", "global_step")),
+    "lightning.pytorch.trainer.trainer": ("Trainer", "lightning", ("global_step",)),
+    "pytorch_lightning.trainer.trainer": ("Trainer", "lightning", ("global_step",)),
+    "deepspeed.runtime.engine": ("DeepSpeedEngine", "deepspeed", ("global_steps",)),
+}
+"""By module: the class whose objects count, the framework as in the fact ``frameworks``, and where they count."""
+COUNTED_BY_OPTIMIZER = "optimizer"
+"""Who counts where no framework does."""
+
+
+class GlobalSteps:
+    def __init__(self) -> None:
+        self._owners: list[tuple[weakref.ref[Any], str, tuple[str, ...]]] = []
+        self._first: dict[str, Any] = {}
+        """What was told after the first step."""
+        self._told_by: weakref.ref[Any] | None = None
+        """Who told it: the object that has the number, or the optimizer."""
+        self._name = ""
+
+    def meet(self, owner: Any, framework: str, names: tuple[str, ...]) -> None:
+        self._owners = [one for one in self._owners if one[0]() is not None]
+        self._owners.append((weakref.ref(owner), framework, names))
+        if self._first.get("by") == framework:  # another training begins, and its steps are counted from somewhere else
+            self._told_by = None
+
+    def facts(self, frameworks: list[str], optimizer: Any) -> dict[str, Any]:
+        """After the first step, which ``optimizer`` ended below these frameworks, the outermost first.
+
+        {}: nobody counts.
+        """
+        for framework in frameworks:
+            for reference, made_by, names in reversed(self._owners):
+                counts = reference()
+                if counts is not None and made_by == framework:
+                    for name in names[:-1]:
+                        counts = getattr(counts, name, None)
+                    return self._told(framework, counts, names[-1], getattr(counts, names[-1], None))
+        counted = _counted_by(optimizer)
+        return {} if counted is None else self._told(COUNTED_BY_OPTIMIZER, optimizer, "", counted - 1)
+
+    def facts_later(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
+        """After so many steps of ours; {}: as is to be expected from the first one, or nobody can be asked any more.
+
+        ``at_end``: no step is being ended, so the framework has counted the last one as well.
+        """
+        counts = self._told_by() if self._told_by is not None else None
+        if counts is None:
+            return {}
+        counted = getattr(counts, self._name, None) if self._name else _counted_by(counts)
+        if type(counted) is not int:
+            return {}
+        last = counted - 1 if at_end or not self._name else counted
+        ahead = last - (self._first["first"] + step - 1)
+        if last < self._first["first"] or abs(ahead) <= 1:  # where a script marks its steps, one may be under way
+            return {}
+        return {"global_step": {**self._first, "last": last, "at": step - 1}}
+
+    def _told(self, by: str, counts: Any, name: str, first: Any) -> dict[str, Any]:
+        if type(first) is not int or first < 0:
+            return {}
+        self._first, self._name = {"by": by, "first": first}, name
+        with contextlib.suppress(TypeError):  # not every object can be held weakly
+            self._told_by = weakref.ref(counts)
+        return {"global_step": dict(self._first)}
+
+
+def _counted_by(optimizer: Any) -> int | None:
+    """How many steps an optimizer has taken, by the state of its first parameter."""
+    torch: Any = sys.modules.get("torch")
+    states = getattr(optimizer, "state", None)
+    if torch is None or not isinstance(states, dict):
+        return None
+    state = next(iter(states.values()), None)
+    counted: Any = state.get("step") if isinstance(state, dict) else None
+    if type(counted) is torch.Tensor and counted.device.type == "cpu" and counted.numel() == 1:
+        counted = counted.item()
+    return int(counted) if type(counted) in (int, float) and counted >= 1 else None
+
+
+def install_step_counters(
+    meet: Callable[[Any, str, tuple[str, ...]], None], patches: Patches, watch: ImportWatch
+) -> None:
+    """Have ``meet`` told of each object that counts, once it is made."""
+
+    def when_imported(module_name: str, class_name: str, framework: str, names: tuple[str, ...]) -> None:
+        def patch(module: Any) -> None:
+            cls = getattr(module, class_name, None)
+            if cls is None:
+                return
+            original = cls.__init__
+
+            @functools.wraps(original)
+            def __init__(owner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for theirs
+                original(owner, *args, **kwargs)
+                told(owner, framework, names)
+
+            patches.set(cls, "__init__", __init__)
+
+        watch.when_imported(module_name, patch)
+
+    told = failsafe(meet)
+    for module_name, (class_name, framework, names) in STEP_COUNTERS.items():
+        when_imported(module_name, class_name, framework, names)
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
 
 LOOK_NS = 500_000
 """A look counts modules for so long at most, and goes on after the next step."""
@@ -188,7 +523,7 @@ class _Root:
         self.walk.go_on(now, until_ns)
         module = self.walk.root()
         if self.walk.facts is not None and self.autocast is None and module is not None:
-            self.autocast = seen_in(module, self._output_dtype, self.walk.dtype)
+            self.autocast = autocast_seen_in(module, self._output_dtype, self.walk.dtype)
 
 
 def _tensors(optimizer: Any) -> int:

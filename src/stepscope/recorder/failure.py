@@ -23,8 +23,8 @@ from stepscope.recorder.guard import failsafe
 from stepscope.recorder.identity import is_launcher, rank_from
 from stepscope.recorder.recorder import Recorder
 from stepscope.records import run_clock
-from stepscope.records.modes import file_mode, folder_mode
-from stepscope.records.places import error_path, flight_path, hangs_folder
+from stepscope.records.files import file_mode, folder_mode
+from stepscope.records.paths import error_path, flight_path, hangs_folder
 from stepscope.ring import RingState
 
 __all__ = ["watch_end"]
@@ -116,7 +116,7 @@ def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
 
 def _flight(c10d: Any) -> bytes:
     """Of all recorders: NCCL has its own, and so has, from torch 2.15 on, every backend."""
-    from stepscope.flight.combine import combined
+    from stepscope.flight.dump import combined
 
     nccl: Any = getattr(c10d, "_dump_nccl_trace_json", None)
     gloo: Any = getattr(c10d, "_dump_fr_trace_json", None)

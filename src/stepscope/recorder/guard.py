@@ -1,4 +1,8 @@
-"""The one place where our own errors are swallowed: a failing hook must never reach the training script.
+"""Hooks that cannot hurt the job: guards around them, patches that are taken back, objects that survive a fork.
+
+What keeps our faults away from the training script: swallowed errors, and objects that survive a fork.
+
+The one place where our own errors are swallowed: a failing hook must never reach the training script.
 
 ``failsafe`` wraps each function that torch or the interpreter calls on our behalf.  What it swallows it counts, and the
 count stands in the ring's header, so that a summary can say that something is missing.
@@ -6,14 +10,24 @@ count stands in the ring's header, so that a summary can say that something is m
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["failsafe", "failures", "on_failure", "warn"]
+__all__ = ["ImportWatch", "Patches", "failsafe", "failures", "immortal", "on_failure", "warn"]
+
+
+# -- guard ------------------------------------------------------------------------------------------------------------
+
+# -- guard ------------------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,3 +80,130 @@ def _note_failure(name: str) -> None:
         )
     if _listener is not None:
         _listener(_count)
+
+
+# -- inherited --------------------------------------------------------------------------------------------------------
+# What a forked child inherits of ours, and must neither use nor destroy.
+#
+# A forked child has a copy of every object of its parent, but not what stands behind some of them: CUDA's context, a
+# thread, a server.  Destroying such a copy may call into what is not there; destroying one CUDA event in a child of a
+# process that uses CUDA aborts the child.  The rule, therefore: **an object of ours that holds a device object, a
+# lock, a socket or a thread is made immortal when it is made.**  Its destructor never runs, in no process, not even
+# when an interpreter shuts down; what it holds goes with the process.  A child just loses sight of it
+# (``Recorder.forget``).
+#
+# This is stronger than to tell the child by ``os.register_at_fork`` what to leave alone: it also holds for children
+# that are forked by native code, for those that end by ``sys.exit`` and clear their modules, and in the moment before
+# the child was told.
+
+T = TypeVar("T")
+
+
+def immortal(thing: T) -> T:
+    """The same object, with one reference that nobody ever gives back."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
+# -- patches ----------------------------------------------------------------------------------------------------------
+# Patches on other people's objects that can be undone, made when their module is imported.
+#
+# Attributes replaced on other people's objects, and how they were before.
+#
+# The last patch is undone first; undoing a patch that somebody else has patched over leaves theirs in place.
+
+# -- patches ----------------------------------------------------------------------------------------------------------
+
+_ABSENT = object()
+
+
+class Patches:
+    def __init__(self) -> None:
+        self._done: list[tuple[Any, str, Any, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """``setattr(owner, name, value)``, remembering whether ``owner`` itself had the name before."""
+        before = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, value)
+        self._done.append((owner, name, before, value))
+
+    def undo(self, owner: Any = None) -> None:
+        """Undo all patches, or those on one owner."""
+        keep = []
+        for patch in reversed(self._done):
+            target, name, before, value = patch
+            if owner is not None and target is not owner:
+                keep.append(patch)
+            elif vars(target).get(name) is value:
+                if before is _ABSENT:
+                    delattr(target, name)
+                else:
+                    setattr(target, name, before)
+        self._done = keep[::-1]
+
+
+# -- imports ----------------------------------------------------------------------------------------------------------
+# Be told when a module has been imported, without importing it.
+#
+# A finder at the head of ``sys.meta_path`` that knows a few names.  When one of them is asked for it lets the other
+# finders find it, wraps the loader so that the callback runs after the module's code, and forgets the name.
+
+Callback = Callable[[ModuleType], object]
+
+
+class ImportWatch(MetaPathFinder):
+    def __init__(self) -> None:
+        self._callbacks: dict[str, list[Callback]] = {}
+
+    def when_imported(self, name: str, callback: Callback) -> None:
+        """Call back once, at once if the module is there already."""
+        module = sys.modules.get(name)
+        # A module that is still running its code is not there yet, but it is too late to wrap its loader.
+        if module is not None:
+            callback(module)
+            return
+        self._callbacks.setdefault(name, []).append(callback)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        self._callbacks.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        callbacks = self._callbacks.pop(fullname, None)
+        if callbacks is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LoaderThenCall(spec.loader, callbacks)
+        return spec
+
+
+class _LoaderThenCall(Loader):
+    """Another loader, and callbacks when it is done; everything else is the other loader's."""
+
+    def __init__(self, loader: Loader, callbacks: Sequence[Callback]) -> None:
+        self._loader = loader
+        self._callbacks = callbacks
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module must not see the stand-in: code reads ``__loader__`` and ``__spec__.loader`` for resources.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        for callback in self._callbacks:
+            _call_back(callback, module)
+
+
+@failsafe
+def _call_back(callback: Callback, module: ModuleType) -> None:
+    """Not into the script's import statement, should it fail."""
+    callback(module)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.identity import RankIdentity
-from stepscope.records.naming import LAUNCHER_MODULES
+from stepscope.records.text import LAUNCHER_MODULES
 
 __all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from", "ranks_here"]
 

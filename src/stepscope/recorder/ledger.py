@@ -1,7 +1,7 @@
 """The ledger: every nanosecond between two step ends belongs to exactly one phase.
 
 On the way through a step nothing is added up: each change of phase is one word in the ring, *at this instant the phase
-became that one*, and readers do the sums (``ring/decode.py``).  So the phases of a step add up to its length without a
+became that one*, and readers do the sums (``ring/decoder.py``).  So the phases of a step add up to its length without a
 remainder, because nothing but instants is ever measured.
 
 This is the hottest code we have.  It runs between kernels that have just emptied the processor's caches, where every
@@ -21,10 +21,21 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, Protocol
 
-from stepscope.records.phases import OTHER
+from stepscope.records.steps import OTHER
 from stepscope.ring import RingWriter
-from stepscope.ring.layout import HEAD_WORD, RESERVE_WORDS, TURN_WORDS, WORD_BYTES
-from stepscope.ring.words import ENTER, START, STEP_DATA, STEP_END, TIME_SHIFT, WRAP, data_word
+from stepscope.ring.layout import (
+    ENTER,
+    HEAD_WORD,
+    RESERVE_WORDS,
+    START,
+    STEP_DATA,
+    STEP_END,
+    TIME_SHIFT,
+    TURN_WORDS,
+    WORD_BYTES,
+    WRAP,
+    data_word,
+)
 
 __all__ = ["NOBODY", "NOT_NOW", "DeviceMarks", "Ledger"]
 

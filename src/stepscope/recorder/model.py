@@ -1,4 +1,6 @@
-"""What a model consists of: counted once, a little at a time, from classes, sizes and dtypes alone.
+"""Facts about the model: its modules and parameters, DDP's settings, FSDP's units, and autocast.
+
+What a model consists of: counted once, a little at a time, from classes, sizes and dtypes alone.
 
 The walk goes over the modules of a root without the generators of ``nn.Module`` (which take ten times as long), holds
 what is still to be visited by weak references, and stops when its time is up, to go on after the next step: a model of
@@ -12,11 +14,173 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.recorder.fsdp import NO_UNIT, FsdpUnits, fsdp_version, is_fully_sharded
-from stepscope.recorder.groups import told_name
-from stepscope.recorder.mesh import group_facts, mesh_facts
+from stepscope.recorder.process_groups import display_name, group_facts, mesh_facts
 
-__all__ = ["ModelWalk", "unwrapped"]
+__all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in"]
+
+
+# -- fsdp -------------------------------------------------------------------------------------------------------------
+# How FSDP has wrapped a model: its units, and the settings they were made with.
+#
+# A *unit* is what FSDP gathers and frees together.  FSDP1 wraps a module in ``FullyShardedDataParallel``, which has one
+# flat parameter; ``fully_shard`` (FSDP2) gives a module, or several, a state, and shards the parameters in them that no
+# inner unit has.  The walk over the model (``recorder/model.py``) says which modules it meets.  Attributes are read and
+# nothing is kept but plain values.  Most of the names are private to torch (2.10 to 2.15 have them): what is missing is
+# left out.
+
+NO_UNIT = -1
+FSDP1 = "FullyShardedDataParallel"
+MADE_BY_FSDP2 = ("FSDPModule", "ReplicateModule")
+FSDP2_STRATEGIES = {"FSDPMeshInfo": "full_shard", "HSDPMeshInfo": "hybrid_shard", "DDPMeshInfo": "no_shard"}
+"""FSDP2's, by the names that FSDP1 has for them."""
+FSDP1_RESHARDING = ("full_shard", "hybrid_shard")
+"""Of FSDP1: the other strategies keep parameters gathered between forward and backward."""
+
+EXPLICIT = "explicit"
+"""The script itself says which units are prefetched (``set_modules_to_backward_prefetch``)."""
+
+
+def fsdp_version(kind: type) -> int:
+    """1 or 2 when the class is FSDP's, else 0."""
+    if is_fully_sharded(kind):
+        return 2
+    loaded: Any = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    wrapper = getattr(loaded, FSDP1, None)
+    return 1 if isinstance(wrapper, type) and issubclass(kind, wrapper) else 0
+
+
+def is_fully_sharded(kind: type) -> bool:
+    """Whether FSDP2 has made this class: ``FSDPNet``, out of itself and ``Net``."""
+    return kind.__bases__[0].__name__ in MADE_BY_FSDP2
+
+
+class _FsdpUnit:
+    def __init__(self, settings: dict[str, Any], parameters: int = 0) -> None:
+        self.settings = settings
+        self.parameters = parameters
+        self.dtype: Any = None
+
+
+class FsdpUnits:
+    """The units of one model."""
+
+    def __init__(self) -> None:
+        self._units: list[_FsdpUnit] = []
+        self._by_state: dict[int, int] = {}
+        """Modules that ``fully_shard`` got as a list share a state, by its id."""
+        self._version = 0
+
+    def enter(self, version: int, module: Any, outer: int) -> int:
+        """The number of the unit that the module's parameters belong to; ``outer``: of the unit around it."""
+        if version == 1:
+            self._version = self._version or 1
+            self._enter_wrapper(module)
+            return NO_UNIT  # its size is known from the flat parameter
+        state = _state_of(module)
+        if state is None:
+            return outer
+        known = self._by_state.get(id(state))
+        if known is None:
+            settings = _fsdp2_settings(state)
+            if settings is None:
+                return outer
+            self._version = 2
+            known = self._by_state[id(state)] = len(self._units)
+            self._units.append(_FsdpUnit(settings))
+        return known
+
+    def count(self, number: int, size: int, dtype: Any) -> None:
+        """A sharded parameter of so many elements in all, of that unit."""
+        unit = self._units[number]
+        unit.parameters += size
+        unit.dtype = unit.dtype or dtype
+
+    def facts(self) -> dict[str, Any]:
+        """{} for a model without FSDP."""
+        units = [unit for unit in self._units if unit.parameters]
+        if not units:
+            return {}
+        largest = max(units, key=lambda unit: unit.parameters)
+        total = sum(unit.parameters for unit in units)
+        settings = [unit.settings for unit in units]
+        explicit = any(one["backward_prefetch"] == EXPLICIT for one in settings)
+        param_dtype = largest.settings["param_dtype"] or largest.dtype
+        reduce_dtype = largest.settings["reduce_dtype"] or param_dtype
+        facts = {
+            "version": self._version,
+            "units": len(units),
+            "parameters": total,
+            "largest_share": round(largest.parameters / total, 4),
+            "strategy": largest.settings["strategy"],
+            "resharded_units": sum(bool(one["reshard"]) for one in settings),
+            "param_dtype": _dtype_text(param_dtype),
+            "reduce_dtype": _dtype_text(reduce_dtype),
+            "cpu_offload": any(one["cpu_offload"] for one in settings),
+            "forward_prefetch": any(one["forward_prefetch"] for one in settings),
+            "backward_prefetch": EXPLICIT if explicit else largest.settings["backward_prefetch"],
+        }
+        optional = ("backward_prefetch",)
+        return {"fsdp": {name: value for name, value in facts.items() if value is not None or name in optional}}
+
+    def _enter_wrapper(self, module: Any) -> None:
+        flat: Any = getattr(getattr(module, "_handle", None), "flat_param", None)
+        size = getattr(flat, "_unpadded_unsharded_size", None)
+        if size is None:
+            return  # all of its parameters are in units further in
+        strategy = _enum_text(getattr(module, "sharding_strategy", None))
+        precision = getattr(module, "mixed_precision", None)
+        settings = {
+            "strategy": strategy,
+            "reshard": strategy in FSDP1_RESHARDING,
+            "param_dtype": getattr(precision, "param_dtype", None),
+            "reduce_dtype": getattr(precision, "reduce_dtype", None),
+            "cpu_offload": bool(getattr(getattr(module, "cpu_offload", None), "offload_params", False)),
+            "forward_prefetch": bool(getattr(module, "forward_prefetch", False)),
+            "backward_prefetch": _enum_text(getattr(module, "backward_prefetch", None)),
+        }
+        unit = _FsdpUnit(settings, size.numel())
+        unit.dtype = flat.dtype
+        self._units.append(unit)
+
+
+def _state_of(module: Any) -> Any:
+    composable: Any = sys.modules.get("torch.distributed._composable_state")
+    known = getattr(composable, "_module_state_mapping", {}).get(module)
+    return known() if callable(known) else known
+
+
+def _fsdp2_settings(state: Any) -> dict[str, Any] | None:
+    """None: it has no parameters of its own, since inner units have them all."""
+    groups = getattr(state, "_fsdp_param_groups", None)  # since 2.11; before that there was only one
+    if groups is None:
+        groups = [group for group in (getattr(state, "_fsdp_param_group", None),) if group is not None]
+    if not groups:
+        return None
+    policy = getattr(state, "_mp_policy", None)
+    offload = getattr(groups[0], "offload_policy", None)
+    explicit = bool(getattr(state, "_states_to_backward_prefetch", ()))
+    return {
+        "strategy": FSDP2_STRATEGIES.get(type(getattr(groups[0], "mesh_info", None)).__name__),
+        "reshard": any(getattr(group, "post_forward_mesh_info", None) is not None for group in groups),
+        "param_dtype": getattr(policy, "param_dtype", None),
+        "reduce_dtype": getattr(policy, "reduce_dtype", None),
+        "cpu_offload": any(kind.__name__ == "CPUOffloadPolicy" for kind in type(offload).__mro__),
+        "forward_prefetch": bool(getattr(state, "_states_to_forward_prefetch", ())),
+        # Unless told otherwise, FSDP2 prefetches in backward in the order in which forward came by.
+        "backward_prefetch": EXPLICIT if explicit else "implicit",
+    }
+
+
+def _dtype_text(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _enum_text(value: Any) -> str | None:
+    """``BackwardPrefetch.BACKWARD_PRE`` as ``backward_pre``."""
+    return None if value is None else str(getattr(value, "name", value)).lower().lstrip("_")
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
 
 MODULES_AT_ONCE = 16
 """Between two looks at the clock."""
@@ -164,7 +328,7 @@ class ModelWalk:
         facts = {"model": model, **units, **mesh_facts(meshes, sharded=sharded)}
         ddp = None if self._ddp is None else self._ddp()
         if ddp is not None:
-            gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": told_name(ddp.process_group)}
+            gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": display_name(ddp.process_group)}
             facts["ddp"] = {**_ddp_settings(ddp), "batchnorm": self._own_statistics, **gradient}
             replicas = group_facts(sys.modules["torch.distributed"], ddp.process_group)
             if _peers_in(replicas) > _peers_in(
@@ -227,3 +391,44 @@ def unwrapped(module: Any) -> Any:
 
 def _own_class(kind: type) -> type:
     return kind.__bases__[-1] if is_fully_sharded(kind) else kind
+
+
+# -- autocast ---------------------------------------------------------------------------------------------------------
+# Mixed precision: in which dtype does autocast run the model?
+#
+# Seen without entering the model: autocast is on around the call of a root; or its ``forward`` is wrapped in one (by a
+# decorator, or by Accelerate); or the parameters are wide and the output is narrow.
+
+NARROW_DTYPES = ("bfloat16", "float16")
+
+
+def autocast_around_call(torch: Any, module: Any) -> str | None:
+    """The dtype of the autocast that is on now for the device of the module; None: none is."""
+    device = next(module.parameters()).device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def autocast_seen_in(module: Any, output_dtype: str, parameter_dtype: str) -> str | None:
+    """The same from the outside, after the call."""
+    for each in (module, unwrapped(module)):
+        wrapped = _autocast_in_wrappers(each.forward)
+        if wrapped is not None:
+            return wrapped
+    return output_dtype if output_dtype in NARROW_DTYPES and parameter_dtype == "float32" else None
+
+
+def _autocast_in_wrappers(function: Any) -> str | None:
+    """The dtype of an enabled ``torch.autocast`` among the variables of a wrapper, or of what it wraps."""
+    for _ in range(MAX_WRAPPERS):
+        function = getattr(function, "__func__", function)
+        for cell in getattr(function, "__closure__", None) or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not yet filled
+                continue
+            if type(value).__name__ == "autocast" and getattr(value, "_enabled", False):
+                return str(value.fast_dtype).removeprefix("torch.")
+        function = getattr(function, "__wrapped__", None)
+    return None

@@ -16,7 +16,7 @@ tee writes into a file of the session, in memory, which the agent copies and emp
 MOST_HELD are not kept.
 
 ``stepscope run --native-output`` makes the first case of all but terminals: each rank's descriptors 1 and 2 become a
-file of the run, which a process of ours forwards to where they went before (``agent/forward.py``).
+file of the run, which a process of ours forwards to where they went before (``agent/output_forwarder.py``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.filesystems import is_remote
-from stepscope.records.modes import file_mode, folder_mode
-from stepscope.records.places import ENV_NATIVE, ENV_SESSION, PRINTED_SUFFIX, output_note, outputs_folder
+from stepscope.records.files import file_mode, folder_mode, is_remote
+from stepscope.records.paths import ENV_NATIVE, ENV_SESSION, PRINTED_SUFFIX, output_note, outputs_folder
 
 __all__ = ["keep_output"]
 

@@ -1,4 +1,6 @@
-"""One per training process: owns the ring and the ledger, and turns the end of a step into a record.
+"""The recorder: decides when a step ends, and writes one record per step to the ring.
+
+One per training process: owns the ring and the ledger, and turns the end of a step into a record.
 
 Nothing is created until the process trains: a launcher, a DataLoader worker or a compile worker that merely imports
 torch leaves no ring behind.
@@ -18,21 +20,85 @@ from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
-from stepscope.recorder.groups import GroupTable
 from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
-from stepscope.recorder.server import ServerOffer
+from stepscope.recorder.process_groups import GroupTable
 from stepscope.recorder.stacks import StackOffer
-from stepscope.recorder.steps import StepBoundaries
+from stepscope.recorder.worker_server import ServerOffer
+from stepscope.records.files import folder_mode
 from stepscope.records.identity import RankIdentity
-from stepscope.records.modes import folder_mode
-from stepscope.records.phases import BACKWARD, BUILTIN_PHASES, FIRST_USER_SLOT, INPUT, OPTIMIZER, OTHER, PHASE_SLOTS
-from stepscope.records.places import ring_paths
-from stepscope.records.slot import FLAG_COMPILED, FLAG_EPOCH_START, FLAG_FIRST
+from stepscope.records.paths import ring_paths
+from stepscope.records.steps import (
+    BACKWARD,
+    BUILTIN_PHASES,
+    FIRST_USER_SLOT,
+    FLAG_COMPILED,
+    FLAG_EPOCH_START,
+    FLAG_FIRST,
+    INPUT,
+    OPTIMIZER,
+    OTHER,
+    PHASE_SLOTS,
+)
 from stepscope.ring import RingState, RingWriter
-from stepscope.ring.layout import DEFAULT_CAPACITY, HEAD_WORD, HOOK_FAILURES_WORD
-from stepscope.ring.words import STEP_DATA, STEP_END, TIME_SHIFT, note_words
+from stepscope.ring.layout import (
+    DEFAULT_CAPACITY,
+    HEAD_WORD,
+    HOOK_FAILURES_WORD,
+    STEP_DATA,
+    STEP_END,
+    TIME_SHIFT,
+    note_words,
+)
 
-__all__ = ["BackwardFigures", "Recorder", "RootSearch"]
+__all__ = ["Recorder", "StepBoundaries"]
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+# When does a step end?  When the optimizer that closes the loop's cycle returns.
+#
+# With one optimizer that is every ``step()``.  With several, a training iteration steps them in turn (GAN: D, G; or D
+# five times, then G; or one for the embeddings and one for the rest), and the iteration ends with the one that comes
+# last in the cycle: the optimizer seen latest closes.  If the closer is not stepped for ``PATIENCE`` steps of the
+# others (the script moved on to another stage), the one that steps now closes from then on.
+
+
+class StepBoundaries:
+    PATIENCE = 16
+
+    def __init__(self) -> None:
+        self.sole = 0
+        """The id of the only optimizer seen so far, for a caller in a hurry; 0 when there are several (or none)."""
+        self._known: set[int] = set()
+        self._closer = 0
+        self._since_closer = 0
+
+    def hold(self) -> None:
+        """Until ``release``, callers in a hurry are not served: they have to ask."""
+        self.sole = 0
+
+    def release(self) -> None:
+        (self.sole,) = self._known if len(self._known) == 1 else (0,)
+
+    def closes(self, optimizer: int) -> bool:
+        """Does the step of this optimizer (by id) that just returned end a training step?"""
+        if optimizer == self._closer:
+            self._since_closer = 0
+            return True
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self.release()
+            self._closer = optimizer
+            self._since_closer = 0
+            return True
+        self._since_closer += 1
+        if self._since_closer < self.PATIENCE:
+            return False
+        self._closer = optimizer
+        self._since_closer = 0
+        return True
+
+
+# -- recorder ---------------------------------------------------------------------------------------------------------
 
 IDENTITY_CHECKS = (1, 2, 3, 5, 10, 100)
 """After these steps the process looks again who it is: the process group or the device may have come late."""

@@ -14,7 +14,7 @@ makes it write to a file beside the ring:
 - THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that stands still and none
   of whose threads can run Python meanwhile, because its GIL is held, or because they all wait in the kernel.
 
-Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``, ``agent/threads.py``):
+Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``, ``agent/stacks.py``):
 
 - faulthandler's handler walks the frames and writes to a file in memory.  Nothing is allocated, no lock is taken,
   ``errno`` is kept.  The handler in Python takes some twenty microseconds and cannot raise.  System calls go on
@@ -47,9 +47,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.recorder.guard import failsafe
-from stepscope.recorder.patches import Patches
-from stepscope.records.places import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX
+from stepscope.recorder.guard import Patches, failsafe
+from stepscope.records.paths import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, THREADS_WORD, TRAINS_WORD
 

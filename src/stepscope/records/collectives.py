@@ -1,7 +1,9 @@
-"""Collectives: what they are called, the process groups they run in, and how they are kept.
+"""Collectives and process groups: their names, what a group is for, and the rows they are kept in.
 
-The training process writes a word per collective (``ring/words.py``: COLLECTIVE), and the reader of its ring makes two
-kinds of records from them (``records/slot.py``): for every step the sums by group and operation (COMM), and for some
+Collectives: what they are called, the process groups they run in, and how they are kept.
+
+The training process writes a word per collective (``ring/layout.py``: COLLECTIVE), and the reader of its ring makes two
+kinds of records from them (``records/steps.py``): for every step the sums by group and operation (COMM), and for some
 steps, the same ones on all ranks, each collective by itself (COLLECTIVE), so that the n-th of a group can be compared
 over the ranks.
 
@@ -12,11 +14,13 @@ or scatter of any kind the whole, all ranks' parts together.  Only those of an a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 __all__ = [
+    "ALIKE_KINDS",
     "COLLECTIVE_ROW",
     "COMM_ROW",
     "FLAG_ASYNC",
@@ -29,12 +33,16 @@ __all__ = [
     "PHASE_SHIFT",
     "GroupKind",
     "ProcessGroup",
+    "group_kind",
     "group_name",
     "groups_from_json",
     "groups_to_json",
     "kept_by_itself",
     "merged_groups",
 ]
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
 
 OPS = (
     "unknown",
@@ -188,3 +196,38 @@ With FLAG_DEVICE ``nth`` is the group's own sequence number, which is the same o
 recvs that of the pair), ``start_ns`` is when the host called it, and ``end_ns`` is so much later as it took on the
 device (0: not known), not when it ended.
 """
+
+
+# -- group kinds ------------------------------------------------------------------------------------------------------
+# What a process group is for, by the name its maker gave it.  The recorder and the agent share this.
+
+ALIKE_KINDS: tuple[GroupKind, ...] = ("data", "tensor", "context", "expert")
+"""Groups whose ranks have the same work to do; stages of a pipeline have not."""
+
+_DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
+"""The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
+_KIND_WORDS: tuple[tuple[GroupKind, str], ...] = (
+    ("pipeline", r"pp|pipe|pipeline|embedding|embd"),
+    ("tensor", r"e?tp|tensor"),
+    ("context", r"cp|context|sp|sequence"),
+    ("expert", r"ep|expert|experts|moe"),
+)
+
+
+def group_kind(description: str) -> GroupKind:
+    """What a group is for, by what its maker called it: ``mesh_dp_shard``, ``TENSOR_MODEL_PARALLEL_GROUP`` …"""
+    words = description.lower().removeprefix("mesh_").split("_")
+    kinds = [kind for word in words if (kind := _kind_of_word(word)) is not None]
+    # EXPERT_DATA_PARALLEL_GROUP: the data parallel group of the experts.
+    return next((kind for kind in kinds if kind != "expert"), kinds[0] if kinds else "other")
+
+
+def is_data_dimension(name: str) -> bool:
+    """Whether a dimension of that name is one along which the data differ."""
+    return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
+
+
+def _kind_of_word(word: str) -> GroupKind | None:
+    if is_data_dimension(word):
+        return "data"
+    return next((kind for kind, pattern in _KIND_WORDS if re.fullmatch(pattern, word)), None)

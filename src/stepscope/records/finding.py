@@ -1,11 +1,34 @@
-"""A finding: one thing that is wrong (or worth knowing), with its numbers, its price and what to do."""
+"""Findings and hangs as plain data, and how they are read from files.
+
+A finding: one thing that is wrong (or worth knowing), with its numbers, its price and what to do.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import math
+import types
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["SEVERITIES", "Finding", "Severity"]
+__all__ = [
+    "SEVERITIES",
+    "Culprit",
+    "Finding",
+    "Frame",
+    "HangKind",
+    "HangPart",
+    "HangRecord",
+    "RankThere",
+    "Severity",
+    "StackGroup",
+    "ThreadStack",
+    "WaitingIn",
+    "decoded",
+    "encoded",
+]
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -45,3 +68,245 @@ class Finding:
             "advice": list(self.advice),
             "confidence": round(self.confidence, 3),
         }
+
+
+# -- hang -------------------------------------------------------------------------------------------------------------
+# The record of a hang: which rank blocks the job, which ranks wait, and where each of them is.
+#
+# A job that stopped: who holds it up, who waits, where each of them is.  What the watchdog writes and reports show.
+#
+# One file per hang in ``hangs/`` of the run directory, rewritten when something about it changes (the job came back, it
+# was ended).  ``finding_of`` in ``hangs/`` makes the finding from it.
+
+# -- decode -----------------------------------------------------------------------------------------------------------
+# From frozen dataclasses to plain JSON values and, checked field by field against the annotations, back.
+#
+# What a field may be: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, ``X | None``, ``tuple[X, ...]``, another
+# such dataclass, or ``dict[str, Any]`` (any JSON, as long as its numbers are ones that every reader can take).
+
+T = TypeVar("T")
+
+_LARGEST = (1 << 63) - 1
+_HIDDEN = dict.fromkeys([*range(32), *range(127, 160)], " ")
+"""Control characters: what is shown in a terminal must not steer it."""
+_KNOWN: dict[type, dict[str, tuple[Any, bool]]] = {}
+"""Annotations are text until somebody evaluates them, which takes long for a thousand ranks."""
+
+
+def encoded(value: Any) -> Any:
+    """A dataclass as a dict, a tuple as a list, all the way down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: encoded(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple | list):
+        return [encoded(one) for one in value]
+    return {key: encoded(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def decoded(kind: type[T], raw: object) -> T:
+    """ValueError when ``raw`` is not a ``kind``; keys that it does not have are passed over."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"not a {kind.__name__}")  # noqa: TRY004  # like every other fault of the bytes
+    values = {}
+    for name, (hint, needed) in _fields(kind).items():
+        if name in raw:
+            values[name] = _value(hint, raw[name], name)
+        elif needed:
+            raise ValueError(f"a {kind.__name__} without {name}")
+    return kind(**values)
+
+
+def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
+    """What each field may be, and whether it must be there."""
+    if kind not in _KNOWN:
+        hints = get_type_hints(kind)
+        needed = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(kind)}
+        _KNOWN[kind] = {name: (hints[name], must) for name, must in needed.items()}
+    return _KNOWN[kind]
+
+
+def _value(hint: Any, raw: Any, name: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        inner = next(one for one in get_args(hint) if one is not type(None))
+        return None if raw is None else _value(inner, raw, name)
+    if origin is tuple and isinstance(raw, list):
+        return tuple(_value(get_args(hint)[0], one, name) for one in raw)
+    if origin is Literal and isinstance(raw, str) and raw in get_args(hint):
+        return raw
+    if origin is dict and isinstance(raw, dict):
+        return _plain(raw, name)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return decoded(hint, raw)
+    if hint is float and type(raw) in (int, float):
+        return float(_plain(raw, name))
+    if hint in (int, bool, str) and type(raw) is hint:
+        return _plain(raw, name)
+    raise ValueError(f"{name} cannot be {str(raw)[:40]!r}")
+
+
+def _plain(raw: Any, name: str) -> Any:
+    """JSON as it is, if its numbers are finite and of 64 bits; text without what steers a terminal."""
+    if isinstance(raw, str):
+        return raw.encode("utf-8", "replace").decode().translate(_HIDDEN)
+    if isinstance(raw, dict):
+        return {_plain(key, name): _plain(value, name) for key, value in raw.items()}
+    if isinstance(raw, list):
+        return [_plain(value, name) for value in raw]
+    odd = (type(raw) is int and abs(raw) > _LARGEST) or (type(raw) is float and not math.isfinite(raw))
+    if odd or not (raw is None or type(raw) in (int, float, bool)):
+        raise ValueError(f"{name} has a number that is none")
+    return raw
+
+
+# -- hang -------------------------------------------------------------------------------------------------------------
+
+SCHEMA = 1
+
+HangKind = Literal[
+    "hang_missing_collective",
+    "hang_mismatch",
+    "hang_deadlock",
+    "hang_input",
+    "hang_host",
+    "hang_device",
+    "hang_unknown",
+    "rank_crashed",
+    "rank_lost",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One line of Python, as in a traceback."""
+
+    file: str
+    line: int
+    """0 where it is not known."""
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStack:
+    main: bool
+    name: str = ""
+    frames: tuple[Frame, ...] = ()
+    """Innermost first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackGroup:
+    """The stacks of processes that are at the same place."""
+
+    ranks: tuple[int, ...]
+    threads: tuple[ThreadStack, ...] = ()
+    workers_of: bool = False
+    """Whether these are not the ranks themselves but their DataLoader workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingIn:
+    """The collective a rank waits in."""
+
+    group: str
+    """Its name in torch."""
+    description: str = ""
+    sequence: int | None = None
+    op: str = ""
+    sizes: str = ""
+    """As people write them: ``[512]``, ``[4, 128] [128]``."""
+    dtypes: str = ""
+    peer: int | None = None
+    """Of a send or recv."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankThere:
+    """What was found about one rank."""
+
+    rank: int
+    pid: int
+    alive: bool = True
+    step: int | None = None
+    """The step under way."""
+    phase: str = ""
+    since_s: float = 0.0
+    """For how long nothing has been heard of it."""
+    process_state: str = ""
+    """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z."""
+    cpu_share: float | None = None
+    """Of one core, while it was watched."""
+    gil_held: bool | None = None
+    waiting_in: WaitingIn | None = None
+    at: Frame | None = None
+    """The innermost line of the user's own code."""
+    workers: tuple[dict[str, Any], ...] = ()
+    """Child processes that matter: pid, state, what they are and where."""
+    host: str = ""
+    """Where several hosts were judged together, its own; else empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    rank: int
+    reason: str
+    """A sentence without its full stop, without the rank: ``has not called all_reduce; it sleeps in train.py:41``."""
+    at: Frame | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangPart:
+    """What the watchdog of one host made of a standstill that several hosts were then judged together on."""
+
+    host: str
+    number: int
+    kind: HangKind
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangRecord:
+    number: int
+    """1 for the first of the run on this host."""
+    host: str
+    kind: HangKind
+    title: str
+    """One sentence with its full stop: who, what, where."""
+    declared_wall_ns: int
+    stopped_wall_ns: int
+    """When the last rank was heard of."""
+    threshold_s: float
+    step_s: float | None = None
+    """The usual length of a step before."""
+    culprits: tuple[Culprit, ...] = ()
+    victims: tuple[int, ...] = ()
+    undecidable: bool = False
+    collective: WaitingIn | None = None
+    """What the victims wait in."""
+    cycle: tuple[str, ...] = ()
+    """Of a deadlock: ``rank 3 waits for rank 1 in tp (all_reduce 4)`` …, closing where it began."""
+    evidence: tuple[str, ...] = ()
+    """Sentences: what led to the verdict, what speaks against the alternatives."""
+    ranks: tuple[RankThere, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+    flight: dict[str, Any] = field(default_factory=dict)
+    """What the Flight Recorders said, by ``flight/``: the verdict and per group who came how far."""
+    over: Literal["recovered", "ended", "aborted"] | None = None
+    over_wall_ns: int | None = None
+    action: str = ""
+    """What ``--on-hang`` did."""
+    hosts: tuple[str, ...] = ()
+    """Where the evidence of several hosts was judged together (``hangs/multi_host.py``), or one of them is lost: all of
+    them; else empty."""
+    parts: tuple[HangPart, ...] = ()
+    """… and what the watchdogs of these had said, each for itself."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of its file (docs/schema.md)."""
+        return {"schema": SCHEMA, **encoded(self)}
+
+    @classmethod
+    def from_dict(cls, raw: object) -> HangRecord:
+        """Read what ``to_dict`` gave, as JSON has it; ValueError for anything else.  Keys not known are passed."""
+        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+            raise ValueError("not the record of a hang")
+        return decoded(cls, raw)

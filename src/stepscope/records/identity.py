@@ -1,12 +1,19 @@
-"""Who wrote a ring: one process of one rank of one attempt."""
+"""What a rank says about itself: who it is, and the facts the recorder saw of its live objects.
+
+Who wrote a ring: one process of one rank of one attempt.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["RankIdentity"]
+__all__ = ["FACTS_FORM", "RankIdentity", "checked_facts", "pack_facts", "rank_runs"]
+
+
+# -- identity ---------------------------------------------------------------------------------------------------------
 
 LARGEST = (1 << 63) - 1
 
@@ -61,3 +68,171 @@ class RankIdentity:
 _KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
 _FIELDS = tuple((field.name, field.default, _KINDS[str(field.type)]) for field in fields(RankIdentity))
 """Asked for once: a hub reads a hundred thousand identities when a large job begins."""
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+# Facts: what the recorder saw of a rank's live objects; their form, and how they are kept small.
+#
+# They come out of mapped memory and out of files of any hand, so whoever reads them calls ``checked_facts``: known keys
+# whose values have the right type stay, everything else is left out, and nothing is raised.
+
+MAX_TEXT = 120
+"""Names of classes and dtypes; the names of classes that a program makes may be of any length."""
+MAX_ITEMS = 64
+"""Runs of ranks, dimensions of a mesh."""
+
+Check = Callable[[Any], bool]
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LARGEST
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and len(value) <= MAX_ITEMS and all(map(check, value))
+
+
+def _is_run(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)) and value[1] > 0 and value[2] > 0
+
+
+FACTS_FORM: dict[str, Check | dict[str, Check]] = {
+    "peers": lambda value: bool(value) and _list_of(_is_run)(value),
+    "pipeline": _is_bool,
+    "frameworks": lambda value: bool(value) and _list_of(_is_text)(value),
+    "global_step": {"by": _is_text, "first": _is_count, "last": _is_count, "at": _is_count},
+    "loader": {
+        "num_workers": _is_count,
+        "pin_memory": _is_bool,
+        "prefetch_factor": _or_none(_is_count),
+        "persistent_workers": _is_bool,
+        "batch_size": _or_none(_is_count),
+        "sampler": _is_text,
+        "dataset": _is_text,
+        "distributed_sampler": _is_bool,
+        "set_epoch_missing": _is_bool,
+        "length": _or_none(_is_count),
+        "drop_last": _is_bool,
+        "last_batch": _or_none(_is_count),
+        "epochs": _is_count,
+    },
+    "ddp": {
+        "bucket_mb": _is_amount,
+        "find_unused_parameters": _is_bool,
+        "static_graph": _is_bool,
+        "gradient_as_bucket_view": _is_bool,
+        "broadcast_buffers": _is_bool,
+        "gradient_mb": _is_amount,
+        "group": _is_text,
+        "buckets": _is_count,
+        "bucket_sizes_mb": _list_of(_is_amount),
+        "tensors": _is_count,
+        "batchnorm": _is_count,
+        "iterations": _is_count,
+        "unused": _is_text,
+    },
+    "fsdp": {
+        "version": _is_count,
+        "units": _is_count,
+        "parameters": _is_count,
+        "largest_share": _is_amount,
+        "strategy": _is_text,
+        "resharded_units": _is_count,
+        "param_dtype": _is_text,
+        "reduce_dtype": _is_text,
+        "cpu_offload": _is_bool,
+        "forward_prefetch": _is_bool,
+        "backward_prefetch": _or_none(_is_text),
+    },
+    "model": {
+        "class": _is_text,
+        "parameters": _is_count,
+        "modules": _is_count,
+        "batchnorm": _is_count,
+        "sync_batchnorm": _is_count,
+        "compiled": _is_bool,
+        "dtype": _is_text,
+    },
+    "optimizer": {
+        "class": _is_text,
+        "fused": _or_none(_is_bool),
+        "foreach": _or_none(_is_bool),
+        "tensors": _is_count,
+    },
+    "autocast": _or_none(_is_text),
+    "mesh": {"names": _list_of(_is_text), "shape": _list_of(_is_count)},
+    "process_group_open": _is_bool,
+    "threads": _is_count,
+    "gc": {"enabled": _is_bool, "thresholds": _list_of(_is_count)},
+    "cudnn_benchmark": _is_bool,
+    "tf32": _is_bool,
+}
+"""Every key, the most important first."""
+
+
+def checked_facts(raw: object) -> dict[str, Any]:
+    """What of ``raw`` are facts; {} when nothing is."""
+    if not isinstance(raw, Mapping):
+        return {}
+    facts: dict[str, Any] = {}
+    for key, form in FACTS_FORM.items():
+        if key not in raw:
+            continue
+        value = raw[key]
+        if isinstance(form, dict):
+            known = _checked_group(value, form)
+            if known:
+                facts[key] = known
+        elif form(value):
+            facts[key] = value
+    return facts
+
+
+def _checked_group(raw: object, form: Mapping[str, Check]) -> dict[str, Any]:
+    if not isinstance(raw, Mapping):
+        return {}
+    return {name: raw[name] for name, check in form.items() if name in raw and check(raw[name])}
+
+
+def pack_facts(facts: Mapping[str, Any], limit: int) -> bytes:
+    """JSON of at most ``limit`` bytes; where it does not fit, the least important keys are left out."""
+    kept = checked_facts(facts)
+    while True:
+        text = json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+        if len(text) <= limit or not kept:
+            return text
+        kept.popitem()
+
+
+def rank_runs(ranks: Iterable[int], own: int) -> list[list[int]]:
+    """Ranks as arithmetic runs [start, count, step], so that ten thousand of them stay small.
+
+    Of a set so irregular that it would not, the run that holds ``own``.
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs:
+            start, count, step = runs[-1]
+            if count == 1 or rank == start + count * step:
+                runs[-1] = [start, count + 1, rank - start if count == 1 else step]
+                continue
+        runs.append([rank, 1, 1])
+    if len(runs) <= MAX_ITEMS:
+        return runs
+    return [run for run in runs if own in range(run[0], run[0] + run[1] * run[2], run[2])]

@@ -5,7 +5,7 @@ somebody sets the time of day while the run lasts, all stamps still agree with o
 began, no restart seems to come before what it replaced, and nothing looks a day old that is a second old.
 
 Both readings are in ``run.json``; agent and hub take the clock from there, ranks from their environment, where the
-launcher put it, or ``stepscope.init()`` (``recorder/attach.py``).  Without either it is the time of day.  Standard
+launcher put it, or ``stepscope.init()`` (``recorder/api.py``).  Without either it is the time of day.  Standard
 library only: training processes load this.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.places import ENV_CLOCK
+from stepscope.records.paths import ENV_CLOCK
 
 __all__ = [
     "begun",

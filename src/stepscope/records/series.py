@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.hang import HangRecord
+from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity
 
 if TYPE_CHECKING:

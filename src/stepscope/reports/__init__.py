@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.reports.summary import summarise
-    from stepscope.reports.text import render_text
+    from stepscope.reports.summary_text import render_text
 
 __all__ = ["render_text", "summarise"]
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return summarise
     if name == "render_text":
-        from stepscope.reports.text import render_text
+        from stepscope.reports.summary_text import render_text
 
         return render_text
     raise AttributeError(f"module 'stepscope.reports' has no attribute {name!r}")

@@ -1,4 +1,6 @@
-"""The verdict on a job's Flight Recorder dumps as one page of HTML: no script, nothing fetched, light and dark.
+"""The verdict on Flight Recorder dumps as one HTML page.
+
+The verdict on a job's Flight Recorder dumps as one page of HTML: no script, nothing fetched, light and dark.
 
 Drawn from the document of ``stepscope flight --json`` and nothing else; every word of it is escaped.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stepscope.reports.flight import call_text, counter_text, group_text, place_text, ranks_of, troubled
+from stepscope.reports.flight_text import call_text, counter_text, group_text, place_text, ranks_of, troubled
 from stepscope.reports.html import escaped, page
 
 __all__ = ["render_flight_html"]

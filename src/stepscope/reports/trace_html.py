@@ -1,4 +1,6 @@
-"""What a job's traces say, as one page of HTML with charts: nothing fetched, light and dark, of bounded size.
+"""The results of a trace analysis as one HTML page with charts.
+
+What a job's traces say, as one page of HTML with charts: nothing fetched, light and dark, of bounded size.
 
 Drawn from the document of ``stepscope trace --json`` and nothing else; every word of it is escaped.
 """
@@ -8,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stepscope.records.units import bytes_text, ns_text, number_text, share_text
-from stepscope.reports.charts import CHART_STYLE, Bar, Curve, Part, curves, legend, stacked_bars, stacked_columns
-from stepscope.reports.html import escaped, page
-from stepscope.reports.html_tables import TABLE_SCRIPT, TABLE_STYLE, sortable_table
-from stepscope.reports.price import price_text
-from stepscope.reports.trace_shown import (
+from stepscope.records.text import bytes_text, ns_text, number_text, share_text
+from stepscope.reports.html import (
+    CHART_STYLE,
+    TABLE_SCRIPT,
+    TABLE_STYLE,
+    Bar,
+    Curve,
+    Part,
+    curves,
+    escaped,
+    legend,
+    page,
+    sortable_table,
+    stacked_bars,
+    stacked_columns,
+)
+from stepscope.reports.layout import price_text
+from stepscope.reports.trace_document import (
     certainty_of,
     facts_of,
     look_of,

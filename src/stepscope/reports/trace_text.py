@@ -1,4 +1,6 @@
-"""What a job's traces say, as text for the terminal: the verdict, what else was found, then the tables.
+"""The results of a trace analysis as text for the terminal.
+
+What a job's traces say, as text for the terminal: the verdict, what else was found, then the tables.
 
 Drawn from the document of ``stepscope trace --json`` and nothing else.
 """
@@ -9,11 +11,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.records.messages import printable
-from stepscope.records.units import count_text, ns_text, share_text
-from stepscope.reports.page import NARROWEST, Page, bar, cut
-from stepscope.reports.price import price_text
-from stepscope.reports.trace_shown import (
+from stepscope.records.text import count_text, ns_text, printable, share_text
+from stepscope.reports.layout import NARROWEST, Page, bar, cut, price_text, table_lines
+from stepscope.reports.trace_document import (
     RANK_COLUMNS,
     certainty_of,
     facts_of,
@@ -24,7 +24,6 @@ from stepscope.reports.trace_shown import (
     rank_shown,
     ranks_per_step,
 )
-from stepscope.reports.trace_tables import table_lines
 
 __all__ = ["render_trace"]
 

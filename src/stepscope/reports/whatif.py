@@ -1,4 +1,7 @@
-"""What a job would cost without its stragglers: as a document and as text for the terminal."""
+"""What a job would cost without its stragglers: as a document and as text.
+
+What a job would cost without its stragglers: as a document and as text for the terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepscope.records.messages import printable
-from stepscope.records.units import count_text, ms_text
-from stepscope.whatif.attribution import Effect, WhatIf
+from stepscope.records.text import count_text, ms_text, printable
+from stepscope.whatif.replay import Effect, WhatIf
 
 __all__ = ["render_whatif", "whatif_document"]
 

@@ -4,9 +4,8 @@ One memory-mapped file per process, one writer (``RingWriter``, in the training 
 (``RingReader``, in the agent).  Standard library only.
 """
 
-from stepscope.ring.latest import LastCollective, LivePhase
 from stepscope.ring.layout import RingState
-from stepscope.ring.reader import RingBatch, RingHeader, RingReader, split
+from stepscope.ring.reader import LastCollective, LivePhase, RingBatch, RingHeader, RingReader, split
 from stepscope.ring.writer import RingWriter
 
 __all__ = ["LastCollective", "LivePhase", "RingBatch", "RingHeader", "RingReader", "RingState", "RingWriter", "split"]

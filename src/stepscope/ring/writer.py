@@ -19,9 +19,8 @@ from typing import Any
 from stepscope.errors import RingNoSpace
 from stepscope.records import run_clock
 from stepscope.records.collectives import ProcessGroup, groups_to_json
-from stepscope.records.facts import pack_facts
-from stepscope.records.identity import RankIdentity
-from stepscope.records.phases import FIRST_USER_SLOT, PHASE_SLOTS
+from stepscope.records.identity import RankIdentity, pack_facts
+from stepscope.records.steps import FIRST_USER_SLOT, PHASE_SLOTS
 from stepscope.ring.layout import (
     BLOCK_HEAD,
     DEFAULT_CAPACITY,

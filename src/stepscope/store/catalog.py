@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun
-from stepscope.records.progress import Progress, unheard
-from stepscope.store.meta import read_meta
+from stepscope.records.text import Progress, no_progress
+from stepscope.store.documents import load_findings, load_summary, read_meta
+from stepscope.store.live.ring_files import RingSidecar, read_sidecars
+from stepscope.store.liveness import launcher_alive, processes_alive
 from stepscope.store.paths import FINDINGS, META, SUMMARY
-from stepscope.store.processes import launcher_alive, processes_alive
-from stepscope.store.results import load_findings, load_summary
-from stepscope.store.sidecar import RingSidecar, read_sidecars
 
-__all__ = ["Known", "RunEntry", "goes_on", "list_runs", "newest_run", "run_entry"]
+__all__ = ["KnownRuns", "RunEntry", "is_active", "list_runs", "newest_run", "run_entry"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +53,14 @@ class RunEntry:
 
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-Known = dict[str, tuple[Stamp, RunEntry]]
+KnownRuns = dict[str, tuple[Stamp, RunEntry]]
 """By the folder's name: what was read of runs that are over, and how the files it came from looked."""
 MOST = 1 << 62
-GOES_ON = ("running", "unfinished")
+ACTIVE = ("running", "unfinished")
 
 
 def list_runs(
-    root: Path, *, known: Known | None = None, progress: Progress = unheard
+    root: Path, *, known: KnownRuns | None = None, progress: Progress = no_progress
 ) -> tuple[list[RunEntry], list[str]]:
     """The runs right under ``root``, newest first, and a line for each that cannot be read.
 
@@ -69,7 +68,7 @@ def list_runs(
     """
     entries: list[RunEntry] = []
     problems: list[str] = []
-    earlier, fresh = dict(known or {}), Known()
+    earlier, fresh = dict(known or {}), KnownRuns()
     folders = sorted(root.iterdir()) if root.is_dir() else []
     for place, path in enumerate(folders):
         progress(place, len(folders))
@@ -90,7 +89,7 @@ def list_runs(
             problems.append(f"{path} cannot be read: {type(error).__name__}: {error}")
             continue
         entries.append(entry)
-        if stamp[1] is not None and entry.status not in GOES_ON:
+        if stamp[1] is not None and entry.status not in ACTIVE:
             fresh[path.name] = stamp, entry
     if known is not None:
         known.clear()
@@ -122,11 +121,11 @@ def newest_run(root: Path, *, prefer_live: bool = False) -> Path | None:
             meta = read_meta(path)
             begun.append((_number(meta.get("created_wall_ns")) or 0, path.name, path, meta.get("end") is None))
     begun.sort(reverse=True)
-    live = (path for *_, path, open_end in begun if open_end and goes_on(path)) if prefer_live else iter(())
+    live = (path for *_, path, open_end in begun if open_end and is_active(path)) if prefer_live else iter(())
     return next(live, begun[0][2] if begun else None)
 
 
-def goes_on(path: Path) -> bool:
+def is_active(path: Path) -> bool:
     """Whether anybody still works on that run: its launcher, or a process of the job.  NotARun when it is none."""
     return launcher_alive(dict(read_meta(path))) or processes_alive(path)
 
@@ -166,7 +165,7 @@ def _status(path: Path, meta: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     for said in (summary.get("status"), end.get("status") if isinstance(end, Mapping) else None):
         if isinstance(said, str):
             return said
-    return "running" if goes_on(path) else "unfinished"
+    return "running" if is_active(path) else "unfinished"
 
 
 def _text(verdict: Any, name: str) -> str | None:

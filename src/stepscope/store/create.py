@@ -15,16 +15,14 @@ from typing import Any
 
 from stepscope.errors import RingNoSpace, RunUnwritable
 from stepscope.records import run_clock
-from stepscope.records.modes import PRIVATE, folder_mode
-from stepscope.records.naming import TIME_IN_NAME, checked_name, default_name
-from stepscope.records.places import session_root
+from stepscope.records.files import PRIVATE, folder_mode, make_session, take_folder
+from stepscope.records.paths import session_root
 from stepscope.records.redaction import kept_environment, redact_command
-from stepscope.ring.folders import make_session, take_folder
+from stepscope.records.text import TIME_IN_NAME, checked_name, default_name
 from stepscope.ring.writer import process_start_ticks
-from stepscope.store.lease import LeaseKeeper, Place
-from stepscope.store.meta import SCHEMA, write_meta
+from stepscope.store.documents import RUN_SCHEMA, write_meta
+from stepscope.store.liveness import LeaseKeeper, Place, mark_session
 from stepscope.store.paths import META
-from stepscope.store.session import mark_session
 
 __all__ = ["RunPaths", "create_run", "create_run_at", "discard_run"]
 
@@ -117,7 +115,7 @@ def _begin(
         raise RunUnwritable(f"cannot create a folder in {run_dir}: {error.strerror}") from error
     spool = secrets.token_hex(16)
     meta = {
-        "schema": SCHEMA,
+        "schema": RUN_SCHEMA,
         "name": run_dir.name,
         "command": redact_command(command),
         "cwd": str(Path.cwd()),

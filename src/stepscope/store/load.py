@@ -1,38 +1,144 @@
-"""Open a run, whatever became of it: live, finished, sealed, or killed half way; with what other nodes sent to it."""
+"""Load a run, whatever became of it: live, finished, sealed or killed half way; other nodes included.
+
+Open a run, whatever became of it: live, finished, sealed, or killed half way; with what other nodes sent to it.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun, RunUnwritable
-from stepscope.records.progress import Progress, unheard
 from stepscope.records.run_clock import now_of
 from stepscope.records.series import RankError, RankSeries, RunData
-from stepscope.store import staging
-from stepscope.store.failures import Numbers, read_errors
-from stepscope.store.flights import nccl_dumped, read_flights
-from stepscope.store.jsonl import read_jsonl
+from stepscope.records.text import Progress, count_text, no_progress
+from stepscope.store import locks
+from stepscope.store.documents import NodeInfo, clock_offsets, read_meta, read_nodes, read_refused
+from stepscope.store.file_io import read_jsonl
+from stepscope.store.live.failures import (
+    RankNumbers,
+    nccl_dumped,
+    read_errors,
+    read_flights,
+    read_joined_hangs,
+    read_stacks,
+)
+from stepscope.store.live.logs import read_native, read_training_log
+from stepscope.store.live.sample_files import thinned
+from stepscope.store.liveness import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.locks import locked
-from stepscope.store.meta import read_meta
-from stepscope.store.native import read_native
-from stepscope.store.node_notices import node_notices
-from stepscope.store.nodes import NodeInfo, clock_offsets, read_nodes, read_refused
 from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
-from stepscope.store.processes import agent_alive, launcher_alive, node_silent, processes_alive
-from stepscope.store.stacks import read_stacks
-from stepscope.store.standstills import read_standstills
-from stepscope.store.thinning import thinned
-from stepscope.store.training_log import read_training_log
 
 if TYPE_CHECKING:
-    from stepscope.store.late import Shown
-    from stepscope.store.remote import Remote
+    from stepscope.store.inbox.remote import Remote, Shown
 
 __all__ = ["Loaded", "load_run", "open_run"]
+
+
+# -- node notices -----------------------------------------------------------------------------------------------------
+# What is worth saying of the nodes of a run: who never came, who was lost, whose clock is off, who was turned away.
+
+CLOCK_OFF_S = 1.0
+REFUSED = {
+    "tls": "no TLS that it speaks, or its certificate was not taken",
+    "key": "joins with another key",
+    "join": "joins to another run",
+    "join_rate": "joins too often",
+    "token": "wrong tokens",
+    "frame": "no frames of ours",
+    "rank": "ranks that another node has",
+    "spool": "frames in another's name",
+    "node_taken": "a number that another node has",
+    "connections": "too many connections",
+    "connection_rate": "connections too often",
+    "body_large": "too large",
+    "body_slow": "too slow",
+    "head_slow": "too slow to begin",
+    "head_large": "headers too large",
+    "http": "no HTTP",
+    "disk": "the disk was full",
+}
+"""What the hub turned away, in words."""
+SHOWN = 8
+"""Nodes of one sort that get a sentence of their own."""
+
+
+def node_notices(
+    meta: Mapping[str, Any],
+    nodes: Sequence[NodeInfo],
+    refused: Mapping[str, int],
+    *,
+    lost: Callable[[NodeInfo], bool],
+    over: bool,
+) -> list[str]:
+    """``refused``: what came from nobody we know, by reason; ``lost``: whether one that said no goodbye is gone;
+    ``over``: whether nobody can join any more.
+    """
+    notices = _absent_notices(meta, nodes) if over else []
+    nodes = [node for node in nodes if node.spool != meta.get("spool")]  # this host's own agent says it is there, too
+    hosts = {node.spool: node.host for node in nodes}
+    gone = [_lost_notice(node, hosts) for node in nodes if node.bye is None and lost(node)]
+    off = [node for node in nodes if abs(node.offset_ns or 0) > CLOCK_OFF_S * 1e9]
+    notices += _some(gone, "more nodes were lost")
+    notices += _some([_clock_notice(node) for node in off], "more clocks are off")
+    badly = [node for node in nodes if node.bye is not None and node.bye.get("status") not in ("finished", "orphaned")]
+    notices += _some([_ended_notice(node) for node in badly if node.node], "more nodes ended badly")
+    bad = [f"{_who(node)}: {count_text(node.refused, 'frame')} refused." for node in nodes if node.refused]
+    notices += _some(bad, "more nodes sent what was refused")
+    if refused:
+        counts = sorted(refused.items(), key=lambda one: -one[1])
+        reasons = ", ".join(f"{REFUSED.get(why, why.replace('_', ' '))} ({count:,})" for why, count in counts)
+        notices.append(f"The hub refused {count_text(sum(refused.values()), 'request')}: {reasons}.")
+    return notices
+
+
+def _absent_notices(meta: Mapping[str, Any], nodes: Sequence[NodeInfo]) -> list[str]:
+    expected = meta.get("nnodes")
+    if not isinstance(expected, int) or not 1 < expected <= 1 << 20:
+        return []
+    missing = sorted(set(range(1, expected)) - {node.node for node in nodes})
+    if not missing:
+        return []
+    if len(missing) == 1:
+        return [f"Node {missing[0]} never joined; there is nothing of it here."]
+    shown = ", ".join(str(number) for number in missing[:SHOWN])
+    more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+    return [f"Nodes {shown}{more} never joined; there is nothing of them here."]
+
+
+def _lost_notice(node: NodeInfo, hosts: Mapping[str, str]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.heard_wall_ns / 1e9))
+    after = f"; host {hosts[node.replaced_by]} took its place" if node.replaced_by in hosts else ""
+    return f"{_who(node)} was lost: it was last heard of at {when} and never said how it ended{after}."
+
+
+def _ended_notice(node: NodeInfo) -> str:
+    bye = node.bye or {}
+    code = f" (exit code {bye['exit_code']})" if bye.get("exit_code") is not None else ""
+    how = "was interrupted" if bye.get("status") == "interrupted" else str(bye.get("status"))
+    return f"{_who(node)} {how}{code}."
+
+
+def _clock_notice(node: NodeInfo) -> str:
+    seconds = (node.offset_ns or 0) / 1e9
+    way = "ahead" if seconds > 0 else "behind"
+    return f"{_who(node)}: its clock is {abs(seconds):,.1f} s {way}; times are shown by this host's."
+
+
+def _who(node: NodeInfo) -> str:
+    return f"Node {node.node} (host {node.host})"
+
+
+def _some(sentences: list[str], more: str) -> list[str]:
+    rest = len(sentences) - SHOWN
+    return sentences if rest <= 0 else [*sentences[:SHOWN], f"{rest:,} {more}."]
+
+
+# -- load -------------------------------------------------------------------------------------------------------------
 
 _TRIES = 5
 
@@ -64,7 +170,7 @@ class _Found:
     live: bool = False
 
 
-def open_run(path: Path, *, progress: Progress = unheard) -> RunData:
+def open_run(path: Path, *, progress: Progress = no_progress) -> RunData:
     """Read a run; NotARun when it is none.  What is missing stands in ``notices``.
 
     ``progress`` is told processes, as they are read.
@@ -72,13 +178,13 @@ def open_run(path: Path, *, progress: Progress = unheard) -> RunData:
     return load_run(path, progress=progress).data
 
 
-def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress: Progress = unheard) -> Loaded:
+def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress: Progress = no_progress) -> Loaded:
     """As ``open_run``; ``alone``: without what other nodes sent and is not sealed with the rest.
 
     ``samples``: False leaves out those that are sealed, to be read later (``sealed_samples``).
     """
     for _ in range(_TRIES):
-        if staging.is_committed(path):
+        if locks.is_stage_committed(path):
             _finish(path)
         meta = read_meta(path)
         form = _form(path, meta)
@@ -94,7 +200,7 @@ def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress:
 def _finish(path: Path) -> None:
     try:
         with locked(path):
-            staging.finish(path)
+            locks.finish_stage(path)
     except OSError as error:
         raise RunUnwritable(f"{path} was being sealed and cannot be: {error.strerror or error}") from error
 
@@ -116,18 +222,20 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         found = _find_open(path, meta, alone=alone, progress=progress)
     remote, notices = found.remote, found.notices
     offsets = clock_offsets(remote.nodes)
-    numbers = Numbers(found.series, str(meta.get("host")))
+    numbers = RankNumbers(found.series, str(meta.get("host")))
     errors, bad_errors = read_errors(path, numbers, offsets)
     stacks, bad_stacks = read_stacks(path, numbers.of)
     sent_stacks, bad_sent = remote.stacks(numbers)
-    hangs, bad_hangs = read_standstills(path, found.series, errors, remote.nodes)
+    hangs, bad_hangs = read_joined_hangs(path, found.series, errors, remote.nodes)
     flight, large = ({}, []) if found.live else _read_flight(path, found.series, errors)
     if not sealed:
         if bad_stacks and not found.live:
             notices.append(f"{bad_stacks:,} lines of {STACKS} could not be read.")
         notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
     notices += remote.notices(bad_sent)
-    told = node_notices(meta, remote.nodes, read_refused(path), lost=_lost(meta, live=found.live), over=not found.live)
+    told = node_notices(
+        meta, remote.nodes, read_refused(path), lost=_lost_nodes(meta, live=found.live), over=not found.live
+    )
     seen = _hub_events(path, found.events if sealed else [])
     sent_samples = remote.records(SAMPLES)
     data = RunData(
@@ -156,18 +264,16 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
 
 
 def _find_sealed(path: Path, *, alone: bool, samples: bool, progress: Progress) -> _Found:
-    from stepscope.store.assemble import assemble_ranks
-    from stepscope.store.late import merge_late, sealed_sidecars
-    from stepscope.store.parquet import read_ranks
-    from stepscope.store.positions import read_positions
-    from stepscope.store.remote import read_remote
-    from stepscope.store.samples import sealed_samples
-    from stepscope.store.selection import choose
+    from stepscope.store.inbox.journal import read_positions
+    from stepscope.store.inbox.remote import choose_rings, merge_late, read_remote, sealed_sidecars
+    from stepscope.store.rank_series import assemble_ranks
+    from stepscope.store.sealed.parquet import read_ranks
+    from stepscope.store.sealed.samples import sealed_samples
 
     series, notices = read_ranks(path, progress=progress)
     positions = read_positions(path)
     known = sealed_sidecars(series, positions.spools, read_nodes(path))
-    choice = None if alone else choose(path, positions)
+    choice = None if alone else choose_rings(path, positions)
     remote = read_remote(path, positions, lost=lambda node: True, known=known, choice=choice, nothing=alone)
     late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
@@ -184,18 +290,17 @@ def _find_sealed(path: Path, *, alone: bool, samples: bool, progress: Progress) 
 
 
 def _find_open(path: Path, meta: dict[str, Any], *, alone: bool, progress: Progress) -> _Found:
-    from stepscope.store.assemble import assemble_ranks
-    from stepscope.store.collect import collect_rings
-    from stepscope.store.positions import read_positions
-    from stepscope.store.remote import read_remote
-    from stepscope.store.samples import open_samples
-    from stepscope.store.selection import choose
+    from stepscope.store.inbox.journal import read_positions
+    from stepscope.store.inbox.remote import choose_rings, read_remote
+    from stepscope.store.live.ring_records import collect_rings
+    from stepscope.store.rank_series import assemble_ranks
+    from stepscope.store.sealed.samples import open_samples
 
     live = processes_alive(path) or (meta.get("end") is None and launcher_alive(meta))
     rings, notices = collect_rings(path, meta, live=live, progress=progress)
     positions = read_positions(path)
-    choice = None if alone else choose(path, positions)
-    remote = read_remote(path, positions, lost=_lost(meta, live=live), choice=choice, nothing=alone)
+    choice = None if alone else choose_rings(path, positions)
+    remote = read_remote(path, positions, lost=_lost_nodes(meta, live=live), choice=choice, nothing=alone)
     assembled = assemble_ranks([*rings, *remote.rings])
     events, bad_events = read_jsonl(path / EVENTS)
     samples, bad_samples = open_samples(path)
@@ -228,7 +333,7 @@ def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str,
     )
 
 
-def _lost(meta: Mapping[str, Any], *, live: bool) -> Callable[[NodeInfo], bool]:
+def _lost_nodes(meta: Mapping[str, Any], *, live: bool) -> Callable[[NodeInfo], bool]:
     """Whether a node that said no goodbye is gone: after a while, and when the run is over at once."""
     now_ns = now_of(meta)
     return lambda node: not live or node_silent(node, now_ns)

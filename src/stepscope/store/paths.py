@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.records.naming import hang_name, host_in_name
-from stepscope.records.places import HANGS
+from stepscope.records.paths import HANGS
+from stepscope.records.text import hang_name, host_in_name
 
 __all__ = [
     "COLLECTIVES_PARQUET",
@@ -42,7 +42,7 @@ META = "run.json"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
 SAMPLES_FOLDER = "samples"
-"""Older ones, thinned (``store/sample_segments.py``)."""
+"""Older ones, thinned (``store/live/sample_files.py``)."""
 STACKS = "stacks.jsonl"
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"

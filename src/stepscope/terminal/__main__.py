@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from stepscope.errors import HubError
-from stepscope.store.hub_file import read_hub_file
+from stepscope.store.documents import read_hub_file
 from stepscope.terminal.app import WatchApp
+from stepscope.terminal.client import RunAddress, address_from_hub_file
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.place import Place, place_of_hub_file
 
 
 def main() -> int:
@@ -20,11 +20,11 @@ def main() -> int:
     run_dir: Path = parser.parse_args().run_dir
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the job; the launcher ends us with SIGTERM
 
-    def where() -> Place:
+    def where() -> RunAddress:
         about = read_hub_file(run_dir)
         if about is None:
             raise HubError("the run has no hub any more")
-        return place_of_hub_file(about, run_dir.name)
+        return address_from_hub_file(about, run_dir.name)
 
     feed = Feed(where)
     feed.start()

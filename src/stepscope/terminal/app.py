@@ -21,10 +21,18 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from stepscope.terminal.draw.screen import draw_screen
 from stepscope.terminal.feed import Feed
+from stepscope.terminal.screen import (
+    Pane,
+    ViewState,
+    draw_screen,
+    move_cursor,
+    next_order,
+    refresh_frozen,
+    toggle_pane,
+    wanted_by,
+)
 from stepscope.terminal.snapshot import Snapshot
-from stepscope.terminal.view import Pane, View, caught_up, moved, sorted_anew, toggled, wanted_by
 
 __all__ = ["ScreenLines", "WatchApp"]
 
@@ -80,7 +88,7 @@ class WatchApp(App[None]):
         super().__init__(ansi_color=True)
         self.feed = feed
         self._beside_job = beside_job
-        self._view = View()
+        self._view = ViewState()
         self._frozen: Snapshot | None = None
         self._frozen_wall_ns = 0
         self._rows = 0
@@ -112,7 +120,7 @@ class WatchApp(App[None]):
         if width <= 0 or height <= 0:
             return
         if self._frozen is not None:
-            self._frozen = caught_up(self._frozen, self.feed.now, self._view)
+            self._frozen = refresh_frozen(self._frozen, self.feed.now, self._view)
         drawn = draw_screen(
             self.shown,
             self._view,
@@ -127,7 +135,7 @@ class WatchApp(App[None]):
         self._rows = drawn.rows or self._rows
         self.feed.want(wanted_by(self._view, rows=self._rows, output=drawn.output))
 
-    def _look(self, view: View) -> None:
+    def _look(self, view: ViewState) -> None:
         if view != self._view:
             self._view = view
             self.draw()
@@ -145,7 +153,7 @@ class WatchApp(App[None]):
 
     def action_move(self, by: int) -> None:
         table = self.shown.ranks
-        view = moved(self._view, by, total=table.total if table is not None else 0, rows=self._rows)
+        view = move_cursor(self._view, by, total=table.total if table is not None else 0, rows=self._rows)
         self._look(self._with_rank(view) if view.pane == "rank" else view)
 
     def action_page(self, pages: int) -> None:
@@ -159,7 +167,7 @@ class WatchApp(App[None]):
 
     def action_sort(self) -> None:
         status = self.shown.status
-        self._look(sorted_anew(self._view, tuple(status.phases) if status is not None else ()))
+        self._look(next_order(self._view, tuple(status.phases) if status is not None else ()))
 
     def action_freeze(self) -> None:
         freeze = self._frozen is None
@@ -168,9 +176,9 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_pane(self, pane: Pane) -> None:
-        self._look(toggled(self._view, pane))
+        self._look(toggle_pane(self._view, pane))
 
-    def _with_rank(self, view: View) -> View:
+    def _with_rank(self, view: ViewState) -> ViewState:
         """The rank under the cursor is looked at, if it is known which that is."""
         table = self.shown.ranks
         at = view.cursor - table.start if table is not None else -1

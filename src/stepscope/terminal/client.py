@@ -1,4 +1,6 @@
-"""A reader of a hub over HTTP: questions on one connection that is kept, and the stream of news on another.
+"""Connect to a hub: its address and token, the HTTP client, and a private hub for a run that has none.
+
+A reader of a hub over HTTP: questions on one connection that is kept, and the stream of news on another.
 
 The token goes into a header.  A hub with a certificate of its own making is known by its fingerprint; without one an
 authority must have signed it.  ``close`` may be called from another thread and ends whatever is being waited for.
@@ -9,20 +11,80 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import os
+import re
+import select
 import socket
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from stepscope.agent.shipping.client import connected, encrypted, plain, split_url
-from stepscope.errors import HubError, HubMissing, HubRefused
-from stepscope.terminal.documents import Runs, read
-from stepscope.terminal.place import Place
+from stepscope.errors import HubError, HubMissing, HubRefused, UsageError
+from stepscope.records.paths import helper_command, helper_environment
+from stepscope.store.documents import HubFile
+from stepscope.terminal.documents import Runs, decode
 
-__all__ = ["HubReader", "Piece"]
+__all__ = ["HubReader", "PrivateHub", "RunAddress", "address_from_hub_file", "fingerprint_from", "token_from"]
+
+
+# -- place ------------------------------------------------------------------------------------------------------------
+# Where a run is to be looked at: the address of a hub, what opens it, and which run of it.
+
+ENV_TOKEN = "STEPSCOPE_TOKEN"
+_TOKEN = re.compile(r"[!-~]{1,1024}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAddress:
+    url: str
+    token: str = field(repr=False)
+    run: str
+    """Its id; empty: the newest run of that hub."""
+    fingerprint: str = ""
+    """SHA-256 of the certificate, hexadecimal; empty: an authority that this machine trusts must have signed it."""
+
+    def __post_init__(self) -> None:
+        """UsageError when that is no address of a hub, HubError when nobody could send such a token."""
+        split_url(self.url)
+        if not _TOKEN.fullmatch(self.token):
+            raise HubError("that is no token: it is empty, or has characters that no token has")
+
+
+def address_from_hub_file(about: HubFile, run: str) -> RunAddress:
+    return RunAddress(url=about.url, token=about.token, run=run, fingerprint=about.fingerprint)
+
+
+def token_from(file: Path | None, environ: Mapping[str, str] | None = None) -> str:
+    """The token of a hub elsewhere: never from the command line, where others could read it."""
+    environ = os.environ if environ is None else environ
+    if file is None:
+        token = environ.get(ENV_TOKEN, "").strip()
+        if not token:
+            raise UsageError(f"the hub wants a token: --token-file FILE, or {ENV_TOKEN} in the environment")
+        return token
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError as error:
+        raise UsageError(f"cannot read the token {file}: {error.strerror}") from None
+
+
+def fingerprint_from(said: str) -> str:
+    """As `hub.json`, ``serve`` or ``openssl`` write it."""
+    plain = said.replace(":", "").lower()
+    if plain and not _FINGERPRINT.fullmatch(plain):
+        raise UsageError("--fingerprint is the SHA-256 of the hub's certificate: 64 hexadecimal digits")
+    return plain
+
+
+# -- client -----------------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 30.0
 """A hub that opens a large run takes some seconds for its first answer."""
@@ -34,7 +96,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class FileTail:
     """Of a file."""
 
     data: bytes
@@ -45,7 +107,7 @@ class Piece:
 class HubReader:
     """One thread asks; any may close."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RunAddress) -> None:
         self._place = place
         self._tls, self._host, self._port, self._prefix = split_url(place.url)
         self._connection: http.client.HTTPConnection | None = None
@@ -66,13 +128,13 @@ class HubReader:
 
     def get(self, path: str, params: Mapping[str, Any], kind: type[T], *, of_run: bool = True) -> T:
         """A document below the run; HubError says why there is none."""
-        return read(self._ask(self._path(path, params, of_run=of_run))[0], kind)
+        return decode(self._ask(self._path(path, params, of_run=of_run))[0], kind)
 
-    def file(self, path: str, *, tail: int) -> Piece:
+    def file(self, path: str, *, tail: int) -> FileTail:
         """The end of a file of the run."""
         data, headers = self._ask(self._path(f"files/{path}", {"tail": tail}))
         size, offset = (_number(headers.get(f"X-Stepscope-{name}")) for name in ("Size", "Offset"))
-        return Piece(data=data, offset=offset, size=max(size, len(data)))
+        return FileTail(data=data, offset=offset, size=max(size, len(data)))
 
     def stream(self, after: str) -> Iterator[bytes]:
         """What is new behind that id, as it comes; it ends, or HubError does, when the connection does."""
@@ -216,3 +278,97 @@ def _reason(body: bytes) -> str:
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else 0
+
+
+# -- private hub ------------------------------------------------------------------------------------------------------
+# A hub for one who looks: a run that has none is served to this process alone, for as long as it lives.
+#
+# It is ``stepscope serve`` on loopback with a token that nobody else knows.  It ends when its standard input does, so
+# also when we are killed.
+
+PRIVATE_HUB_START_S = 60.0
+PRIVATE_HUB_END_S = 5.0
+
+
+class PrivateHub:
+    """``place`` starts it, if it is not there.  ``close`` may come from another thread, and ends a start."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._folder = tempfile.TemporaryDirectory(prefix="stepscope-watch-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url = ""
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def place(self) -> RunAddress:
+        """HubError when it cannot be started."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        try:
+            token = (Path(self._folder.name) / "token").read_text().strip()
+        except OSError as error:
+            raise HubError(f"cannot serve {self._run_dir}: {error.strerror}") from None
+        return RunAddress(url=self._url, token=token, run=self._run_dir.resolve().name)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._process is not None:
+                _end_process(self._process)
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        place = Path(self._folder.name)
+        words = ["serve", str(self._run_dir), "--port", "0", "--token-file", str(place / "token"), "--until-eof"]
+        words += ["--audit-log", str(place / "audit.jsonl")]  # nobody but this process reads there
+        with self._lock:
+            if self._closed:
+                raise HubError("nobody looks any more")
+            with (place / "stderr").open("wb") as errors:
+                self._process = process = subprocess.Popen(
+                    helper_command("stepscope", *words),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=helper_environment(os.environ),
+                    start_new_session=True,  # Ctrl-C is for us
+                )
+        self._url = self._first_line(process)
+        if not self._url.startswith("http://"):
+            with self._lock:
+                _end_process(process)
+            raise HubError(f"cannot serve {self._run_dir}: {_last_line(place / 'stderr')}")
+
+    def _first_line(self, process: subprocess.Popen[bytes]) -> str:
+        assert process.stdout is not None
+        until_s = time.monotonic() + PRIVATE_HUB_START_S
+        line = b""
+        with process.stdout as stream:
+            while not line.endswith(b"\n") and time.monotonic() < until_s and not self._closed:
+                if select.select([stream], [], [], 0.1)[0]:
+                    piece = os.read(stream.fileno(), 4096)
+                    if not piece:
+                        break
+                    line += piece
+        return line.decode("ascii", "replace").strip()
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(PRIVATE_HUB_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_line(path: Path) -> str:
+    try:
+        said = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        said = []
+    return said[-1].removeprefix("stepscope: ") if said else "it says nothing"

@@ -1,4 +1,6 @@
-"""What the hub says, as docs/api.md has it, as far as the view shows it; whatever else it is, it is refused.
+"""What the hub sends: JSON documents and the messages of its event stream, decoded and checked.
+
+What the hub says, as docs/api.md has it, as far as the view shows it; whatever else it is, it is refused.
 
 Times are nanoseconds, wall clocks nanoseconds since 1970, memory bytes.  Keys that the view does not need are passed
 over, and one that a newer hub leaves out has a value that means "not known".
@@ -6,6 +8,7 @@ over, and one that a newer hub leaves out has a value that means "not known".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,7 +16,6 @@ import msgspec
 from stepscope.errors import HubError
 
 __all__ = [
-    "Context",
     "Event",
     "Events",
     "Finding",
@@ -24,24 +26,27 @@ __all__ = [
     "Info",
     "Levels",
     "Machines",
+    "Message",
+    "MessageDecoder",
     "Rank",
     "RankNow",
     "RankSteps",
     "Ranks",
     "Reset",
     "Run",
-    "RunRow",
     "Runs",
     "Sample",
     "Samples",
     "Status",
     "Steps",
-    "Summary",
     "SummaryAnswer",
     "Verdict",
     "Window",
-    "read",
+    "decode",
 ]
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
 
 Struct = msgspec.Struct
 Number = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
@@ -280,9 +285,82 @@ class Reset(Struct, frozen=True, kw_only=True):
     last_step: int = -1
 
 
-def read(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[T]) -> T:
     """HubError for what is no such document."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise HubError("the hub says something that this version does not understand") from None
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+# Server-sent events: from the bytes of a stream to messages.  Pure.
+#
+# A message is a block of ``name: value`` lines that an empty line ends.  The bytes may be cut anywhere.  A block that
+# is longer than ``MOST_BYTES`` is none of ours: it is dropped as it comes, and the reader is told that something is
+# missing.
+
+LONGEST_MESSAGE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    event: str
+    data: bytes = b""
+    id: str = ""
+
+
+class MessageDecoder:
+    def __init__(self, most_bytes: int = LONGEST_MESSAGE_BYTES) -> None:
+        self._most = most_bytes
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._passing = False
+        self.dropped = 0
+        """Blocks that were too long."""
+
+    def feed(self, piece: bytes) -> list[Message]:
+        """The messages that are whole now."""
+        piece = piece.replace(b"\r", b"")  # a proxy may end lines in its own way
+        tail = self._pieces[-1][-1:] if self._pieces else b""
+        if b"\n\n" not in piece and not (tail == b"\n" and piece.startswith(b"\n")):
+            self._hold(piece)
+            return []
+        *blocks, rest = (b"".join(self._pieces) + piece).split(b"\n\n")
+        self._pieces, self._held = [], 0
+        found: list[Message] = []
+        for block in blocks:
+            if self._passing or len(block) > self._most:
+                self._passing = False
+                self.dropped += 1
+            elif message := _message(block):
+                found.append(message)
+        self._hold(rest)
+        return found
+
+    def _hold(self, piece: bytes) -> None:
+        if not piece:
+            return
+        self._pieces.append(piece)
+        self._held += len(piece)
+        if self._held > self._most:
+            self._passing = True
+            # The last byte alone can be half of the block's end.
+            self._pieces, self._held = [piece[-1:]], 1
+
+
+def _message(block: bytes) -> Message | None:
+    """None for a comment, a ``retry``, or anything else that is no event."""
+    event, data, number = "", b"", ""
+    for line in block.split(b"\n"):
+        name, colon, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if not colon:
+            continue
+        if name == b"event":
+            event = value.decode("ascii", "replace")
+        elif name == b"data":
+            data += b"\n" + value if data else value
+        elif name == b"id" and b"\0" not in value:
+            number = value.decode("ascii", "replace")
+    return Message(event=event, data=data, id=number) if event else None

@@ -14,13 +14,31 @@ from dataclasses import replace
 from typing import Any
 
 from stepscope.errors import HubError, HubMissing, HubRefused, UsageError
-from stepscope.terminal.client import HubReader
-from stepscope.terminal.documents import Heartbeat, Machines, Rank, Ranks, Run, Samples, Steps, SummaryAnswer, read
-from stepscope.terminal.messages import Message, Messages
-from stepscope.terminal.pace import window_steps
-from stepscope.terminal.place import Place
-from stepscope.terminal.snapshot import KEPT_STEPS, Link, Output, Snapshot, after, with_run, with_steps
-from stepscope.terminal.wanted import Wanted
+from stepscope.terminal.client import HubReader, RunAddress
+from stepscope.terminal.documents import (
+    Heartbeat,
+    Machines,
+    Message,
+    MessageDecoder,
+    Rank,
+    Ranks,
+    Run,
+    Samples,
+    Steps,
+    SummaryAnswer,
+    decode,
+)
+from stepscope.terminal.snapshot import (
+    KEPT_STEPS,
+    Link,
+    Output,
+    Snapshot,
+    Wanted,
+    apply_message,
+    window_steps,
+    with_run,
+    with_steps,
+)
 
 __all__ = ["Feed"]
 
@@ -51,7 +69,7 @@ class Feed:
     It may take long; ``end`` is called from ``close`` and makes it come back.
     """
 
-    def __init__(self, where: Callable[[], Place], *, end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, where: Callable[[], RunAddress], *, end: Callable[[], None] = lambda: None) -> None:
         self._where = where
         self._end = end
         self._now = Snapshot()
@@ -61,7 +79,7 @@ class Feed:
         self._stop = threading.Event()
         self._poke = threading.Event()
         self._readers: set[HubReader] = set()
-        self._place: Place | None = None
+        self._place: RunAddress | None = None
         """Where the hub is, while there is one."""
         self._threads = [
             threading.Thread(target=self._follow, name="live stream", daemon=True),
@@ -130,13 +148,13 @@ class Feed:
             wait_s = FIRST_WAIT_S if self._now.beat != before else min(2 * wait_s, LONGEST_WAIT_S)
             self._stop.wait(wait_s)
 
-    def _once(self, place: Place, last_id: str) -> str:
+    def _once(self, place: RunAddress, last_id: str) -> str:
         """One connection, to its end; the id of the last message."""
         reader = self._join(place)
         try:
             place = replace(place, run=reader.find_run())
             self._load(reader)
-            messages = Messages()
+            messages = MessageDecoder()
             for piece in reader.stream(last_id):
                 if self._place is None:
                     self._place = place
@@ -161,12 +179,12 @@ class Feed:
         before = self._now
 
         if message.event == "heartbeat":
-            self._ahead_ns = read(message.data, Heartbeat).wall_ns - time.monotonic_ns()
+            self._ahead_ns = decode(message.data, Heartbeat).wall_ns - time.monotonic_ns()
 
         def change(now: Snapshot) -> Snapshot:
             seen_ns = self.wall_ns()
             stepped_ns = seen_ns if message.event == "steps" else now.stepped_wall_ns
-            return replace(after(now, message), seen_wall_ns=seen_ns, stepped_wall_ns=stepped_ns)
+            return replace(apply_message(now, message), seen_wall_ns=seen_ns, stepped_wall_ns=stepped_ns)
 
         self._change(change)
         if message.event == "gone":
@@ -204,7 +222,7 @@ class Feed:
         if asker is not None:
             self._leave(asker.reader)
 
-    def _join(self, place: Place) -> HubReader:
+    def _join(self, place: RunAddress) -> HubReader:
         """One that is ended when we are; each thread has its own."""
         reader = HubReader(place)
         with self._lock:
@@ -222,7 +240,7 @@ class Feed:
 class _Asker:
     """What was asked for last, and when."""
 
-    def __init__(self, place: Place, reader: HubReader) -> None:
+    def __init__(self, place: RunAddress, reader: HubReader) -> None:
         self.place = place
         self.reader = reader
         self._beat = -1

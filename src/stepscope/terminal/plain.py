@@ -6,16 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from stepscope.errors import HubError, HubMissing, HubRefused
-from stepscope.hangs.tense import past_title
-from stepscope.records.units import count_text, ms_text
-from stepscope.reports.page import MARKS
-from stepscope.terminal.draw.event_words import event_words, severity_of
-from stepscope.terminal.draw.step_time import still_words
+from stepscope.hangs.report import past_title
+from stepscope.records.text import count_text, ms_text
+from stepscope.reports.layout import MARKS
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.lines import finding_line, news_line
-from stepscope.terminal.pace import still_s, usual_wall_ns, usual_words
-from stepscope.terminal.snapshot import Snapshot
-from stepscope.terminal.text import plain
+from stepscope.terminal.snapshot import Snapshot, still_s, usual_wall_ns, usual_words
+from stepscope.terminal.timing import plain, still_words
+from stepscope.terminal.wording import event_words, finding_line, news_line, severity_of
 
 __all__ = ["PlainView", "watch_plain"]
 

@@ -1,4 +1,6 @@
-"""What is known of a run at one moment, as a value: what comes makes a new one.  Pure.
+"""What is known of a run at one moment, the figures taken from it, and what the view asks the hub for. Pure.
+
+What is known of a run at one moment, as a value: what comes makes a new one.  Pure.
 
 It holds what a screen can show and no more: the newest steps, the newest events, the rows of the table that are in
 sight.  Nothing in it grows with the length of the run or the number of its ranks.
@@ -6,7 +8,8 @@ sight.  Nothing in it grows with the length of the run or the number of its rank
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,6 +19,7 @@ from stepscope.terminal.documents import (
     Events,
     Findings,
     Machines,
+    Message,
     Rank,
     Ranks,
     Reset,
@@ -23,11 +27,31 @@ from stepscope.terminal.documents import (
     Samples,
     Status,
     Steps,
-    read,
+    decode,
 )
-from stepscope.terminal.messages import Message
 
-__all__ = ["KEPT_STEPS", "Link", "Output", "Snapshot", "StepRow", "after", "with_run", "with_steps"]
+__all__ = [
+    "KEPT_STEPS",
+    "Link",
+    "Output",
+    "Snapshot",
+    "StepRow",
+    "Wanted",
+    "apply_message",
+    "recent_rows",
+    "row_steps",
+    "steps_per_second",
+    "still_s",
+    "stretch_steps",
+    "usual_wall_ns",
+    "usual_words",
+    "window_steps",
+    "with_run",
+    "with_steps",
+]
+
+
+# -- snapshot ---------------------------------------------------------------------------------------------------------
 
 KEPT_STEPS = 1024
 """As many as the hub's table of ranks is of at most, while a run goes on."""
@@ -115,22 +139,22 @@ class Snapshot:
         return max(said, self.steps[-1].last if self.steps else -1)
 
 
-def after(known: Snapshot, message: Message) -> Snapshot:
+def apply_message(known: Snapshot, message: Message) -> Snapshot:
     """With what a message of the stream says; HubError for one that says nothing that can be understood."""
     if message.event == "steps":
-        return with_steps(known, read(message.data, Steps))
+        return with_steps(known, decode(message.data, Steps))
     if message.event == "again":
-        return _corrected(known, read(message.data, Steps))
+        return _with_corrections(known, decode(message.data, Steps))
     if message.event == "events":
         last = known.events[-1].number if known.events else 0
-        fresh = tuple(event for event in read(message.data, Events).events if event.number > last)
+        fresh = tuple(event for event in decode(message.data, Events).events if event.number > last)
         return replace(known, events=(*known.events, *fresh)[-KEPT_EVENTS:], beat=known.beat + 1)
     if message.event == "findings":
-        return replace(known, findings=read(message.data, Findings), beat=known.beat + 1)
+        return replace(known, findings=decode(message.data, Findings), beat=known.beat + 1)
     if message.event == "status":
-        return replace(known, status=read(message.data, Status), beat=known.beat + 1)
+        return replace(known, status=decode(message.data, Status), beat=known.beat + 1)
     if message.event == "reset":
-        again = read(message.data, Reset).why != "first"
+        again = decode(message.data, Reset).why != "first"
         return replace(known, steps=(), events=(), beat=known.beat + 1) if again else known
     return known
 
@@ -142,21 +166,21 @@ def with_run(known: Snapshot, run: Run) -> Snapshot:
 
 
 def with_steps(known: Snapshot, steps: Steps) -> Snapshot:
-    rows = _rows(steps)
+    rows = _step_rows(steps)
     if not rows:
         return known
     kept = tuple(row for row in known.steps if row.last < rows[0].first)
     return replace(known, steps=(*kept, *rows)[-KEPT_STEPS:], beat=known.beat + 1)
 
 
-def _corrected(known: Snapshot, steps: Steps) -> Snapshot:
+def _with_corrections(known: Snapshot, steps: Steps) -> Snapshot:
     """With the steps that are others now in the place of what was said of them."""
-    anew = {(row.first, row.last): row for row in _rows(steps)}
+    anew = {(row.first, row.last): row for row in _step_rows(steps)}
     rows = tuple(anew.get((row.first, row.last), row) for row in known.steps)
     return replace(known, steps=rows, beat=known.beat + 1)
 
 
-def _rows(steps: Steps) -> tuple[StepRow, ...]:
+def _step_rows(steps: Steps) -> tuple[StepRow, ...]:
     count = len(steps.first)
     lengths = {len(steps.last), *(len(values) for values in steps.mean_ns.values())}
     if lengths != {count} or (count and "wall" not in steps.mean_ns):
@@ -176,3 +200,99 @@ def _rows(steps: Steps) -> tuple[StepRow, ...]:
         )
         for at in range(count)
     )
+
+
+# -- pace -------------------------------------------------------------------------------------------------------------
+# The steps that figures are taken of, how fast they come, and for how long none has.  Pure.
+#
+# All figures of the screen are of one stretch: that of the hub's table of ranks, its window over the last steps.  So
+# the phases add up to the step, and the table agrees with both.
+
+USUAL_WINDOW = 256
+"""Steps, of a hub that does not say how many it holds."""
+RATE_STEPS = 20
+"""The rate is one of now, as on the page."""
+STILL_S = 10.0
+STILL_STEPS = 5
+"""Without a step for longer than both, and it is no longer only a slow one."""
+
+
+def recent_rows(known: Snapshot) -> tuple[StepRow, ...]:
+    """The stretch that figures are taken of."""
+    steps = window_steps(known.run) or USUAL_WINDOW
+    first = known.steps[-1].last - steps + 1 if known.steps else 0
+    return tuple(row for row in known.steps if row.last >= first)
+
+
+def window_steps(run: Run | None) -> int:
+    """How many steps the hub's table of ranks is of; 0: it does not say."""
+    return run.info.window.steps * max(1, run.info.window.stride) if run is not None else 0
+
+
+def row_steps(row: StepRow) -> int:
+    return max(1, row.last - row.first + 1)
+
+
+def stretch_steps(known: Snapshot) -> int:
+    return sum(map(row_steps, recent_rows(known)))
+
+
+def usual_wall_ns(known: Snapshot) -> float:
+    """Of the steps of the stretch, each the mean over its ranks: the median, and of steps that are known only several
+    together, which have none, the mean; 0: there are none."""
+    rows = recent_rows(known)
+    if not rows:
+        return 0.0
+    if _are_single_steps(rows):
+        return statistics.median(row.mean_ns["wall"] for row in rows)
+    return sum(row.mean_ns["wall"] * row_steps(row) for row in rows) / sum(map(row_steps, rows))
+
+
+def usual_words(known: Snapshot) -> str:
+    """What that figure is: ``median of 256``."""
+    return f"{'median' if _are_single_steps(recent_rows(known)) else 'mean'} of {stretch_steps(known):,}"
+
+
+def _are_single_steps(rows: Sequence[StepRow]) -> bool:
+    return all(row_steps(row) == 1 for row in rows)
+
+
+def steps_per_second(known: Snapshot, now_wall_ns: int) -> float | None:
+    """By the clock of the ranks; None unless steps come now."""
+    if known.over or known.link != "live" or still_s(known, now_wall_ns) is not None:
+        return None
+    rows = known.steps[-RATE_STEPS - 1 :]
+    if len(rows) < 2:
+        return None
+    took_ns, made = rows[-1].start_wall_ns - rows[0].start_wall_ns, rows[-1].first - rows[0].first
+    return made / took_ns * 1e9 if took_ns > 0 and made > 0 else None
+
+
+def still_s(known: Snapshot, now_wall_ns: int) -> float | None:
+    """For how long no step has ended, where that is far longer than one takes; None: they come, or it is over.
+
+    Steps that came here are believed before any clock: ours may differ from that of the ranks.
+    """
+    if known.over or known.link != "live" or not known.steps or not now_wall_ns:
+        return None
+    last = known.steps[-1]
+    ended_ns = known.stepped_wall_ns
+    if not ended_ns:
+        created_ns = (known.run.context.created_wall_ns if known.run is not None else None) or 0
+        ended_ns = max(int(last.start_wall_ns + last.mean_ns["wall"]), created_ns) if last.start_wall_ns > 0 else 0
+    idle_s = (now_wall_ns - ended_ns) / 1e9 if ended_ns > 0 else 0.0
+    return idle_s if idle_s > max(STILL_S, STILL_STEPS * usual_wall_ns(known) / 1e9) else None
+
+
+# -- wanted -----------------------------------------------------------------------------------------------------------
+# What is to be seen besides the stream of news: the rows in sight, a rank, what was printed.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    order: str = "work"
+    start: int = 0
+    limit: int = 10
+    rank: int | None = None
+    output: bool = False
+    """What that rank printed, or the job."""

@@ -1,4 +1,6 @@
-"""JobAnalysis → findings, in the form of live ones, the most severe and most costly first.
+"""The findings of a job: all rules asked in order, the most costly first, and the verdict.
+
+JobAnalysis → findings, in the form of live ones, the most severe and most costly first.
 
 The rules are asked in order, the most telling first, and each works on what those before it have left: a device that
 idles because the host is in the DataLoader waits for the host, too, and that is one cause, not two.  No finding means
@@ -9,32 +11,133 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.finding import SEVERITIES, Finding
-from stepscope.records.units import count_text, ms_text, share_text
+from stepscope.records.text import count_text, ms_text, share_text
+from stepscope.traces.job import JobAnalysis, distributed_table, job_path
+from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.ranks.collectives import match
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.communication import exposed_times, find_communication, find_slow_rank
-from stepscope.traces.rules.device import find_device, find_underused
-from stepscope.traces.rules.host import find_host
-from stepscope.traces.rules.jitter import find_bubble, find_jitter
-from stepscope.traces.rules.loading import find_compiling, find_garbage, find_loading
-from stepscope.traces.rules.memory import find_memory
-from stepscope.traces.rules.practices import find_practices, find_start_up, find_truncated
-from stepscope.traces.rules.python import find_python
-from stepscope.traces.rules.stragglers import find_stragglers
-from stepscope.traces.rules.view import Claim, View, view_of
+from stepscope.traces.rules.device import find_device, find_memory, find_underused
+from stepscope.traces.rules.host import find_compiling, find_garbage, find_host, find_loading, find_python
+from stepscope.traces.rules.stragglers import find_bubble, find_jitter, find_stragglers
+from stepscope.traces.rules.view import Claim, JobView, cost_of, view_of
 
-if TYPE_CHECKING:
-    from stepscope.traces.job import JobAnalysis
+__all__ = ["analyse_job", "find", "is_judged", "verdict_of"]
 
-__all__ = ["find", "is_judged", "verdict_of"]
+
+# -- practices --------------------------------------------------------------------------------------------------------
+# Choices that are known to be slow whatever they cost here, and traces that do not hold all of what happened.
+
+
+def find_practices(view: JobView) -> list[Finding]:
+    return [*_data_parallel(view), *_without_nccl(view)]
+
+
+def _data_parallel(view: JobView) -> list[Finding]:
+    where = np.array([one.host.uses_data_parallel for one in view.analyses], np.bool_)
+    if not where.any():
+        return []
+    return [
+        Finding(
+            kind="data_parallel",
+            severity="warning",
+            title=(
+                f"The model runs in torch.nn.DataParallel{view.of_whom(where)}: one process copies it to every device "
+                "in each step."
+            ),
+            ranks=view.culprits(where),
+            steps=view.span,
+            cost=cost_of(view, np.zeros(len(view.ranks), np.int64), where),
+            evidence={"ranks": int(where.sum())},
+            advice=(
+                "DistributedDataParallel (torchrun, one process per device) neither copies the model nor shares a GIL.",
+            ),
+            confidence=0.9,
+        )
+    ]
+
+
+def _without_nccl(view: JobView) -> list[Finding]:
+    backends = [(one.host.ddp_backend or "").lower() for one in view.analyses]
+    worlds = [one.meta.world_size or 1 for one in view.analyses]
+    where = view.on_device & np.array(
+        [
+            world > 1 and "gloo" in backend and "nccl" not in backend
+            for backend, world in zip(backends, worlds, strict=True)
+        ]
+    )
+    if not where.any():
+        return []
+    row = int(where.argmax())
+    return [
+        Finding(
+            kind="ddp_without_nccl",
+            severity="warning",
+            title=f"The ranks compute on GPUs but exchange by {backends[row]}, by way of the host's memory.",
+            ranks=view.culprits(where),
+            phase="comm",
+            steps=view.span,
+            cost=cost_of(view, np.zeros(len(view.ranks), np.int64), where),
+            evidence={"backend": backends[row], "world_size": worlds[row]},
+            advice=('init_process_group("nccl") (or "cpu:gloo,cuda:nccl") sends from device to device.',),
+            confidence=0.9,
+        )
+    ]
+
+
+def find_start_up(view: JobView) -> list[Finding]:
+    """A trace that is mostly the first call of the runtime says little of how training goes on."""
+    longest = [one.host.longest_call or ("", 0) for one in view.analyses]
+    shares = view.share(np.array([ns for _, ns in longest], np.int64))
+    row = int(shares.argmax())
+    if view.stepped or shares[row] <= thresholds.START_UP_SHARE:
+        return []
+    name, call_ns = longest[row]
+    return [
+        Finding(
+            kind="start_up",
+            severity="info",
+            title=(
+                f"Most of this is start-up: a single call of {name} takes {ms_text(call_ns / 1e6)}, "
+                f"{share_text(float(shares[row]))} of the trace, which has no profiler steps."
+            ),
+            evidence={"call": name, "call_ms": round(call_ns / 1e6, 3), "call_share": round(float(shares[row]), 4)},
+            advice=("Trace later steps: schedule(wait=…, warmup=…, active=…), and step() after each.",),
+            confidence=view.confidence(),
+        )
+    ]
+
+
+def find_truncated(view: JobView) -> list[Finding]:
+    """Of all ranks, also those that have no whole step."""
+    cut = [one for one in view.job.ranks if one.meta.truncated]
+    if not cut:
+        return []
+    return [
+        Finding(
+            kind="truncated_trace",
+            severity="info",
+            title=(
+                f"The trace of rank {cut[0].rank} ends early: {cut[0].meta.truncated}."
+                if len(cut) == 1
+                else f"The traces of {count_text(len(cut), 'rank')} end early: what came after is not known."
+            ),
+            ranks=tuple(one.rank for one in cut),
+            evidence={"reasons": {str(one.rank): one.meta.truncated for one in cut}},
+            advice=("A rank that was killed while it wrote leaves such a file; everything before the cut is used.",),
+        )
+    ]
+
+
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
-OF_THE_HOST: tuple[Callable[[View, Ints], list[Claim]], ...] = (
+OF_THE_HOST: tuple[Callable[[JobView, Ints], list[Claim]], ...] = (
     find_loading,
     find_compiling,
     find_garbage,
@@ -42,6 +145,23 @@ OF_THE_HOST: tuple[Callable[[View, Ints], list[Claim]], ...] = (
     find_host,
 )
 """In the order in which they explain why a device waits for the host."""
+
+
+def analyse_job(
+    analyses: Sequence[RankAnalysis], notices: Sequence[str] = (), *, mixed: str | None = None
+) -> JobAnalysis:
+    ranks = tuple(sorted(analyses, key=lambda one: one.rank))
+    collectives = match(ranks)
+    job = JobAnalysis(
+        ranks=ranks,
+        collectives=collectives,
+        distributed=distributed_table(ranks, collectives),
+        path=job_path(ranks, collectives),
+        notices=(*notices, *collectives.notices),
+        mixed=mixed,
+    )
+    job = replace(job, findings=find(job))
+    return replace(job, verdict=verdict_of(job))
 
 
 def find(job: JobAnalysis) -> tuple[Finding, ...]:
@@ -94,7 +214,7 @@ def is_judged(job: JobAnalysis) -> bool:
     return bool(view.analyses) and int(view.step_ns.max()) >= thresholds.TRACE_FLOOR_NS
 
 
-def _spent(view: View) -> str:
+def _spent(view: JobView) -> str:
     """How a device spends its time, of the median rank: all parts that are not small."""
     everywhere = np.ones(len(view.ranks), np.bool_)
     if not view.on_device.any():

@@ -1,20 +1,289 @@
-"""The ranks of a job together: what only shows when they are compared, and the findings."""
+"""The ranks of a job together: side by side, the critical path over ranks, and ranks like their peers.
+
+The ranks of a job together: what only shows when they are compared, and the findings (see ``findings``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import Any, TypeVar
 
+import numpy as np
+
+from stepscope.errors import TraceError
 from stepscope.records.finding import Finding
-from stepscope.traces.findings import find, verdict_of
-from stepscope.traces.model.table import Table
-from stepscope.traces.path.job_path import JobPath, job_path
+from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.path.graph import CAUSES, Cause
+from stepscope.traces.path.whatif import Change, WhatIf
 from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.rank_collectives import OPS
 from stepscope.traces.ranks.clocks import Clocks
-from stepscope.traces.ranks.collectives import CollectivesAnalysis, match
-from stepscope.traces.ranks.distributed import distributed_table
+from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
-__all__ = ["JobAnalysis", "analyse_job"]
+__all__ = ["JobAnalysis", "JobPath", "distributed_table", "job_path", "like_peers"]
+
+
+# -- job path ---------------------------------------------------------------------------------------------------------
+# The critical path of each step over all ranks: whom a step waited for, and what held that rank up.
+#
+# It is walked on clocks that fit each other (``clocks``), back from the rank whose step ends last, along that rank's
+# own path (``path.Routes``) to the collective before.  If another rank came last to it, what lies after that arrival
+# is the transfer, and the walk goes on at the rank that came last, with how it got there; so what others waited is
+# replaced by what they waited for.  It ends at the start of the step of the rank that it set out from: its length is
+# that rank's step, exactly.  A rank whose own step begins later than that leads on into the step before.
+#
+# Exact: the length, who came last, every sum by cause up to the last stretch.  Near: that stretch is cut by proportion,
+# not at an instant; and names are the few that took most of each stretch, the rest of it has only its cause.
+
+Key = TypeVar("Key")
+BEFORE = "the end of the step"
+UNSEEN = "(before its own step began)"
+COMMUNICATION = int(Cause.COMMUNICATION)
+OTHER = int(Cause.OTHER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """What one rank did on the path until a collective, with one cause; or the transfer of that collective."""
+
+    rank: int
+    before: str
+    """``all_reduce 3``: the step's third; or the end of the step."""
+    cause: str
+    name: str
+    """What took most of it: an operator or kernel; ``""``: nothing with a name."""
+    time_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStep:
+    number: int
+    rank: int
+    """Whose step it is the length of: the one that ends last."""
+    length_ns: int
+    by_rank: dict[int, int]
+    """Both add up to the length."""
+    by_cause: dict[str, int]
+    stretches: tuple[Stretch, ...]
+    """Most time first; they add up to the length."""
+
+    @property
+    def main(self) -> Stretch | None:
+        return self.stretches[0] if self.stretches else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPath:
+    steps: tuple[JobStep, ...]
+    table: Table
+    """``job_path``"""
+
+    @property
+    def length_ns(self) -> int:
+        return sum(step.length_ns for step in self.steps)
+
+    @property
+    def by_rank(self) -> dict[int, int]:
+        return _total([step.by_rank for step in self.steps])
+
+    @property
+    def by_cause(self) -> dict[str, int]:
+        return _total([step.by_cause for step in self.steps])
+
+
+def job_path(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> JobPath:
+    """``analyses``: by rank, as the collectives were matched."""
+    job = JobRanks(analyses, collectives)
+    steps = tuple(_step(job, number) for number in job.numbers)
+    return JobPath(steps=steps, table=_table(steps))
+
+
+class JobRanks:
+    """Ranks on one clock, and what each collective is to the others; a rank's *place* is its index."""
+
+    def __init__(self, analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> None:
+        self.analyses = analyses
+        self.routes = [analysis.path.routes for analysis in analyses]
+        shifts = collectives.clocks.shifts
+        self.shift_ns = [analysis.meta.origin_ns - shifts.get(analysis.rank, 0) for analysis in analyses]
+        """What to add to a rank's times so that they are on one clock."""
+        self.whole = [collectives.whole_of(each.rank, len(each.exchanges)).tolist() for each in analyses]
+        self.labels = [_labels(analysis) for analysis in analyses]
+        self.last: list[int] = collectives.split.last.tolist()
+        self.arrived_ns: list[int] = collectives.split.arrived_ns.tolist()
+        pairs = collectives.pairs
+        # By collective and place: which of the rank's exchanges it is.
+        self.entry = dict(
+            zip(zip(pairs.whole.tolist(), pairs.rank.tolist(), strict=True), pairs.entry.tolist(), strict=True)
+        )
+        self.at = [{step.number: index for index, step in enumerate(analysis.steps)} for analysis in analyses]
+        self.numbers = sorted({number for numbers in self.at for number in numbers})
+        self.lengths = [routes.causes_ns.sum(axis=1).tolist() for routes in self.routes]
+
+    def bounds(self, place: int, index: int) -> tuple[int, int]:
+        """A step's on the common clock."""
+        step = self.analyses[place].steps[index]
+        return step.start_ns + self.shift_ns[place], step.end_ns + self.shift_ns[place]
+
+    def end_ns(self, place: int, exchange: int) -> int:
+        """Of one of a rank's collectives, on the common clock."""
+        analysis = self.analyses[place]
+        return int(analysis.exchanges.end_ns[exchange]) - analysis.meta.origin_ns + self.shift_ns[place]
+
+    def latest(self, number: int) -> int:
+        """The place of the rank whose step of that number ends last."""
+        there = [place for place, numbers in enumerate(self.at) if number in numbers]
+        return max(there, key=lambda place: (self.bounds(place, self.at[place][number])[1], -place))
+
+
+def _step(job: JobRanks, number: int) -> JobStep:
+    place = job.latest(number)
+    index = job.at[place][number]
+    start_ns, end_ns = job.bounds(place, index)
+    walk = _Walk(job, start_ns)
+    walk.go(place, index, end_ns)
+    return walk.result(number, job.analyses[place].rank, end_ns - start_ns)
+
+
+class _Walk:
+    def __init__(self, job: JobRanks, floor_ns: int) -> None:
+        self.job, self.floor_ns = job, floor_ns
+        self.sums: dict[tuple[int, str, int], int] = defaultdict(int)
+        """By place, what it was before, and cause."""
+        self.names: dict[tuple[int, str, int], Counter[str]] = defaultdict(Counter)
+
+    def go(self, place: int, index: int, now_ns: int) -> None:
+        """Back from the end of a rank's step."""
+        job = self.job
+        node, before = int(job.routes[place].ends[index]), BEFORE
+        while now_ns > self.floor_ns:
+            if node < 0:
+                # The rank's own step begins here, later than the one that the walk set out from.
+                place, node, now_ns = self._earlier(place, now_ns, before)
+                before = BEFORE if node >= 0 else before
+                continue
+            routes = job.routes[place]
+            exchange, length_ns = int(routes.exchange[node]), job.lengths[place][node]
+            if exchange < 0:
+                self._take(place, node, before, min(length_ns, now_ns - self.floor_ns), length_ns)
+                node, now_ns = int(routes.parent[node]), now_ns - length_ns
+                continue
+            before = job.labels[place][exchange]
+            whole = job.whole[place][exchange]
+            last = job.last[whole] if whole >= 0 else place
+            arrived_ns = job.arrived_ns[whole] if whole >= 0 else 0
+            theirs = job.entry.get((whole, last), -1)
+            arrival = int(job.routes[last].arrivals[theirs]) if theirs >= 0 else -1
+            if last != place and arrival >= 0 and now_ns - length_ns < arrived_ns <= now_ns:
+                self._put(place, before, COMMUNICATION, now_ns - max(arrived_ns, self.floor_ns))
+                place, node, now_ns, before = last, arrival, arrived_ns, job.labels[last][theirs]
+            else:
+                self._put(place, before, COMMUNICATION, min(length_ns, now_ns - self.floor_ns))
+                node, now_ns = int(routes.parent[node]), now_ns - length_ns
+
+    def _earlier(self, place: int, now_ns: int, before: str) -> tuple[int, int, int]:
+        """The end of the last of the rank's steps before an instant; without one, nobody knows."""
+        job = self.job
+        index = bisect_right(job.analyses[place].steps, now_ns - job.shift_ns[place], key=lambda step: step.end_ns) - 1
+        cause = OTHER if index < 0 else int(Cause.HOST_PYTHON)
+        until_ns = self.floor_ns if index < 0 else max(job.bounds(place, index)[1], self.floor_ns)
+        self._put(place, before, cause, now_ns - until_ns)
+        if index < 0:
+            self.names[place, before, cause][UNSEEN] += now_ns - until_ns
+        return place, -1 if index < 0 else int(job.routes[place].ends[index]), until_ns
+
+    def _put(self, place: int, before: str, cause: int, time_ns: int) -> None:
+        if time_ns:
+            self.sums[place, before, cause] += time_ns
+
+    def _take(self, place: int, node: int, before: str, part_ns: int, whole_ns: int) -> None:
+        """A node's time by cause; of one that begins before the step, in proportion."""
+        routes = self.job.routes[place]
+        taken = 0
+        passed = 0
+        for cause, time_ns in enumerate(routes.causes_ns[node].tolist()):
+            if not time_ns:
+                continue
+            passed += time_ns
+            upto = passed * part_ns // whole_ns if whole_ns else 0
+            self._put(place, before, cause, upto - taken)
+            taken = upto
+        for name, cause, time_ns in zip(
+            routes.top_name[node].tolist(), routes.top_cause[node].tolist(), routes.top_ns[node].tolist(), strict=True
+        ):
+            if name >= 0 and time_ns:
+                self.names[place, before, cause][routes.names[name]] += time_ns
+
+    def result(self, number: int, rank: int, length_ns: int) -> JobStep:
+        ranks = [analysis.rank for analysis in self.job.analyses]
+        stretches = []
+        by_rank: Counter[int] = Counter()
+        by_cause: Counter[str] = Counter()
+        for key, time_ns in self.sums.items():
+            place, before, cause = key
+            name = max(self.names[key].items(), key=lambda each: (each[1], each[0]), default=("", 0))[0]
+            stretches.append(Stretch(rank=ranks[place], before=before, cause=CAUSES[cause], name=name, time_ns=time_ns))
+            by_rank[ranks[place]] += time_ns
+            by_cause[CAUSES[cause]] += time_ns
+        stretches.sort(key=lambda each: (-each.time_ns, each.rank, each.before, each.cause))
+        return JobStep(
+            number=number,
+            rank=rank,
+            length_ns=length_ns,
+            by_rank=_most_first(by_rank),
+            by_cause=_most_first(by_cause),
+            stretches=tuple(stretches),
+        )
+
+
+def _labels(analysis: RankAnalysis) -> list[str]:
+    """[exchanges]; the operation and which of its step's it is."""
+    counts: Counter[tuple[int, int]] = Counter()
+    out = []
+    for op, step in zip(analysis.exchanges.op.tolist(), analysis.exchanges.step.tolist(), strict=True):
+        counts[op, step] += 1
+        out.append(f"{'collective' if OPS[op] == 'unknown' else OPS[op]} {counts[op, step]}")
+    return out
+
+
+def _table(steps: tuple[JobStep, ...]) -> Table:
+    sums: Counter[tuple[int, str, str]] = Counter()
+    names: dict[tuple[int, str, str], Counter[str]] = defaultdict(Counter)
+    seen: Counter[tuple[int, str, str]] = Counter()
+    for step in steps:
+        for each in step.stretches:
+            key = (each.rank, each.before, each.cause)
+            sums[key] += each.time_ns
+            seen[key] += 1
+            # A step's own name says nothing of where in it the time went.
+            names[key]["" if each.name.startswith("ProfilerStep") else each.name] += each.time_ns
+    whole_ns = sum(step.length_ns for step in steps)
+    rows = [
+        (rank, before, cause, names[rank, before, cause].most_common(1)[0][0], time_ns, time_ns / whole_ns, seen[key])
+        for key, time_ns in sorted(sums.items(), key=lambda each: (-each[1], each[0]))
+        for rank, before, cause in (key,)
+    ]
+    columns = ("rank", "before", "cause", "mostly", "time_ns", "time_share", "steps")
+    note = "Where a rank waited for another, the path goes on at the one that came last; its length is the steps'."
+    return table_of("job_path", "Critical path over all ranks", columns, rows, limit=200, note=note)
+
+
+def _total(many: list[dict[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
+    for each in many:
+        total.update(each)
+    return _most_first(total)
+
+
+def _most_first(sums: Counter[Key]) -> dict[Key, int]:
+    return dict(sums.most_common())
+
+
+# -- job --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +307,199 @@ class JobAnalysis:
         return self.collectives.clocks
 
 
-def analyse_job(
-    analyses: Sequence[RankAnalysis], notices: Sequence[str] = (), *, mixed: str | None = None
-) -> JobAnalysis:
-    ranks = tuple(sorted(analyses, key=lambda one: one.rank))
-    collectives = match(ranks)
-    job = JobAnalysis(
-        ranks=ranks,
-        collectives=collectives,
-        distributed=distributed_table(ranks, collectives),
-        path=job_path(ranks, collectives),
-        notices=(*notices, *collectives.notices),
-        mixed=mixed,
+# -- peers ------------------------------------------------------------------------------------------------------------
+# What if a rank, or several, came to each collective as their peers do?
+#
+# Every rank's way to a collective, from the collective before on its path or from the step's start, is one *leg*; a
+# collective is done for each of its ranks as long after the last arrival as it was.  The rank's legs are made as long
+# as the median of its peers' to the same collective, where they were longer, and all arrivals counted anew (of several
+# ranks at once, peers are all others).  Its first step begins with its peers' (the median), if it began later: what
+# held it up before the trace is its doing, too.  Only what was critical to each arrival is known here, so the gain is
+# at most this.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leg:
+    place: int
+    step: int
+    """Index of the rank's steps."""
+    goal: tuple[int, int]
+    """The collective it leads to; or −1 and the number of the step that ends."""
+    after: int
+    """The collective it comes from; −1: the step's start."""
+    lag_ns: int
+    """From the end of that collective, on this rank, to where the leg begins; at most 0."""
+    length_ns: int
+
+
+def like_peers(
+    analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, change: Change, also: Sequence[int] = ()
+) -> WhatIf:
+    """``change``: ``rank:3=peers``; ``also``: other ranks that come as their peers do at the same time."""
+    ranks = [analysis.rank for analysis in analyses]
+    if change.rank not in ranks:
+        raise TraceError(f"what-if {change.text!r}: there is no trace of rank {change.rank}")
+    if len(ranks) < 2:
+        raise TraceError(f"what-if {change.text!r} needs the traces of several ranks")
+    job = JobRanks(analyses, collectives)
+    legs = [leg for place in range(len(ranks)) for leg in _legs(job, place)]
+    places = {ranks.index(rank) for rank in (change.rank, *also)}
+    earlier_ns = {(place, 0): _earlier(job, place, places) for place in places}
+    was, now = _ends(job, legs), _ends(job, _levelled(legs, places), earlier_ns)
+    before_ns, after_ns, last = [], [], 0
+    for number in job.numbers:
+        latest = job.latest(number)
+        index = job.at[latest][number]
+        start_ns, end_ns = job.bounds(latest, index)
+        kept_ns = earlier_ns.get((latest, index), 0)
+        last = max(now[number], key=lambda place: (now[number][place], -place))
+        before_ns.append(end_ns - start_ns)
+        after_ns.append(end_ns - start_ns - (max(was[number].values()) - now[number][last]) + kept_ns)
+    return WhatIf(
+        change=change,
+        steps=tuple(job.numbers),
+        before_ns=tuple(before_ns),
+        after_ns=tuple(after_ns),
+        limits_ns={f"rank {ranks[last]}": after_ns[-1]} if after_ns else {},
     )
-    job = replace(job, findings=find(job))
-    return replace(job, verdict=verdict_of(job))
+
+
+def _legs(job: JobRanks, place: int) -> list[_Leg]:
+    routes, exchanges = job.routes[place], job.analyses[place].exchanges
+    whole, lengths = job.whole[place], job.lengths[place]
+    durations = (exchanges.end_ns - exchanges.start_ns).tolist()
+    tops = [(node, step, -1) for step, node in enumerate(routes.ends.tolist())]
+    tops += [
+        (node, int(routes.step[node]), whole[exchange])
+        for exchange, node in enumerate(routes.arrivals.tolist())
+        if node >= 0 and whole[exchange] >= 0
+    ]
+    out = []
+    for top, step, target in tops:
+        node, length_ns, after, lag_ns = top, 0, -1, 0
+        while node >= 0:
+            exchange = int(routes.exchange[node])
+            if exchange >= 0 and whole[exchange] >= 0 and routes.arrivals[exchange] >= 0:
+                after, lag_ns = whole[exchange], lengths[node] - durations[exchange]
+                break
+            length_ns += lengths[node]
+            node = int(routes.parent[node])
+        number = job.analyses[place].steps[step].number
+        goal = (target, -1) if target >= 0 else (-1, number)
+        leg = _Leg(place=place, step=step, goal=goal, after=after, lag_ns=lag_ns, length_ns=length_ns)
+        out.append(leg)
+    return out
+
+
+def _levelled(legs: list[_Leg], places: Set[int]) -> list[_Leg]:
+    """With the legs of some ranks no longer than is usual among the others with the same goal."""
+    peers: dict[tuple[int, int], list[int]] = {}
+    for leg in legs:
+        if leg.place not in places:
+            peers.setdefault(leg.goal, []).append(leg.length_ns)
+
+    def levelled(leg: _Leg) -> _Leg:
+        if leg.place not in places or leg.goal not in peers:
+            return leg
+        return replace(leg, length_ns=min(leg.length_ns, median_low(peers[leg.goal])))
+
+    return [levelled(leg) for leg in legs]
+
+
+def _earlier(job: JobRanks, place: int, places: Set[int]) -> int:
+    """By how much the rank's first step began later than is usual among the others."""
+    if not job.analyses[place].steps:
+        return 0
+    number = job.analyses[place].steps[0].number
+    peers = [job.bounds(at, own[number])[0] for at, own in enumerate(job.at) if at not in places and number in own]
+    return max(job.bounds(place, 0)[0] - median_low(peers), 0) if peers else 0
+
+
+def _ends(
+    job: JobRanks, legs: list[_Leg], earlier_ns: Mapping[tuple[int, int], int] | None = None
+) -> dict[int, dict[int, int]]:
+    """By the step's number and place: when it ends, on the common clock.
+
+    ``earlier_ns``: by how much some steps begin earlier than they did, by place and index.
+    """
+    earlier_ns = earlier_ns or {}
+    done = {}
+    """By collective and place: when that rank is done with it."""
+    members: dict[int, list[int]] = {}
+    for (whole, place), entry in job.entry.items():
+        done[whole, place] = job.end_ns(place, entry)
+        members.setdefault(whole, []).append(place)
+    to: dict[int, list[_Leg]] = {}
+    for leg in legs:
+        to.setdefault(leg.goal[0], []).append(leg)
+
+    def arrival(leg: _Leg) -> int:
+        if leg.after >= 0:
+            return done[leg.after, leg.place] + leg.lag_ns + leg.length_ns
+        return job.bounds(leg.place, leg.step)[0] - earlier_ns.get((leg.place, leg.step), 0) + leg.length_ns
+
+    for whole in sorted(members, key=job.arrived_ns.__getitem__):
+        arrivals = [arrival(leg) for leg in to.get(whole, [])]
+        # Of a rank that came to it outside of the steps nothing is known.
+        if len(arrivals) == len(members[whole]):
+            for place in members[whole]:
+                done[whole, place] += max(arrivals) - job.arrived_ns[whole]
+    out: dict[int, dict[int, int]] = {}
+    for leg in to.get(-1, []):
+        out.setdefault(leg.goal[1], {})[leg.place] = arrival(leg)
+    return out
+
+
+# -- distributed ------------------------------------------------------------------------------------------------------
+# The ranks side by side: how much each computed, communicated and waited, and how its steps varied.
+#
+# *overlap share*: of the time in which the rank communicated, the part in which it computed as well; *exposed*: the
+# rest. *wait* and *transfer* are of the collectives that were matched over ranks: the rank's own durations, summed, so
+# that two collectives at a time count twice; *comm* counts instants.  Device times are those of ``temporal``; a rank
+# without device work is told by its host (``host_times``).  *pace* is how long a step takes (``pace``); the other step
+# times are of the profiler's steps that count, on the host.
+
+COLUMNS = (
+    *("rank", "measured", "span_ns", "compute_ns", "comm_ns", "overlap_ns", "overlap_share", "exposed_comm_ns"),
+    *("memory_ns", "idle_ns", "collectives", "wait_ns", "transfer_ns", "last_count"),
+    *("steps", "pace_ns", "step_mean_ns", "step_median_ns", "step_std_ns", "step_min_ns", "step_max_ns"),
+)
+
+
+def distributed_table(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> Table:
+    """One row per rank, all of them."""
+    rows = [(*_times(each), *_exchanged(each, collectives), *_steps(each)) for each in analyses]
+    note = (
+        "overlap_share: of communication, how much was hidden behind compute; wait and transfer: of collectives that"
+        " other ranks' traces have too; pace: of a step, on the device where that takes longer; step…: on the host"
+    )
+    return table_of("distributed", "Ranks side by side", COLUMNS, rows, limit=len(rows), note=note)
+
+
+def _times(analysis: RankAnalysis) -> tuple[Any, ...]:
+    host, device = analysis.exchanges.host, analysis.temporal
+    figures, measured = (device, "device") if host is None else (host, "host")
+    share = figures.overlap_ns / figures.comm_ns if figures.comm_ns else None
+    return (
+        *(analysis.rank, measured, figures.span_ns, figures.compute_ns, figures.comm_ns, figures.overlap_ns, share),
+        *(figures.comm_ns - figures.overlap_ns, device.memory_ns if host is None else None, figures.idle_ns),
+    )
+
+
+def _exchanged(analysis: RankAnalysis, collectives: CollectivesAnalysis) -> tuple[Any, ...]:
+    rank = analysis.rank
+    return (
+        *(len(analysis.exchanges), collectives.wait_ns[rank], collectives.own_transfer_ns[rank]),
+        collectives.last_counts[rank],
+    )
+
+
+def _steps(analysis: RankAnalysis) -> tuple[Any, ...]:
+    times = np.array([step.end_ns - step.start_ns for step in analysis.steps if step.name], np.int64)
+    if not len(times):
+        return 0, None, None, None, None, None, None
+    return (
+        len(times),
+        analysis.pace.step_ns,
+        *(round(float(each(times))) for each in (np.mean, np.median, np.std, np.min, np.max)),
+    )

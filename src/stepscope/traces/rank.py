@@ -1,4 +1,8 @@
-"""All analyses of one rank: a trace in, one value of bounded size out.
+"""The analysis of one rank's trace, and the lists of its tables.
+
+All analyses of one rank: a trace in, one RankAnalysis of bounded size out; this is what workers return.
+
+All analyses of one rank: a trace in, one value of bounded size out.
 
 This is what a worker process or a Ray task returns, so it holds no columns of the trace, only figures, tables with a
 limit on their rows, and what the comparison over ranks needs of each collective.
@@ -6,24 +10,276 @@ limit on their rows, and what the comparison over ranks needs of each collective
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from stepscope.traces.device.figures import DeviceFigures, device_figures
-from stepscope.traces.device.idle import StreamIdle, idle_of
-from stepscope.traces.device.pace import Pace, pace_of
-from stepscope.traces.device.tables import device_tables
-from stepscope.traces.device.temporal import Temporal, temporal_of
-from stepscope.traces.device.work import work_of
-from stepscope.traces.host.facts import host_facts
-from stepscope.traces.host.figures import HostFigures, host_figures
-from stepscope.traces.host.tables import host_tables
-from stepscope.traces.model.columns import Trace, TraceMeta
-from stepscope.traces.model.table import Table
-from stepscope.traces.model.window import Step, window_of
-from stepscope.traces.path.rank_path import RankPath, rank_path
-from stepscope.traces.ranks.exchanges import Exchanges, exchanges_of
+import numpy as np
 
-__all__ = ["RankAnalysis", "analyse_rank"]
+from stepscope.traces.device.figures import DeviceFigures, Pace, device_figures, pace_of
+from stepscope.traces.device.kernels import (
+    bandwidth_table,
+    bytes_of,
+    copies_table,
+    kernel_classes,
+    kernel_types,
+    kernels_table,
+    sequences_table,
+)
+from stepscope.traces.device.launches import (
+    launches_in,
+    launches_table,
+    queue_curve,
+    queue_table,
+    queues_of,
+    short_kernels_table,
+)
+from stepscope.traces.device.work import (
+    StreamIdle,
+    Temporal,
+    Work,
+    gaps_of,
+    idle_by_operator,
+    idle_of,
+    idle_table,
+    temporal_of,
+    temporal_steps,
+    work_of,
+)
+from stepscope.traces.host.flops import Flops, flops_found, flops_table
+from stepscope.traces.host.operators import (
+    MemoryCurve,
+    memory_of,
+    memory_peak_table,
+    memory_table,
+    modules_of,
+    modules_table,
+    operator_times,
+    operators_by_shape,
+    operators_by_source,
+    operators_table,
+    user_annotations,
+)
+from stepscope.traces.host.stalls import (
+    Compiling,
+    Loading,
+    Pause,
+    PythonStop,
+    SyncPlace,
+    compiling_of,
+    compiling_table,
+    holes_table,
+    loading_of,
+    loading_table,
+    pauses_of,
+    stops_of,
+    syncs_of,
+    syncs_table,
+)
+from stepscope.traces.model.columns import Kind, Rows, Trace, TraceMeta, named
+from stepscope.traces.model.kernel_names import is_synchronising
+from stepscope.traces.model.tables import Table
+from stepscope.traces.model.window import Step, Window, window_of
+from stepscope.traces.path.rank_path import RankPath, rank_path
+from stepscope.traces.rank_collectives import Exchanges, exchanges_of
+
+__all__ = ["HostFigures", "RankAnalysis", "analyse_rank", "device_tables", "host_facts", "host_figures", "host_tables"]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+# The figures of the host's side of one rank that rules ask for, and the facts they are made of.
+#
+# The host's side of one rank in a few figures: what rules ask for.
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+# What both the tables and the figures of the host's side are made of: found once.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    syncs: tuple[SyncPlace, ...]
+    """The most costly first."""
+    loading: Loading
+    compiling: Compiling
+    flops: Flops
+    curve: MemoryCurve | None
+    """None: the trace has no memory events."""
+
+
+def host_facts(window: Window) -> HostFacts:
+    return HostFacts(
+        syncs=syncs_of(window),
+        loading=loading_of(window),
+        compiling=compiling_of(window),
+        flops=flops_found(window),
+        curve=memory_of(window),
+    )
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+DATA_PARALLEL = re.compile(r"^(nn\.Module: )?DataParallel(_\d+$|\.forward$)")
+DISTRIBUTED = re.compile(r"^(nn\.Module: )?DistributedDataParallel(_\d+$|\.forward$)|^DistributedDataParallel\.")
+BACKEND = re.compile(r"^(nccl|gloo|mpi|ucc|xccl|rccl):")
+MAX_SYNCS = 100
+NO_ROWS: Rows = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFigures:
+    loading_ns: int
+    """Main thread inside a loader's ``__next__``, within steps."""
+    loading_by_step: tuple[int, ...]
+    """Nanoseconds, one for each step that counts."""
+    loading_workers: bool | None
+    """Whether worker processes load; None: the trace does not say."""
+    syncs: tuple[SyncPlace, ...]
+    """Where the host waits for the device, the most costly first."""
+    pauses: tuple[Pause, ...]
+    """Garbage collections, by time."""
+    longest_call: tuple[str, int] | None
+    """Of the runtime, not to wait for the device: its name and nanoseconds."""
+    stops: tuple[PythonStop, ...]
+    """Where the main thread ran Python, or slept, for a millisecond and more; the longest first."""
+    compile_ns: int
+    recompiles: int
+    graph_breaks: int
+    """Compiled regions entered from inside another in one step, in the step with the most."""
+    compiled_regions: int
+    """Different ones that ran."""
+    peak_allocated_bytes: int | None
+    """Of the device's memory, as all below; None: not in the trace."""
+    reserved_at_peak_bytes: int | None
+    peak_reserved_bytes: int | None
+    device_memory_bytes: int | None
+    """What the device has."""
+    flops: int | None
+    """Of all steps that count; None where shapes are missing."""
+    mfu: float | None
+    """Share of the device's peak, 0 to 1."""
+    uses_data_parallel: bool
+    """``nn.DataParallel``: one process, many devices."""
+    ddp_backend: str | None
+    """Of ``DistributedDataParallel``, where it is used and known."""
+
+
+def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows = NO_ROWS) -> HostFigures:
+    """``facts``: where they are known already; ``exchanged``: slices of collectives."""
+    facts = facts or host_facts(window)
+    loading, compiling, flops, curve = facts.loading, facts.compiling, facts.flops, facts.curve
+    peak, at_peak, reserved = _memory(curve)
+    pauses = pauses_of(window)
+    names = window.trace.strings
+    distributed = any(DISTRIBUTED.match(name) for name in names)
+    return HostFigures(
+        loading_ns=loading.total_ns,
+        loading_by_step=loading.by_step,
+        loading_workers=loading.workers,
+        syncs=facts.syncs[:MAX_SYNCS],
+        pauses=pauses,
+        longest_call=_longest(window),
+        stops=stops_of(window, pauses, exchanged),
+        compile_ns=compiling.compile_ns,
+        recompiles=compiling.recompiles,
+        graph_breaks=compiling.graph_breaks,
+        compiled_regions=len(compiling.regions),
+        peak_allocated_bytes=peak,
+        reserved_at_peak_bytes=at_peak,
+        peak_reserved_bytes=reserved,
+        device_memory_bytes=_device_memory(window, curve),
+        flops=flops.total,
+        mfu=flops.mfu,
+        uses_data_parallel=any(DATA_PARALLEL.match(name) for name in names),
+        ddp_backend=_backend(window) if distributed else None,
+    )
+
+
+def _longest(window: Window) -> tuple[str, int] | None:
+    slices = window.trace.slices
+    rows = window.rows_of((Kind.RUNTIME,))
+    rows = rows[~named(window.trace, rows, is_synchronising)]
+    if not len(rows):
+        return None
+    row = int(rows[slices.dur_ns[rows].argmax()])
+    return window.trace.name(row), int(slices.dur_ns[row])
+
+
+def _memory(curve: MemoryCurve | None) -> tuple[int | None, int | None, int | None]:
+    if curve is None or not curve.absolute or curve.device_type == 0:
+        return None, None, None
+    return int(curve.allocated[curve.peak]), int(curve.reserved[curve.peak]), int(curve.reserved.max())
+
+
+def _device_memory(window: Window, curve: MemoryCurve | None) -> int | None:
+    devices = window.trace.meta.devices
+    wanted = curve.device if curve is not None and curve.device_type > 0 else None
+    sizes = [each.get("totalGlobalMem") for each in devices if wanted is None or each.get("id", wanted) == wanted]
+    return sizes[0] if sizes and isinstance(sizes[0], int) else None
+
+
+def _backend(window: Window) -> str | None:
+    if window.trace.meta.backend:
+        return window.trace.meta.backend
+    found = {match.group(1) for name in window.trace.strings if (match := BACKEND.match(name))}
+    return min(found) if len(found) == 1 else None
+
+
+# -- rank -------------------------------------------------------------------------------------------------------------
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+# All tables of a device's work, in the order in which people should read them.
+
+
+def device_tables(window: Window, work: Work | None = None) -> list[Table]:
+    """Without device work all but the steps' are empty; ``work``: where it is known already."""
+    work = work_of(window) if work is None else work
+    gaps = gaps_of(work)
+    launches = launches_in(work)
+    queues = queues_of(work, launches)
+    sizes = bytes_of(work)
+    return [
+        temporal_steps(window),
+        kernel_types(work),
+        idle_table(work, gaps),
+        idle_by_operator(work, gaps),
+        kernel_classes(work),
+        kernels_table(work),
+        launches_table(work, launches),
+        short_kernels_table(work),
+        queue_table(work, queues),
+        queue_curve(work, queues),
+        copies_table(work, sizes),
+        bandwidth_table(work, sizes),
+        sequences_table(work),
+    ]
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+# The tables of the host's side of one rank, in the order people should read them.
+
+
+def host_tables(window: Window, facts: HostFacts | None = None) -> list[Table]:
+    """Those of which the trace has anything; ``facts``: where they are known already."""
+    facts = facts or host_facts(window)
+    times = operator_times(window)
+    tree, curve = modules_of(window, times), facts.curve
+    found = [
+        user_annotations(window),
+        operators_table(window, times) if len(times.rows) else None,
+        operators_by_source(window, times),
+        operators_by_shape(window, times),
+        modules_table(window, times, tree) if tree is not None else None,
+        syncs_table(window, facts.syncs),
+        loading_table(window, facts.loading),
+        holes_table(window),
+        compiling_table(facts.compiling),
+        flops_table(window, facts.flops),
+        memory_peak_table(window, curve, tree) if curve is not None else None,
+        memory_table(window, curve) if curve is not None else None,
+    ]
+    return [table for table in found if table is not None and table.rows]
+
+
+# -- rank -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,16 +21,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from stepscope.errors import TraceError
-from stepscope.records.sql_paths import unglobbed
-from stepscope.traces.cache.kept import BROKEN, create, is_code, load_meta
-from stepscope.traces.cache.parquet import write_table
-from stepscope.traces.cache.store import Cache, Entry
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.columns import Trace, TraceMeta, side_columns
+from stepscope.records.files import sql_input_path
+from stepscope.traces.model.columns import ROW_TABLES, TABLES, Kind, Trace, TraceMeta, side_columns
 from stepscope.traces.model.window import window_of
-from stepscope.traces.reading.builder import ROW_TABLES, TABLES
-from stepscope.traces.reading.one_per_rank import numbered
-from stepscope.traces.reading.opening import read_traces
+from stepscope.traces.ranks.rank_files import assign_ranks
+from stepscope.traces.reading.cache import (
+    BROKEN,
+    Cache,
+    Entry,
+    create_private_file,
+    is_code,
+    load_meta,
+    read_traces,
+    write_table,
+)
 
 __all__ = ["trace_database"]
 
@@ -60,7 +64,7 @@ def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple
         spare = Cache(folder=Path(temporary) / "traces", limit_bytes=1 << 62)
         usable = cache if cache is not None and not GLOB & set(str(cache.folder)) else None
         kept = [each for path in paths for each in _kept(path, usable, spare)]
-        chosen = numbered([meta for _, _, meta in kept])
+        chosen = assign_ranks([meta for _, _, meta in kept])
         notices = [*([chosen.mixed] if chosen.mixed else []), *chosen.notices]
         sources = [_Source(rank, *each) for rank, each in zip(chosen.ranks, kept, strict=True) if rank is not None]
         with duckdb.connect(config={"threads": 2}) as database:
@@ -100,7 +104,7 @@ def _write_placed(path: Path, trace: Trace) -> None:
     """The slices with their rows, steps and launches."""
     window = window_of(trace, keep_last=True)
     numbers = np.array([step.number for step in window.steps] + [-1], np.int64)
-    with create(path) as file:
+    with create_private_file(path) as file:
         write_table(
             file,
             {
@@ -199,4 +203,4 @@ def _placed(source: _Source) -> str:
 
 
 def _parquet(source: _Source, table: str) -> str:
-    return f"read_parquet({unglobbed(source.file(table))})"
+    return f"read_parquet({sql_input_path(source.file(table))})"

@@ -1,4 +1,6 @@
-"""The operations of a trace as arrays ``[operation, step, lane]``.
+"""Operation-level traces: the job's shape, the Parquet table of operations, and the same as arrays.
+
+The operations of a trace as arrays ``[operation, step, lane]``.
 
 A *worker* is one pipeline stage of one data-parallel rank; a *lane* is one data-parallel rank with all its stages.
 Every step of every lane does the same operations, so one of each, the *template*, carries the dependencies and the
@@ -8,6 +10,8 @@ operations that the model knows nothing of.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +21,225 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
-from stepscope.whatif.kinds import BACKWARD, FORWARD, KINDS
-from stepscope.whatif.meta import JobShape
-from stepscope.whatif.table import read_table
+from stepscope.records.files import sql_input_path
 
-__all__ = ["Floats", "Operation", "Trace", "read_trace"]
+__all__ = [
+    "BACKWARD",
+    "CLIP",
+    "COMPUTING",
+    "EMBEDDING",
+    "FORWARD",
+    "GATHER",
+    "GC",
+    "LAYERNORM",
+    "OPTIMIZER",
+    "PIPELINE",
+    "REDUCE",
+    "SEPARATE",
+    "Floats",
+    "JobShape",
+    "Operation",
+    "Trace",
+    "read_meta",
+    "read_trace",
+]
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+# The kinds of operations that the model knows, by the names they have in traces.
+
+FORWARD, BACKWARD, GC, OPTIMIZER = "forward-compute", "backward-compute", "gc", "optimizer"
+GATHER, REDUCE = "params-all-gather", "grads-reduce-scatter"
+SEPARATE = "separate-grads-all-reduce"
+"""Only there when the other reductions overlap with backward."""
+LAYERNORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
+CLIP = "optimizer-clip-main-grad"
+PIPELINE = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+COMPUTING = (FORWARD, BACKWARD, GC, OPTIMIZER)
+"""The rest communicates."""
+KINDS = (*COMPUTING, GATHER, REDUCE, SEPARATE, LAYERNORM, EMBEDDING, CLIP, *PIPELINE)
+
+
+# -- meta -------------------------------------------------------------------------------------------------------------
+# The shape of a job as its meta file tells it: a flat list of ``name: value``, in YAML or JSON.
+#
+# Of YAML only that much is read, on purpose: anything with structure in it is refused by line rather than guessed at.
+
+SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")
+"""All default to 1, all are counts."""
+_LARGEST = 1 << 24
+_LARGEST_FILE = 1 << 16
+_LINE = re.compile(r"(?P<name>[A-Za-z_][\w-]*)\s*:(?:\s+(?P<value>.*))?")
+_STRUCTURED = tuple("[{&*!|>%@`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShape:
+    trial_name: str
+    dp_size: int
+    """Data-parallel ranks."""
+    pp_size: int
+    """Pipeline stages."""
+    tp_size: int
+    dsp_size: int
+    vpp_size: int
+    """Model chunks on each stage (interleaved schedules); 1: none."""
+
+
+def read_meta(path: Path) -> JobShape:
+    """TraceError, in one sentence, when the file is missing, no flat list, or contradicts itself."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
+        if len(raw) > _LARGEST_FILE:
+            raise TraceError(f"{path} is too large for a meta file")
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is not text") from error
+    values = _json(path, text) if text.lstrip().startswith("{") else _flat_yaml(path, text)
+    sizes = {name: _count(path, name, values.get(name, 1)) for name in SIZES}
+    if not {"dp_size", "pp_size"} <= values.keys():
+        raise TraceError(f"{path} says neither how many ranks nor how many stages: it needs dp_size and pp_size")
+    world = sizes["dp_size"] * sizes["pp_size"] * sizes["tp_size"] * sizes["dsp_size"]
+    if "world_size" in values and _count(path, "world_size", values["world_size"]) != world:
+        raise TraceError(
+            f"{path}: world_size is {values['world_size']}, but dp_size × pp_size × tp_size × dsp_size is {world}"
+        )
+    return JobShape(trial_name=str(values.get("trial_name", path.stem)), **sizes)
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path} begins like JSON but is none") from error
+    if not isinstance(values, dict):
+        raise TraceError(f"{path} is no object of names and values")
+    return values
+
+
+def _flat_yaml(path: Path, text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#") or line.rstrip() == "---":
+            continue
+        match = _LINE.fullmatch(line.rstrip())
+        value = "" if match is None or match["value"] is None else _without_comment(match["value"])
+        if match is None or not value or value.startswith(_STRUCTURED):
+            raise TraceError(f"{path}, line {number}: not of the form `name: value`")
+        if match["name"] in values:
+            raise TraceError(f"{path}, line {number}: {match['name']} is there twice")
+        values[match["name"]] = _scalar(value)
+    return values
+
+
+def _without_comment(value: str) -> str:
+    return re.sub(r"(^|\s)#.*", "", value).strip()
+
+
+def _scalar(value: str) -> str | int:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return int(value) if re.fullmatch(r"[+-]?[0-9]{1,18}", value) else value
+
+
+def _count(path: Path, name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+        raise TraceError(f"{path}: {name} must be a whole number of at least 1")
+    return value
+
+
+# -- table ------------------------------------------------------------------------------------------------------------
+# The Parquet table of an operation-level trace, a row per operation: read by DuckDB, checked, as plain columns.
+#
+# ``dp_rank``, ``stage``, ``rank``, ``step``, ``seq_id`` (whole numbers), ``optype`` (a name), ``start_ts`` and
+# ``duration`` (seconds) must be there; ``mc`` and ``gmc`` (model chunk of the stage, and of the model) may be.
+
+WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id")
+CHUNKS = ("mc", "gmc")
+"""−1 or nothing where they do not apply."""
+TIMES = ("start_ts", "duration")
+_INTEGER_TYPES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
+_NUMBER_TYPES = (*_INTEGER_TYPES, "UBIGINT", "HUGEINT", "FLOAT", "DOUBLE")
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Operations of known kinds only; no value missing, no time that is none."""
+
+    columns: Mapping[str, Any]
+    """int64 and float64 arrays by the names above, and ``kind``: the place in ``KINDS``."""
+    unknown: int
+    unknown_names: tuple[str, ...]
+
+
+def read_table(path: Path) -> Table:
+    """TraceError, in one sentence, when there is no such table."""
+    import duckdb
+
+    if not path.is_file():
+        raise TraceError(f"{path} is not a file" if path.exists() else f"{path} is not there")
+    source = f"read_parquet({sql_input_path(path)})"
+    kinds = "[" + ", ".join(f"'{kind}'" for kind in KINDS) + "]"
+    try:
+        with duckdb.connect(config={"threads": 2}) as con:
+            con.execute("SET autoinstall_known_extensions = false")
+            con.execute("SET autoload_known_extensions = false")
+            types = {name: kind for name, kind, *_ in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+            _check_types(path, types)
+            chunks = [
+                f"coalesce(try_cast({name} AS BIGINT), -1) AS {name}" if name in types else f"-1::BIGINT AS {name}"
+                for name in CHUNKS
+            ]
+            selected = [f"{name}::BIGINT AS {name}" for name in WHOLE] + chunks
+            selected += [f"{name}::DOUBLE AS {name}" for name in TIMES]
+            selected += [f"CASE WHEN optype IS NOT NULL THEN coalesce(list_position({kinds}, optype), 0) END AS optype"]
+            fetched: dict[str, Any] = con.execute(f"SELECT {', '.join(selected)} FROM {source}").fetchnumpy()
+            others = f"SELECT DISTINCT optype FROM {source} WHERE list_position({kinds}, optype) IS NULL"
+            names = [str(name) for (name,) in con.execute(f"{others} ORDER BY 1 LIMIT {_NAMES_SHOWN}").fetchall()]
+    except duckdb.Error as error:
+        raise TraceError(f"{path} cannot be read as Parquet: {str(error).strip().splitlines()[0]}") from error
+    return _checked(path, fetched, names)
+
+
+def _check_types(path: Path, types: Mapping[str, str]) -> None:
+    missing = [name for name in (*WHOLE, "optype", *TIMES) if name not in types]
+    if missing:
+        raise TraceError(f"{path} is no operation trace: it has no column {', '.join(missing)}")
+    wanted = dict.fromkeys(WHOLE, _INTEGER_TYPES) | dict.fromkeys((*TIMES, *CHUNKS), _NUMBER_TYPES)
+    for name, allowed in (wanted | {"optype": ("VARCHAR",)}).items():
+        if name in types and types[name] not in allowed:
+            raise TraceError(f"{path}: column {name} has the wrong type ({types[name]})")
+
+
+def _checked(path: Path, fetched: Mapping[str, Any], names: list[str]) -> Table:
+    if not len(fetched["step"]):
+        raise TraceError(f"{path} is empty: no operation in it")
+    for name, values in fetched.items():
+        _refuse(path, np.ma.getmaskarray(values), f"{name} is missing")
+    columns = {name: np.ma.getdata(values) for name, values in fetched.items()}
+    columns["kind"] = columns.pop("optype").astype(np.int64) - 1
+    known = columns["kind"] >= 0
+    if not known.any():
+        raise TraceError(f"{path} holds no operation of a kind the model knows (forward-compute, optimizer …)")
+    columns = {name: values[known] for name, values in columns.items()}
+    for name in TIMES:
+        _refuse(path, ~np.isfinite(columns[name]), f"{name} is not a number")
+    for name in ("duration", "dp_rank", "stage", "rank", "seq_id"):
+        _refuse(path, columns[name] < 0, f"{name} is negative")
+    return Table(columns=columns, unknown=int((~known).sum()), unknown_names=tuple(names))
+
+
+def _refuse(path: Path, bad: Any, what: str) -> None:
+    count = int(bad.sum())
+    if count:
+        raise TraceError(f"{path}: {what} in {count:,} of {len(bad):,} rows")
+
+
+# -- operations -------------------------------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Any]

@@ -1,9 +1,9 @@
 """The secret that the nodes of one user share, and what is proved with it.
 
-``STEPSCOPE_KEY`` if it is set; else ``~/.config/stepscope/key``, made at the first need and readable by its owner only.
-With a home folder that all nodes see that is all there is to do; elsewhere the file is copied once, or the variable
-set.  The key itself never travels: it signs the handshake (``wire/joining.py``), in which a run's own random tokens are
-handed out.
+``STEPSCOPE_KEY`` if it is set; else ``~/.config/stepscope/key``, made at the first need and readable by its owner
+only. With a home folder that all nodes see that is all there is to do; elsewhere the file is copied once, or the
+variable set.  The key itself never travels: it signs the handshake (``wire/handshake.py``), in which a run's own
+random tokens are handed out.
 
 To change the key while jobs run, the file has two lines for a while: the new key and the one before it
 (``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both; an agent looks
@@ -23,19 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from stepscope.errors import UsageError
-from stepscope.records.messages import say
+from stepscope.records.text import say
 
-__all__ = [
-    "ENV_KEY",
-    "KeyRing",
-    "kept_secret",
-    "key_path",
-    "load_keys",
-    "retire_key",
-    "rotate_key",
-    "sign",
-    "signed",
-]
+__all__ = ["ENV_KEY", "KeyRing", "kept_secret", "key_path", "load_keys", "retire_key", "rotate_key", "sign", "signed"]
 
 ENV_KEY = "STEPSCOPE_KEY"
 SHORTEST = 16

@@ -17,18 +17,16 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.gate.tls import TlsFiles, make_certificate, server_context
+from stepscope.hub.transport import TlsFiles, make_certificate, server_context
 from stepscope.records.identity import RankIdentity
-from stepscope.records.slot import SLOT_BYTES, SLOT_HEAD, STEP
+from stepscope.records.steps import SLOT_BYTES, SLOT_HEAD, STEP
 from stepscope.ring import RingBatch
 from stepscope.store.create import create_run
-from stepscope.store.jsonl import append_jsonl
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.live.ring_files import RingSidecar, SegmentWriter, guess_sidecar, read_segment, write_sidecar
 from stepscope.store.paths import segment_path, sidecar_path
-from stepscope.store.segments import SegmentWriter, read_segment
-from stepscope.store.sidecar import RingSidecar, guess_sidecar, write_sidecar
-from stepscope.wire.blocks import read_block, ring_id, rows_of
-from stepscope.wire.frames import Frame, inflate_part, read_frame
-from stepscope.wire.joining import (
+from stepscope.wire.frames import Frame, inflate_part, read_block, read_frame, ring_id, rows_of
+from stepscope.wire.handshake import (
     HELLO_PATH,
     PROOF_HEADER,
     Join,

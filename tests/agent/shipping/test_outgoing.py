@@ -14,14 +14,23 @@ from hypothesis import strategies as st
 
 from stepscope.agent.shipping import outgoing as module
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
-from stepscope.store.inbox import Gap, Inbox
-from stepscope.store.jsonl import lines_from, read_jsonl
+from stepscope.store.file_io import lines_from, read_jsonl
+from stepscope.store.inbox.receiver import Gap, Inbox
+from stepscope.store.live.ring_files import parts_from, read_segment
 from stepscope.store.paths import segment_path
-from stepscope.store.segments import parts_from, read_segment
-from stepscope.wire.blocks import RingRows, read_block, ring_id, rows_of
-from stepscope.wire.frames import FrameHead, inflate_part, pack_frame, read_frame
-from stepscope.wire.joining import Positions
-from stepscope.wire.limits import FILE_BYTES, LINES_BYTES
+from stepscope.wire.frames import (
+    FILE_BYTES,
+    LINES_BYTES,
+    FrameHead,
+    RingRows,
+    inflate_part,
+    pack_frame,
+    read_block,
+    read_frame,
+    ring_id,
+    rows_of,
+)
+from stepscope.wire.handshake import Positions
 
 SPOOL = "ab" * 16
 

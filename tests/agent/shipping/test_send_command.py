@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import RingStream
 
 from stepscope.cli.main import run_command
 from stepscope.errors import HubError, NotARun, RunError, UsageError
 from stepscope.records.identity import RankIdentity
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.testing.rings import RingStream
+from stepscope.store.documents import end_run, read_meta, write_meta
 
 KEY_TEXT = "a key of sixteen characters or more"
 END = {"exit_code": 1, "status": "failed", "wall_ns": 7}
@@ -71,7 +71,7 @@ def test_it_stays_when_the_hub_is_not_there(kept: Any, hub: Any) -> None:
 
 @pytest.mark.faults
 def test_it_gives_up_when_nothing_is_taken(kept: Any, hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.cli.send.GIVE_UP_S", 0.2)
+    monkeypatch.setattr("stepscope.cli.commands.send.GIVE_UP_S", 0.2)
     hub.start()
     hub.faults.extend([507] * 1000)
     with pytest.raises(HubError, match="its disk is full"):
@@ -145,7 +145,7 @@ def test_what_an_agent_left_in_memory_is_sent_too(kept: Any, hub: Any) -> None:
     session = Path(read_meta(kept.run_dir)["session"])
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom stepscope.records.identity import RankIdentity\n"
-        "from stepscope.testing.rings import RingStream, write_steps\n"
+        "from rings import RingStream, write_steps\n"
         "who = RankIdentity(host='b', pid=os.getpid(), rank=5)\n"
         "write_steps(RingStream(Path(sys.argv[1]) / f'{os.getpid()}.ring', who), 30)\nos._exit(0)\n"
     )

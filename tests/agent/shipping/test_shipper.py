@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import RingStream, write_steps
 
 from stepscope.agent.shipping.destination import Destination
-from stepscope.agent.shipping.ship import Delivered, Shipper
+from stepscope.agent.shipping.sender import Delivered, Shipper
 from stepscope.errors import UsageError
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingState
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.jsonl import read_jsonl
-from stepscope.store.meta import read_meta, write_meta
-from stepscope.testing.rings import RingStream, write_steps
+from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.file_io import read_jsonl
 
 KEY_TEXT = "a key of sixteen characters or more"
 BYE = {"exit_code": 0, "status": "finished"}
@@ -98,7 +98,7 @@ def test_a_hub_that_takes_frames_and_never_answers_holds_nobody_up(spool: Any, h
 def test_at_the_end_nobody_is_waited_for_who_is_not_there(
     spool: Any, new_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.agent.shipping.ship.SILENCE_S", 0.2)
+    monkeypatch.setattr("stepscope.agent.shipping.sender.SILENCE_S", 0.2)
     done = shipper(spool, new_hub()).finish(BYE, 10 * PATIENCE_S)
     assert "cannot be reached" in done.why
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.shipping.clock import DRIFT, WINDOW_NS, HubClock
+from stepscope.agent.shipping.sender import DRIFT, WINDOW_NS, HubClock
 
 MS = 1_000_000
 S = 1_000_000_000

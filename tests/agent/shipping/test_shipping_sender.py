@@ -285,7 +285,7 @@ def test_peers_and_the_clock(spool: Any, hub: Any) -> None:
 
 
 def test_a_run_that_says_much_of_itself_still_joins(spool: Any, hub: Any) -> None:
-    from stepscope.store.meta import read_meta, write_meta
+    from stepscope.store.documents import read_meta, write_meta
 
     meta = {**read_meta(spool.run_dir), "environment": {"SLURM_X": "y" * 50_000}, "command": ["z" * 50_000]}
     write_meta(spool.run_dir, meta)

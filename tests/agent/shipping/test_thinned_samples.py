@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.sample_keeper import SEGMENT_S, SampleKeeper
+from stepscope.agent.disk_space import SEGMENT_S, SampleKeeper
 from stepscope.agent.shipping import outgoing as module
 from stepscope.agent.shipping.outgoing import Outgoing
-from stepscope.store.inbox import Gap, Inbox
-from stepscope.store.jsonl import append_jsonl
-from stepscope.store.sample_segments import open_sample_files, segments
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.inbox.receiver import Gap, Inbox
+from stepscope.store.live.sample_files import open_sample_files, sample_segments
 from stepscope.wire.frames import FrameHead, pack_frame, read_frame
 
 SPOOL = "ab" * 16
@@ -170,15 +170,15 @@ def test_what_it_has_in_part_waits_and_is_thinned_when_it_has_all(fresh: Any) ->
     hub.take(node.outgoing)  # the link is cut in the middle of the first hour
     for _ in range(3):
         node.hour()
-    assert [one.span_s for one in segments(node.run_dir)] == [0, 60, 60, 0]
+    assert [one.span_s for one in sample_segments(node.run_dir)] == [0, 60, 60, 0]
     node.restart()  # another agent takes over; it cannot know what was on its way
     node.thin()
-    assert [one.span_s for one in segments(node.run_dir)] == [0, 60, 60, 0]
+    assert [one.span_s for one in sample_segments(node.run_dir)] == [0, 60, 60, 0]
     node.outgoing.rewind(hub.inbox.positions(SPOOL))
     while hub.take(node.outgoing):
         pass
     node.now_s += 60
     node.thin()
-    assert [one.span_s for one in segments(node.run_dir)] == [60, 60, 60, 0]
+    assert [one.span_s for one in sample_segments(node.run_dir)] == [60, 60, 60, 0]
     hub.inbox.close()
     assert _stood_for(hub.samples()) == {0: 960, 1: 960}

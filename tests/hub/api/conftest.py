@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
+from fakes.samples import with_samples
 
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import make_app
-from stepscope.hub.gate.entrance import ServerLimits
+from stepscope.hub.limits import ServerLimits
 from stepscope.hub.runs import Runs
 from stepscope.store.create import create_run
-from stepscope.store.hangs import write_hang
-from stepscope.store.meta import read_meta, write_meta
-from stepscope.store.sidecar import write_sidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.samples import with_samples
+from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.live.failures import write_hang
+from stepscope.store.live.ring_files import write_sidecar
 from tests.hub.run_parts import DEMO, HOSTILE, READER, WALL_NS, Hub, append_steps, missing_rank, record, sidecar_of
 
 

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from stepscope.hub.api import readers as readers_module
-from stepscope.hub.api.answers import json_body
-from stepscope.hub.api.headers import POLICY
-from stepscope.hub.api.readers import OPEN_PATHS, Reader, Readers
+from stepscope.hub.api import auth as readers_module
+from stepscope.hub.api.auth import OPEN_PATHS, Reader, Readers
+from stepscope.hub.api.responses import POLICY, json_body
 from stepscope.hub.api.stream import Streams
 from stepscope.hub.app import resources_of
 from stepscope.hub.runs import Runs

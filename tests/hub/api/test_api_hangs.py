@@ -8,18 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fakes.cluster import Cluster, slow_at
+from hang_jobs import Job
+from hub_feed import sidecar_of, taken_of
+
+from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
-from stepscope.hangs.kept import KeptEvidence
-from stepscope.hangs.tense import told_of
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.model.looks import Looks
+from stepscope.hangs.report import told_of
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.rules import RuleLoop
 from stepscope.hub.runs import Runs
-from stepscope.records.hang import HangRecord
-from stepscope.store.hangs import write_evidence, write_hang
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.cluster import Cluster, slow_at
-from stepscope.testing.feed import sidecar_of, taken_of
-from stepscope.testing.standstill import Job
+from stepscope.records.finding import HangRecord
+from stepscope.store.live.failures import write_evidence, write_hang
+from stepscope.store.live.ring_files import RingSidecar
 from tests.hub.run_parts import record
 
 S = 10**9
@@ -33,7 +34,7 @@ def write(run_dir: Path, host: str, ranks: range) -> HangRecord:
     found = judge(own, number=1, declared_wall_ns=112 * S, stopped_wall_ns=100 * S)
     assert isinstance(found, HangRecord)
     write_hang(run_dir, found)
-    write_evidence(run_dir, KeptEvidence(number=1, stopped_wall_ns=100 * S, gathered_wall_ns=112 * S, evidence=own))
+    write_evidence(run_dir, EvidenceFile(number=1, stopped_wall_ns=100 * S, gathered_wall_ns=112 * S, evidence=own))
     return found
 
 
@@ -69,7 +70,7 @@ def test_a_hang_is_told_although_no_step_is_made_and_withdrawn_when_it_is_over(t
 
     async def main() -> list[list[str]]:
         live = LiveRun(run_dir=tmp_path)
-        looks = Looks(live)
+        looks = RuleLoop(live)
         for one in cluster.series():
             live.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
         seen = []

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
+from fakes.traffic import Exchange, Traffic
 
 from stepscope.diagnosis import build_window
-from stepscope.hub.api.exposition import LONGEST_LABEL, Exposition
 from stepscope.hub.api.metrics import WORST, _communication
-from stepscope.hub.model.live_run import Judged
-from stepscope.reports.communication import communication_table
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.traffic import Exchange, Traffic
+from stepscope.hub.api.responses import LONGEST_LABEL, Exposition
+from stepscope.hub.live.live_run import Judged
+from stepscope.reports.tables import communication_table
 
 READER = "reader-token-of-the-tests"
 

@@ -14,22 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cluster import Cluster, Death
+from fakes.samples import with_samples
 from made_runs import record
 
-from stepscope.cli.finalise import finalise
+from stepscope.cli.finalize import finalize_run
 from stepscope.hub import runs as runs_module
-from stepscope.hub.ahead import open_ahead
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.past import past_run
-from stepscope.hub.runs import Runs
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.runs import Runs, open_ahead, past_run
 from stepscope.records.series import RunData
 from stepscope.ring.writer import process_start_ticks
-from stepscope.store import samples
+from stepscope.store.documents import NodeInfo, end_run, read_meta, write_meta, write_nodes
 from stepscope.store.load import open_run
-from stepscope.store.meta import end_run, read_meta, write_meta
-from stepscope.store.nodes import NodeInfo, write_nodes
-from stepscope.testing.cluster import Cluster, Death
-from stepscope.testing.samples import with_samples
+from stepscope.store.sealed import samples
 
 
 def in_loop(runs: Runs, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -243,7 +240,7 @@ def test_nodes_keep_the_names_they_had(folder: Path, tmp_path: Path) -> None:
 def test_samples_come_after_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is open before they are read; whoever asks for them waits."""
     record(tmp_path, "night", with_samples(Cluster(ranks=2, steps=200), every_s=0.1))
-    finalise(tmp_path / "night")
+    finalize_run(tmp_path / "night")
     runs, may_read, said = Runs.of_folder(tmp_path), threading.Event(), []
     real = samples.sealed_samples
 

@@ -12,21 +12,20 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes.cluster import Cluster
+from hub_feed import sidecar_of, taken_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.hub.api.stream import MOST_STEPS, Cursor, Streams, news
-from stepscope.hub.gate.entrance import ServerLimits
-from stepscope.hub.model.live_run import LiveRun
-from stepscope.hub.open_run import OpenRun
-from stepscope.hub.runs import Runs
-from stepscope.hub.tail import Tail
-from stepscope.store.jsonl import append_jsonl
-from stepscope.store.meta import end_run, read_meta
+from stepscope.hub.ingest.tail import Tail
+from stepscope.hub.limits import ServerLimits
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.runs import OpenRun, Runs
+from stepscope.store.documents import end_run, read_meta
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.paths import EVENTS
-from stepscope.store.sidecar import RingSidecar
-from stepscope.testing.cluster import Cluster
-from stepscope.testing.feed import sidecar_of, taken_of
 
 READER = "reader-token-of-the-tests"
 STEPS = 2000

@@ -11,17 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes.cluster import Cluster
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.hub.api.reader_tokens import ALL, METRICS, NamedToken, ReaderTokens, run_scope
-from stepscope.hub.api.readers import SESSION_S, Readers, TrustedProxy
+from stepscope.hub.api.auth import SESSION_S, Readers, TrustedProxy
 from stepscope.hub.api.stream import Streams
+from stepscope.hub.api.tokens import ALL, METRICS, NamedToken, ReaderTokens, run_scope
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AuditLog, read_audit
-from stepscope.hub.model.live_run import LiveRun
+from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import Runs
-from stepscope.testing.cluster import Cluster
 from tests.hub.run_parts import READER, Hub, record
 
 

@@ -16,14 +16,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from fakes.cluster import Cluster
 
-from stepscope.cli import serve as command
+from stepscope.cli.commands import serve as command
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.audit import read_audit
+from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.load import open_run
-from stepscope.store.meta import read_meta, write_meta
-from stepscope.testing.cluster import Cluster
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 /**
- * The data inside report.html, as `stepscope.hub.copy.packing` writes it: base64 of gzip of a head, a JSON and blobs.
+ * The data inside report.html, as `stepscope.hub.report_copy` writes it: base64 of gzip of a head, a JSON and blobs.
  *
  * Whatever is wrong with it (cut off in the mail, changed, of a later version) is one Failure that says so.
  */

@@ -4,8 +4,8 @@ import type { Place, StackGroup, ThreadStack } from "../api/hang-documents";
 
 /** As flight/stacks.py has it: installed, Python's own, torch's, or ours. */
 const NOT_USERS =
-  /(?:^|\/)(?:site-packages|dist-packages)\/|^<|(?:^|\/)lib(?:64)?\/python\d[\d.]*\/|(?:^|\/)python\d+\.zip\/|(?:^|\/)torch\/(?:distributed|nn|autograd|utils|optim|multiprocessing|cuda|fx|jit|_\w+)(?:\/|\.py)|(?:^|\/)stepscope\/(?:(?:recorder|agent|cli|flight|hangs|ring|records)\/|testing\/\w+\.py$)/;
-const OURS = /(?:^|\/)stepscope\/recorder\/\w+\.py$/;
+  /(?:^|\/)(?:site-packages|dist-packages)\/|^<|(?:^|\/)lib(?:64)?\/python\d[\d.]*\/|(?:^|\/)python\d+\.zip\/|(?:^|\/)torch\/(?:distributed|nn|autograd|utils|optim|multiprocessing|cuda|fx|jit|_\w+)(?:\/|\.py)|(?:^|\/)stepscope\/(?:recorder|agent|cli|flight|hangs|ring|records)\//;
+const OURS = /(?:^|\/)stepscope\/recorder\/(?:hooks\/)?\w+\.py$/;
 
 export function isUsers(file: string): boolean {
   return file !== "" && !NOT_USERS.test(file);

@@ -1,7 +1,7 @@
 """The hub, as an agent reaches it: HTTP over TCP or TLS, one connection kept open, and no call without an end.
 
 A hub's certificate is its own, signed by nobody.  It is believed because whoever answers proves, over that very
-certificate, to have the user's key (``wire/joining.py``); from then on only a connection with the same certificate is
+certificate, to have the user's key (``wire/handshake.py``); from then on only a connection with the same certificate is
 given the token.  Without TLS the proof is the same and the certificate empty: who listens on the way can read along.
 
 Everything that can go wrong is a HubError that says what, without saying any secret.  (Only the resolver of host names
@@ -22,8 +22,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from stepscope.errors import FrameError, HubError, HubRefused, KeyRefused, UsageError
-from stepscope.records.messages import printable
-from stepscope.wire.joining import (
+from stepscope.records.text import printable
+from stepscope.wire.frames import HELLO_BYTES
+from stepscope.wire.handshake import (
     HELLO_PATH,
     PROOF_HEADER,
     Join,
@@ -33,7 +34,6 @@ from stepscope.wire.joining import (
     write_hello,
     write_join,
 )
-from stepscope.wire.limits import HELLO_BYTES
 
 __all__ = ["Answer", "HubClient", "connected", "encrypted", "plain", "split_url"]
 

@@ -1,4 +1,6 @@
-"""What of a run directory the hub does not have yet, as parts of frames.
+"""Finds what the hub is missing from a run directory, ring by ring and file by file, and packs it.
+
+What of a run directory the hub does not have yet, as parts of frames.
 
 The hub says how far it is (``Positions``); everything after that is found in the files themselves, by reading on from
 there.  Nothing counts as sent before ``acked``, so a batch that got lost is simply collected again.  Bounded: a batch
@@ -15,27 +17,179 @@ In this order: what is rare and matters most goes first, what is only read by pe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
-from stepscope.agent.sample_keeper import claim_of
-from stepscope.agent.shipping.rings import Ring, RingClaim
-from stepscope.records.places import FLIGHT, HANGS
-from stepscope.store.jsonl import blank, lines_from
-from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
-from stepscope.store.sample_segments import read_samples, sample_bytes, samples_end
-from stepscope.wire.blocks import RingRows, pack_block
-from stepscope.wire.frames import LINE_FILES, Part, PartKind, may_be_named, part_of
-from stepscope.wire.joining import Positions
-from stepscope.wire.limits import BLOCK_RINGS, FILE_BYTES, FRAME_BYTES, HEAD_BYTES, LINES_BYTES, PARTS
+from stepscope.agent.disk_space import claim_of
+from stepscope.records.paths import FLIGHT, HANGS
+from stepscope.records.series import RankState
+from stepscope.records.steps import SLOT_BYTES, SLOT_HEAD
+from stepscope.store.file_io import blank_line, lines_from
+from stepscope.store.live.ring_files import RingSidecar, SegmentPart, guess_sidecar, parts_from
+from stepscope.store.live.sample_files import read_samples, sample_bytes, samples_end
+from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS, segment_path, sidecar_path
+from stepscope.wire.frames import (
+    BLOCK_RINGS,
+    FILE_BYTES,
+    FRAME_BYTES,
+    HEAD_BYTES,
+    LINE_FILES,
+    LINES_BYTES,
+    PARTS,
+    Part,
+    PartKind,
+    RingRows,
+    may_be_named,
+    pack_block,
+    part_of,
+    ring_id,
+)
+from stepscope.wire.handshake import Positions
 
 __all__ = ["Batch", "Outgoing"]
+
+
+# -- rings ------------------------------------------------------------------------------------------------------------
+# One ring of a run directory, seen from the hub: who it is, where it is, and the records that the hub misses.
+
+LIVE_FIELDS = ("live_phase", "live_since_ns", "live_step", "heard_wall_ns")
+"""What of a sidecar changes all the time; the first three go with every block."""
+STATES = get_args(RankState)
+
+Whereabouts = tuple[int, int, int, int]
+"""Step, since when, phase, state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingClaim:
+    """What the hub knows of a ring when it has the batch."""
+
+    after_seq: int
+    offset: int
+    told: bytes
+    live: Whereabouts | None
+
+
+class OutgoingRing:
+    def __init__(self, run_dir: Path, key: str, after_seq: int) -> None:
+        """The hub has its records up to ``after_seq``; who it is, is told once more."""
+        self.key = key
+        self.about: Mapping[str, Any] | None = None
+        """The sidecar as a dictionary."""
+        self._segment = segment_path(run_dir, key)
+        self._sidecar = sidecar_path(run_dir, key)
+        self._id = ring_id(key)
+        self._stamp: tuple[int, int] | None = None
+        self._lasting = b""
+        self._entire = b""
+        self._live: Whereabouts | None = None
+        self._has = RingClaim(after_seq=after_seq, offset=0, told=b"", live=None)
+
+    def look(self, *, final: bool) -> None:
+        """Read the sidecar if it is another.  Without one there is nobody to tell of; in the end its name must do."""
+        try:
+            status = self._sidecar.stat()
+            if (status.st_mtime_ns, status.st_ino) == self._stamp:
+                return
+            raw = json.loads(self._sidecar.read_bytes())
+            known = RingSidecar.from_dict(raw)
+            self._stamp = (status.st_mtime_ns, status.st_ino)
+        except (FileNotFoundError, ValueError, RecursionError):
+            if self.about is not None or not final or self._has.after_seq or not self.behind_bytes():
+                return
+            known = guess_sidecar(self.key)
+            raw = known.to_dict()
+        if known.key == self.key:
+            self._keep(raw, known)
+
+    def news(self, *, final: bool) -> bool:
+        """Whether the hub does not know yet who this is."""
+        return self.about is not None and self._has.told != self._to_tell(final)
+
+    def told(self, *, final: bool) -> RingClaim:
+        """What the hub will know when it has the sidecar."""
+        return replace(self._has, told=self._to_tell(final))
+
+    @property
+    def known(self) -> bool:
+        return bool(self._has.told)
+
+    def behind_bytes(self, offset: int | None = None) -> int:
+        """Of the segment, what was not sent, or lies after ``offset``."""
+        try:
+            return max(0, self._segment.stat().st_size - (self._has.offset if offset is None else offset))
+        except FileNotFoundError:
+            return 0
+
+    def rows(self, claim: RingClaim | None, *, most: int) -> tuple[RingRows, RingClaim] | None:
+        """About ``most`` records that the hub misses, and where the ring is; None when it knows both.
+
+        ``claim`` is what the batch says of the ring already.
+        """
+        has, parts, offset = self._has, list[SegmentPart](), self._has.offset
+        if self.behind_bytes():
+            parts, offset = parts_from(self._segment, offset, after_seq=has.after_seq, most_slots=most)
+        if not parts:
+            self._has = replace(has, offset=offset)  # what was passed is at the hub
+            if self._live in (None, has.live):
+                return None
+        slots = [slot for part in parts for slot in _slots_after(part, has.after_seq)]
+        fresh = [part for part in parts if part.first_seq > has.after_seq]
+        step, since_ns, phase, state = self._live or (0, 0, 0, 0)
+        last_seq = parts[-1].last_seq if parts else has.after_seq
+        rows = RingRows(
+            ring=self._id,
+            after_seq=has.after_seq,
+            last_seq=last_seq,
+            slots=slots,
+            lost=sum(part.lost for part in fresh),
+            torn=sum(part.torn for part in fresh),
+            live_step=step,
+            live_since_ns=since_ns,
+            live_phase=phase,
+            state=state,
+        )
+        told = claim.told if claim is not None else has.told
+        return rows, RingClaim(after_seq=last_seq, offset=offset, told=told, live=self._live)
+
+    def take(self, claim: RingClaim) -> None:
+        """The hub has it."""
+        self._has = claim
+
+    def _keep(self, raw: dict[str, Any], known: RingSidecar) -> None:
+        entire = json.dumps(raw)
+        if len(entire) > LINES_BYTES // 2:
+            raw = {**raw, "groups": [], "facts": {}}  # too much for a part; who it is matters more
+            entire = json.dumps(raw)
+        self.about = raw
+        self._entire = _digest(entire)
+        self._lasting = _digest(json.dumps({name: value for name, value in raw.items() if name not in LIVE_FIELDS}))
+        self._live = (known.live_step, known.live_since_ns, known.live_phase, STATES.index(known.state))
+
+    def _to_tell(self, final: bool) -> bytes:
+        return self._entire if final else self._lasting
+
+
+def _slots_after(part: SegmentPart, after_seq: int) -> list[bytes]:
+    """Those that come after; of a frame that the hub has a part of, the rest."""
+    slots = [part.slots[at : at + SLOT_BYTES] for at in range(0, len(part.slots), SLOT_BYTES)]
+    if part.first_seq > after_seq:
+        return slots
+    return [slot for slot in slots if SLOT_HEAD.unpack_from(slot)[3] > after_seq]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+# -- outgoing ---------------------------------------------------------------------------------------------------------
 
 ROWS = 8192
 """Records in a batch, or little more: two megabytes, of which packing makes some copies."""
@@ -99,7 +253,7 @@ class Outgoing:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._rings: dict[str, Ring] = {}
+        self._rings: dict[str, OutgoingRing] = {}
         self._at: dict[str, int] = {}
         self._whole: dict[str, Stamp] = {}
         self._turn = 0
@@ -112,7 +266,7 @@ class Outgoing:
 
     def rewind(self, positions: Positions) -> None:
         """To where the hub is; what has no position is sent once more."""
-        self._rings = {key: Ring(self._run_dir, key, seq) for key, seq in positions.rings.items()}
+        self._rings = {key: OutgoingRing(self._run_dir, key, seq) for key, seq in positions.rings.items()}
         self._at = dict(positions.files)
         self.samples.sent(self._at.get(SAMPLES, 0))
         self._whole = {}
@@ -172,7 +326,7 @@ class Outgoing:
         for name, _ in _entries(self._run_dir / STEPS):
             key, dot, suffix = name.rpartition(".")
             if dot + suffix in (SEGMENT_SUFFIX, SIDECAR_SUFFIX) and key not in self._rings:
-                self._rings[key] = Ring(self._run_dir, key, 0)
+                self._rings[key] = OutgoingRing(self._run_dir, key, 0)
 
     def _tell_rings(self, batch: Batch, *, final: bool) -> None:
         told: dict[str, str] = {}
@@ -227,7 +381,7 @@ class Outgoing:
         self.samples.reading(at + LINES_BYTES)
         most = int(TEXT_BYTES * self._scale)
         piece = read_samples(self._run_dir, at, most_bytes=most, longest=LINES_BYTES)
-        raw = piece.data or (blank(min(piece.end - at, LINES_BYTES)) if piece.end > at else b"")
+        raw = piece.data or (blank_line(min(piece.end - at, LINES_BYTES)) if piece.end > at else b"")
         if raw and batch.takes(part_of("lines", raw, name=SAMPLES, offset=at)):
             batch.files[SAMPLES] = at + len(raw)
             batch.long_lines += piece.too_long

@@ -1,4 +1,6 @@
-"""One turn of sending after the other: join, send what is new, heed what the hub answers.  No thread, no waiting.
+"""Sends a run directory to the hub: the thread, its turns, and the estimate of the hub's clock.
+
+One turn of sending after the other: join, send what is new, heed what the hub answers.  No thread, no waiting.
 
 Whoever calls ``turn`` waits as long as it says and calls again.  The hub's word is heeded in every case:
 
@@ -17,9 +19,11 @@ all nodes come back at once.
 from __future__ import annotations
 
 import math
+import os
 import platform
 import random
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +31,91 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.agent.sample_keeper import SampleClaim
+from stepscope.agent.disk_space import SampleClaim
 from stepscope.agent.shipping.client import Answer, HubClient
-from stepscope.agent.shipping.clock import HubClock
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
 from stepscope.errors import FrameError, HubError, HubRefused, KeyRefused, UsageError
 from stepscope.records import run_clock
-from stepscope.store.meta import read_meta
-from stepscope.wire.frames import FrameHead, pack_frame
-from stepscope.wire.joining import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
-from stepscope.wire.limits import JOIN_BYTES
+from stepscope.store.documents import read_meta
+from stepscope.wire.frames import JOIN_BYTES, FrameHead, pack_frame
+from stepscope.wire.handshake import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
+from stepscope.wire.keys import KeyRing
 
-__all__ = ["Counts", "News", "Sender", "Turn"]
+__all__ = ["Delivered", "HubClock", "Sender", "Shipper"]
+
+
+# -- clock ------------------------------------------------------------------------------------------------------------
+# How far this machine's clock is ahead of the hub's, told by round trips.
+#
+# A round trip gives four instants: we sent, the hub received, the hub answered, we heard.  The true offset lies within
+# half of the time that the two ways took, however unevenly they share it; so the quickest of the last minutes tells
+# most. Ours are taken on the monotonic clock: a wall clock that is set while we run, here or there, makes no mean of
+# before and after.  A hub whose clock was set is recognised by two round trips that cannot both be true, and the later
+# one counts.
+
+WINDOW_NS = 120 * 10**9
+"""Clocks drift apart: after so long a round trip is forgotten."""
+DRIFT = 5e-4
+"""The most that two clocks may drift apart, one of them being pulled by NTP: seconds a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockEstimate:
+    offset_ns: int
+    """Our wall clock is ahead of the hub's by this …"""
+    rtt_ns: int
+    """… give or take half of this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RoundTrip:
+    heard_mono_ns: int
+    hub_ahead_ns: int
+    """The hub's wall clock, of our monotonic one."""
+    rtt_ns: int
+
+
+class HubClock:
+    def __init__(
+        self, *, wall_ns: Callable[[], int] = run_clock.wall_ns, mono_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._mono_ns = mono_ns
+        self._trips: deque[_RoundTrip] = deque()
+        """In order of time; one that a later one outdid is gone, so the first is the quickest."""
+
+    def heard(self, *, sent_mono_ns: int, received_wall_ns: int, answered_wall_ns: int, heard_mono_ns: int) -> None:
+        """A round trip: the middle two by the hub's clock.  One that took less than no time is not believed."""
+        rtt_ns = (heard_mono_ns - sent_mono_ns) - (answered_wall_ns - received_wall_ns)
+        if rtt_ns < 0 or not 0 <= received_wall_ns <= answered_wall_ns < 1 << 62:
+            return
+        ahead_ns = ((received_wall_ns - sent_mono_ns) + (answered_wall_ns - heard_mono_ns)) // 2
+        trip = _RoundTrip(heard_mono_ns=heard_mono_ns, hub_ahead_ns=ahead_ns, rtt_ns=rtt_ns)
+        if any(not _trips_agree(earlier, trip) for earlier in self._trips):
+            self._trips.clear()
+        while self._trips and self._trips[-1].rtt_ns >= rtt_ns:
+            self._trips.pop()
+        self._trips.append(trip)
+
+    def estimate(self) -> ClockEstimate | None:
+        """None before the first round trip, and when the last is too long ago."""
+        now_ns = self._mono_ns()
+        while self._trips and now_ns - self._trips[0].heard_mono_ns > WINDOW_NS:
+            self._trips.popleft()
+        if not self._trips:
+            return None
+        best = self._trips[0]
+        return ClockEstimate(offset_ns=self._wall_ns() - now_ns - best.hub_ahead_ns, rtt_ns=best.rtt_ns)
+
+
+def _trips_agree(earlier: _RoundTrip, later: _RoundTrip) -> bool:
+    """Whether both can be true of clocks that nobody set in between."""
+    most_ns = (earlier.rtt_ns + later.rtt_ns) / 2 + DRIFT * (later.heard_mono_ns - earlier.heard_mono_ns)
+    return abs(earlier.hub_ahead_ns - later.hub_ahead_ns) <= most_ns + 1
+
+
+# -- sender -----------------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 10.0
 """For one call, from the first byte to the last."""
@@ -332,3 +408,150 @@ def _seconds(said: object) -> float:
     if isinstance(said, bool) or not isinstance(said, int | float) or math.isnan(said):
         return FIRST_PAUSE_S
     return min(max(said, SHORTEST_HUB_S), LONGEST_HUB_S)
+
+
+# -- ship -------------------------------------------------------------------------------------------------------------
+# The thread that sends a run directory to the hub while the agent goes on draining.
+#
+# It shares nothing with the agent's loop but files, which only the loop writes, and a list of news, which the loop
+# takes and puts into its journal.  Whatever becomes of the hub, the loop never waits for this thread, except at the
+# very end and then not longer than it says.
+
+LAST_PAUSE_S = 1.0
+"""At the end there is no time for longer ones."""
+SILENCE_S = 8.0
+"""At the end, a hub that does not answer for so long is not waited for: one that was started again would have."""
+THREAD_GRACE_S = 1.0
+JOIN_LOOK_S = 0.2
+OUT_OF_TIME = "there was no time for more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """Whether the hub has everything; if not, how much is left and why."""
+
+    whole: bool
+    left_bytes: int = 0
+    why: str = ""
+    local: bool = False
+    """The hub reads the run directory where it is."""
+    run: str = ""
+    """What the run is called there."""
+
+    def word(self) -> dict[str, Any]:
+        """As the launcher is told."""
+        if self.whole:
+            return {"delivered": True, "run": self.run}
+        return {"delivered": False, "left_bytes": self.left_bytes, "why": self.why}
+
+
+class Shipper:
+    """``start``, then ``finish`` or ``stop``; neither raises, whatever the hub does."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        to: Destination,
+        *,
+        keys: Callable[[], Sequence[bytes]] | None = None,
+        probe_port: int = 0,
+    ) -> None:
+        """NotARun when ``run_dir`` is none."""
+        self.to = to
+        self._run_dir = run_dir
+        if keys is None:
+            keys = KeyRing(os.environ, tell=lambda _: None).look  # what a job prints is its own
+        self._sender = Sender(run_dir, to, keys, probe_port=probe_port)
+        self._wake = threading.Event()
+        self._bye: Mapping[str, Any] | None = None
+        self._ending_s = self._deadline_s = float("inf")
+        self._delivered: Delivered | None = None
+        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def news(self) -> list[News]:
+        """Events for the journal, each once."""
+        taken: list[News] = []
+        while self._sender.news:
+            taken.append(self._sender.news.popleft())
+        return taken
+
+    @property
+    def samples(self) -> SampleClaim:
+        """What of the samples the hub has."""
+        return self._sender.samples
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Agents that answer probes, as the hub last said."""
+        return self._sender.peers
+
+    @property
+    def probe_key(self) -> str:
+        """What probes are signed with; empty before the hub was reached."""
+        return self._sender.probe_key
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looked at the run when the hub last answered."""
+        return self._sender.watched
+
+    @property
+    def counts(self) -> Counts:
+        return self._sender.counts
+
+    @property
+    def run_name(self) -> str:
+        """What the run is called at the hub."""
+        return self._sender.run_name
+
+    def finish(
+        self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
+    ) -> Delivered:
+        """Send everything and, last, how it ended; at most so long, and less when nobody is there or it is given up."""
+        self._ending_s = time.monotonic()
+        self._deadline_s = self._ending_s + deadline_s
+        self._bye = end
+        self._wake.set()
+        last_s = self._deadline_s + THREAD_GRACE_S
+        while self._thread.is_alive() and time.monotonic() < last_s:
+            self._thread.join(JOIN_LOOK_S)
+            if given_up():
+                self.stop()
+                break
+        if self._delivered is not None:
+            return self._delivered
+        # The thread waits for an answer, or died of a fault of ours; of its own account nothing can be asked.
+        why = OUT_OF_TIME if self._thread.is_alive() else "sending failed, which is a fault of Stepscope's"
+        return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
+
+    def stop(self) -> None:
+        """Without a last word: another agent may go on."""
+        self._deadline_s = float("-inf")
+        self._wake.set()
+        self._thread.join(THREAD_GRACE_S)
+
+    def _run(self) -> None:
+        whole = False
+        while not whole and (left_s := self._left_s()) > 0:
+            bye = self._bye
+            turn = self._sender.turn(bye=bye, patience_s=min(PATIENCE_S, left_s))
+            whole = turn.delivered
+            if whole or (bye is None and self._bye is not None):
+                continue  # it is over, or the end came meanwhile
+            pause_s = turn.wait_s if bye is None else min(turn.wait_s, LAST_PAUSE_S)
+            self._wake.wait(min(pause_s, max(self._left_s(), 0)))
+            self._wake.clear()
+        self._sender.close()
+        unsent = self._sender.unsent()
+        if whole and not unsent:
+            self._delivered = Delivered(whole=True, local=self._sender.local, run=self._sender.run_name)
+        else:
+            why = self._sender.refusal or self._sender.trouble or (unsent if whole else OUT_OF_TIME)
+            self._delivered = Delivered(whole=False, left_bytes=self._sender.left_bytes(), why=why)
+
+    def _left_s(self) -> float:
+        patient_s = max(self._ending_s, self._sender.heard_s) + SILENCE_S
+        return min(self._deadline_s, patient_s) - time.monotonic()

@@ -1,18 +1,150 @@
-"""The files of a run: what there is, and pieces of it (a log from its end, or from where the reader left off)."""
+"""The files of a run that readers may have, whole or in pieces.
+
+The files of a run: what there is, and pieces of it (a log from its end, or from where the reader left off).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import stat
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from stepscope.hub.api.answers import ApiError, Body, json_body
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.views.files import MOST_BYTES, list_files, media_type_of, read_piece
+from stepscope.hub.api.responses import ApiError, Body, json_body
+from stepscope.store.live.logs import data_at
 from stepscope.store.paths import META
 
-__all__ = ["RESOURCES"]
+__all__ = ["RESOURCES", "read_piece"]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+# The files of a run that readers may have: logs, errors, hangs, dumps, events, summaries; and nothing else.
+#
+# A path is held to a list of forms before the file system hears of it, and is then opened part by part without
+# following links: what stands in a run directory may have been put there by somebody else.  Large files are read in
+# pieces; a log may be asked for from its end.
+
+MOST_BYTES = 4 << 20
+"""Of one answer."""
+MOST_FILES = 10_000
+"""Of one folder, in a list."""
+FOLDERS = ("logs", "errors", "hangs", "flight")
+PLAIN = ("events.jsonl", "findings.json", "nodes.json", "summary.json", "summary.txt")
+"""``run.json`` is not here: what may be read of it is in the answer about the run."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,160}\.(?:log|json|txt)")
+_TYPES = {"json": "application/json", "jsonl": "application/x-ndjson"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    path: str
+    """Within the run, with slashes."""
+    size: int
+    changed_wall_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePiece:
+    data: bytes
+    offset: int
+    size: int
+    """Of the whole file, when it was read."""
+
+
+def allowed(path: str) -> bool:
+    folder, slash, name = path.partition("/")
+    if not slash:
+        return path in PLAIN
+    return folder in FOLDERS and _NAME.fullmatch(name) is not None
+
+
+def media_type_of(path: str) -> str:
+    """Text is plain whatever it says: what a rank printed is never a page."""
+    return _TYPES.get(path.rpartition(".")[2], "text/plain; charset=utf-8")
+
+
+def list_files(run_dir: Path) -> list[FileEntry]:
+    found: list[FileEntry] = []
+    for name in PLAIN:
+        entry = _entry(run_dir / name, name)
+        found += [entry] if entry else []
+    for folder in FOLDERS:
+        if (run_dir / folder).is_symlink():
+            continue
+        try:
+            names = sorted(path.name for path in (run_dir / folder).iterdir())[:MOST_FILES]
+        except OSError:
+            continue
+        for name in names:
+            path = f"{folder}/{name}"
+            entry = _entry(run_dir / folder / name, path) if allowed(path) else None
+            found += [entry] if entry else []
+    return found
+
+
+def read_piece(run_dir: Path, path: str, *, offset: int | None, tail: int | None, most: int) -> FilePiece | None:
+    """``offset`` bytes from the start, or the last ``tail`` ones, in whole lines if there is a line's end among them.
+
+    What a long log dropped (``store/live/logs.py``) is passed: then the piece begins, or ends, at what is there.
+    None: there is no such file, or none that may be read.
+    """
+    fd = _open(run_dir, path) if allowed(path) else None
+    if fd is None:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        if tail is not None:
+            at, _ = data_at(fd, max(size - min(tail, most), 0))
+            data = os.pread(fd, min(size - at, most), at)
+            if at and b"\n" in data:
+                cut = data.index(b"\n") + 1
+                data, at = data[cut:], at + cut
+            return FilePiece(data=data, offset=at, size=size)
+        at, end = data_at(fd, min(offset or 0, size))
+        return FilePiece(data=os.pread(fd, min(most, end - at), at), offset=at, size=size)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _open(run_dir: Path, path: str) -> int | None:
+    """A plain file, reached without a link within the run."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    *folders, name = path.split("/")
+    opened: list[int] = []
+    try:
+        opened.append(os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        for folder in folders:
+            opened.append(os.open(folder, flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+        fd = os.open(name, flags, dir_fd=opened[-1])
+    except OSError:
+        return None
+    finally:
+        for folder_fd in opened:
+            os.close(folder_fd)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _entry(path: Path, name: str) -> FileEntry | None:
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(about.st_mode):
+        return None
+    return FileEntry(path=name, size=about.st_size, changed_wall_ns=about.st_mtime_ns)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 async def _list(asked: Asked) -> Mapping[str, Any]:

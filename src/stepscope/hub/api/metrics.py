@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from stepscope import __version__
-from stepscope.hub.api.exposition import Exposition
-from stepscope.hub.api.readers import Readers
+from stepscope.hub.api.auth import Readers
+from stepscope.hub.api.responses import Exposition
+from stepscope.hub.api.runs import findings_of, status_of
+from stepscope.hub.api.samples import NodeNow, nodes_of
 from stepscope.hub.api.stream import Streams
-from stepscope.hub.open_run import OpenRun
-from stepscope.hub.runs import Runs
-from stepscope.hub.views.findings import findings_of, status_of
-from stepscope.hub.views.nodes import NodeNow, nodes_of
+from stepscope.hub.runs import OpenRun, Runs
 from stepscope.records import run_clock
 
 if TYPE_CHECKING:
-    from stepscope.hub.gate.ingest import Agents
-    from stepscope.hub.gate.refusals import Refusals
+    from stepscope.hub.ingest.endpoints import Agents
+    from stepscope.hub.limits import Refusals
 
 __all__ = ["metrics_text"]
 

@@ -1,15 +1,58 @@
-"""Which runs there are, and everything about one of them that fits on a page."""
+"""The runs, and what is wrong with one: status, verdict, findings, hangs, summary, collectives.
+
+Which runs there are, and everything about one of them that fits on a page.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from stepscope.hub.api.readers import ONLY_RUN
+from stepscope.hangs.report import told_of
+from stepscope.hub.api.auth import ONLY_RUN
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.views.findings import findings_of, status_of
+from stepscope.hub.runs import OpenRun
+from stepscope.reports.layout import finding_price
+from stepscope.reports.sections import listed_steps
+from stepscope.store.live.failures import read_hang_records
+from stepscope.store.paths import hang_path
 
-__all__ = ["RESOURCES"]
+__all__ = ["FINDING_RESOURCES", "RUN_RESOURCES", "findings_of", "status_of"]
+
+
+# -- findings ---------------------------------------------------------------------------------------------------------
+# What is wrong with a run, and how it stands: while it goes on by the last look, afterwards by its summary.
+
+_VERDICT = ("kind", "severity", "title", "ranks", "phase", "advice", "confidence")
+_KEPT = ("attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states", "step", "newest_step", "phases")
+
+
+def findings_of(run: OpenRun) -> dict[str, Any]:
+    """``verdict``: the first of them in short, with its price; null while nothing was found yet."""
+    if run.document is not None:
+        found = run.document.get("findings")
+        return {"live": False, "verdict": run.document.get("verdict"), "findings": found or []}
+    said = run.live.findings()
+    findings = said.pop("findings")
+    judged = {} if said["step"] is None else {"judged": said}
+    return {"live": True, "verdict": _verdict(findings[0]) if findings else None, "findings": findings, **judged}
+
+
+def status_of(run: OpenRun) -> dict[str, Any]:
+    """``status``: as ``stepscope list`` has it."""
+    info = run.live.info()
+    standing = {"status": run.status(), "over": run.over, "leaving": run.leaving, "ended_wall_ns": run.ended_wall_ns()}
+    return {**standing, **{name: info[name] for name in _KEPT}}
+
+
+def _verdict(finding: Mapping[str, Any]) -> dict[str, Any]:
+    price = finding_price(finding["kind"], finding["cost"], finding["evidence"], over=False)
+    return {**{name: finding[name] for name in _VERDICT}, "price": price}
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
 
 MOST_LISTED = 1000
 _HIDDEN = ("path",)
@@ -53,7 +96,7 @@ def _one(asked: Asked) -> Mapping[str, Any]:
     }
 
 
-RESOURCES = (
+RUN_RESOURCES = (
     Resource(
         path="/api/v1/runs",
         about="The runs of this hub, newest first.",
@@ -67,5 +110,67 @@ RESOURCES = (
         path="/api/v1/runs/{run}",
         about="A run: how it stands, its context (command, git, environment), its verdict.",
         answer=_one,
+    ),
+)
+
+
+# -- findings ---------------------------------------------------------------------------------------------------------
+# What is wrong: findings, hangs, the whole summary, and what the ranks exchange.
+
+
+def _findings(asked: Asked) -> Mapping[str, Any]:
+    return findings_of(asked.run)
+
+
+async def _hangs(asked: Asked) -> Mapping[str, Any]:
+    # To judge them together takes what a summary takes: not asked for while there is nothing to judge.
+    there, unread = await asyncio.to_thread(read_hang_records, asked.run.path)
+    hangs = await asked.run.hangs() if there else ()
+    rows = [
+        {
+            **told_of(hang, over=asked.run.over).to_dict(),
+            "steps": listed_steps(hang),
+            "file": hang_path(Path(), hang.host, hang.number).as_posix(),
+        }
+        for hang in hangs
+    ]
+    return {"hangs": rows, "unread": list(unread)}
+
+
+async def _summary(asked: Asked) -> Mapping[str, Any]:
+    whole, wanted = await asked.run.summary(), asked.values["keys"]
+    chosen = {key: whole[key] for key in whole if key in wanted} if wanted else whole
+    return {"live": asked.run.document is None, "summary": chosen}
+
+
+async def _collectives(asked: Asked) -> Mapping[str, Any]:
+    found = (await asked.run.summary()).get("communication")
+    return {"measured": None, "groups": [], "groups_left_out": 0, **(found if isinstance(found, Mapping) else {})}
+
+
+FINDING_RESOURCES = (
+    Resource(
+        path="/api/v1/runs/{run}/findings",
+        about="The findings, the most severe first, each with price, evidence and advice; the verdict is the first.",
+        answer=_findings,
+    ),
+    Resource(
+        path="/api/v1/runs/{run}/hangs",
+        about="The times that the job stood still: culprits, victims, stacks, what the Flight Recorders knew. Those "
+        "that several hosts saw are judged as one, as in `/summary`; `parts` has what each of them said.",
+        answer=_hangs,
+    ),
+    Resource(
+        path="/api/v1/runs/{run}/summary",
+        about="The document of summary.json (docs/schema.md); of a run that goes on, of its last steps.",
+        answer=_summary,
+        parameters=(
+            Parameter(name="keys", about="only these, divided by commas; all if it is not given", kind="texts"),
+        ),
+    ),
+    Resource(
+        path="/api/v1/runs/{run}/collectives",
+        about="What the ranks exchange, by process group: operations, bytes, exposed time, who is waited for.",
+        answer=_collectives,
     ),
 )

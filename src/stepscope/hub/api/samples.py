@@ -1,20 +1,261 @@
-"""What happened when, and what the agents saw of hosts, processes, GPUs and the network."""
+"""Events, samples as curves, stacks, and the nodes of a run.
+
+What happened when, and what the agents saw of hosts, processes, GPUs and the network.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from stepscope.hub.api.answers import ApiError
+import numpy as np
+from numpy.typing import NDArray
+
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.model.lines import of_kind, parse_raw
-from stepscope.hub.views.nodes import nodes_of
-from stepscope.hub.views.sample_series import WHO, sample_series
+from stepscope.hub.api.responses import ApiError
+from stepscope.hub.live.lines import of_kind, parse_raw
+from stepscope.hub.live.registry import ENDED
+from stepscope.hub.runs import OpenRun
+from stepscope.store.live.sample_files import OVER, span_of
 from stepscope.store.paths import SAMPLES, STACKS
 
-__all__ = ["RESOURCES"]
+__all__ = ["RESOURCES", "WHO", "NodeNow", "nodes_of", "sample_series"]
+
+
+# -- sample series ----------------------------------------------------------------------------------------------------
+# Samples as curves: one per host, process or GPU, each figure in bins of time, so that they lie beside the steps.
+
+Statistic = Literal["mean", "max", "min", "last"]
+WHO: Mapping[str, tuple[str, ...]] = {
+    "host": ("node",),
+    "process": ("node", "rank", "pid"),
+    "gpu": ("node", "index"),
+    "probe": ("node", "peer"),
+}
+"""By kind, what a curve is of; of another kind: of its node."""
+_NO_FIGURE = ("wall_ns", "mono_ns", "pid", "rank", "index", "kind", "node", "host", "span_s", "over")
+_NAMES = ("host", "uuid", "name")
+
+
+def sample_series(
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    kind: str,
+    fields: Sequence[str],
+    span_ns: tuple[int | None, int | None],
+    bins: int,
+    statistic: Statistic,
+    most: int,
+) -> dict[str, Any]:
+    """At most ``most`` curves; ``left_out`` says how many more there are.  Without ``fields``, all that are figures."""
+    curves: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    who = WHO.get(kind, ("node",))
+    for line in lines:
+        at = line.get("wall_ns")
+        within = type(at) is int and (span_ns[0] or 0) <= at and (span_ns[1] is None or at <= span_ns[1])
+        if line.get("kind") == kind and within:
+            curves.setdefault(tuple(_plain(line.get(name)) for name in who), []).append(line)
+    keys = sorted(curves, key=_order)[:most]
+    walls = [line["wall_ns"] for key in keys for line in curves[key]]
+    first, last = (span_ns[0] or min(walls), max(walls)) if walls else (0, 0)
+    width = max(1, -(-(last - first + 1) // bins))
+    count = (last - first) // width + 1 if walls else 0
+    rows = []
+    for key in keys:
+        own = curves[key]
+        place = np.array([(line["wall_ns"] - first) // width for line in own], np.intp)
+        figures = fields or sorted({name for line in own for name in line if name not in _NO_FIGURE})
+        weights = _weights(own)
+        values = {name: _binned(own, name, place, count, statistic, weights) for name in figures}
+        about = {name: own[-1][name] for name in _NAMES if isinstance(own[-1].get(name), str)}
+        known = {name: column for name, column in values.items() if column is not None}
+        rows.append({**dict(zip(who, key, strict=True)), **about, "values": known})
+    starts = [first + width * at for at in range(count)]
+    return {"kind": kind, "stat": statistic, "wall_ns": starts, "bin_ns": width, "series": rows} | {
+        "left_out": len(curves) - len(keys)
+    }
+
+
+def _weights(lines: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """How many seconds each stands for: those of earlier hours are thinned, and say so; the others, as they lie."""
+    spans_s = np.array([span_of(line) for line in lines], np.float64)
+    if not spans_s.any():
+        return np.ones(len(lines))
+    fine = np.array([line["wall_ns"] for line in lines], np.float64)[spans_s == 0]
+    apart_s = float(np.median(np.diff(fine))) / 1e9 if len(fine) > 1 else 1.0
+    return np.where(spans_s > 0, spans_s, max(apart_s, 1e-3))
+
+
+def _binned(
+    lines: Sequence[Mapping[str, Any]],
+    name: str,
+    place: NDArray[np.intp],
+    count: int,
+    statistic: Statistic,
+    weights: NDArray[np.float64],
+) -> list[float | None] | None:
+    """None when it is no figure."""
+    values = np.array([_figure(_of(line, name, statistic)) for line in lines], np.float64)
+    known = np.isfinite(values)
+    if not known.any():
+        return None
+    at, values, weights = place[known], values[known], weights[known]
+    found = np.full(count, np.nan)
+    if statistic == "mean":
+        total, weight = np.bincount(at, values * weights, count), np.bincount(at, weights, count)
+        found = np.where(weight > 0, total / np.where(weight > 0, weight, 1), np.nan)
+    elif statistic == "last":
+        found[at] = values
+    else:
+        fill = -np.inf if statistic == "max" else np.inf
+        found[:] = fill
+        (np.maximum if statistic == "max" else np.minimum).at(found, at, values)
+        found[found == fill] = np.nan
+    return [None if value != value else value for value in found.tolist()]
+
+
+def _of(line: Mapping[str, Any], name: str, statistic: Statistic) -> Any:
+    """The figure of a sample; of one that stands for many, what it says of all of them."""
+    over = line.get(OVER)
+    kept = over.get(statistic) if isinstance(over, dict) else None
+    found = kept.get(name) if isinstance(kept, dict) else None
+    return line.get(name) if found is None else found
+
+
+def _figure(value: Any) -> float:
+    """A list is one where there is anything in it: the mean of ``throttle_reasons`` is the share of the time."""
+    if isinstance(value, list):
+        return float(bool(value))
+    return value if type(value) in (int, float) else np.nan
+
+
+def _plain(value: Any) -> Any:
+    """What can be a key; anything else a stranger put there is its text."""
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _order(key: tuple[Any, ...]) -> tuple[tuple[bool, float, str], ...]:
+    return tuple((isinstance(part, str), part if isinstance(part, int | float) else 0, str(part)) for part in key)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+# The nodes of a run: who joined (``nodes.json``), whose ranks there are, what was last sampled.
+
+_SENT = (
+    *("address", "offset_ns", "rtt_ns", "joined_wall_ns", "heard_wall_ns", "bye"),
+    *("frames", "rows", "bytes", "duplicates", "refused"),
+)
+_FIGURES = (
+    "cpu_percent",
+    "load1",
+    "mem_total",
+    "mem_available",
+    "net_rx_bps",
+    "net_tx_bps",
+    "net_errors_ps",
+    "net_drops_ps",
+    "tcp_retrans_ps",
+    "tcp_timeouts_ps",
+    "ib_rx_bps",
+    "ib_tx_bps",
+    "ib_errors_ps",
+)
+_TAIL = 64
+"""Lines looked at for the last host's sample of a node."""
+_MOST_SPANS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeNow:
+    node: str
+    """As samples and events call it."""
+    hosts: list[str]
+    ranks: int
+    live_ranks: int
+    rank_spans: list[list[int]] = field(default_factory=list)
+    """Which ranks: first and last of each stretch of neighbours, at most so many stretches."""
+    number: int | None = None
+    address: str | None = None
+    offset_ns: int | None = None
+    rtt_ns: int | None = None
+    joined_wall_ns: int | None = None
+    heard_wall_ns: int | None = None
+    bye: dict[str, Any] | None = None
+    frames: int = 0
+    rows: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    sample: dict[str, Any] = field(default_factory=dict)
+    """The last figures of its host."""
+
+
+def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
+    """How many there are, and some of them by name; those that joined but have no rank yet as well."""
+    live = run.live
+    registry = live.registry
+    joined = {str(info.node): info for info in run.nodes() if not info.replaced_by}
+    names = sorted({*registry.nodes, *joined, *live.said.nodes(SAMPLES)}, key=lambda name: (len(name), name))
+    places = {name: place for place, name in enumerate(registry.nodes)}
+    ranks, living, hosts = _counted(run)
+    spans = _spans(run)
+    found: list[NodeNow] = []
+    for name in names[start : start + limit]:
+        place, info = places.get(name), joined.get(name)
+        own = hosts.get(-1 if place is None else place) or ({info.host} if info is not None else {name})
+        found.append(
+            NodeNow(
+                node=name,
+                hosts=sorted(own),
+                ranks=0 if place is None else int(ranks[place]),
+                live_ranks=0 if place is None else int(living[place]),
+                rank_spans=[] if place is None else spans.get(place, []),
+                number=None if info is None else info.node,
+                sample=_last_figures(run, name),
+                **({} if info is None else {key: getattr(info, key) for key in _SENT}),
+            )
+        )
+    return len(names), found
+
+
+def _counted(run: OpenRun) -> tuple[NDArray[np.intp], NDArray[np.intp], dict[int, set[str]]]:
+    """By the registry's number of a node: ranks, those that run, and the hosts that its ranks say they are on."""
+    registry, of, rings = run.live.registry, run.live.registry.of, run.live.ring_of
+    alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
+    count = len(registry.nodes)
+    hosts: dict[int, set[str]] = {}
+    pairs = np.unique(np.stack([of["node"][: registry.count], of["host"][: registry.count]]), axis=1)
+    for node, host in pairs.T.tolist():
+        hosts.setdefault(node, set()).add(registry.hosts[host])
+    return np.bincount(of["node"][rings], minlength=count), np.bincount(of["node"][alive], minlength=count), hosts
+
+
+def _spans(run: OpenRun) -> dict[int, list[list[int]]]:
+    """By the registry's number of a node, the stretches of ranks that it has."""
+    of, rings = run.live.registry.of, run.live.ring_of
+    if not len(rings):
+        return {}
+    node, shown = of["node"][rings].astype(np.int64), of["shown"][rings].astype(np.int64)
+    order = np.lexsort((shown, node))
+    node, shown = node[order], shown[order]
+    begins = np.flatnonzero(np.concatenate(([True], (np.diff(node) != 0) | (np.diff(shown) != 1))))
+    ends = np.append(begins[1:], len(node)) - 1
+    found: dict[int, list[list[int]]] = {}
+    for place, first, last in zip(node[begins].tolist(), shown[begins].tolist(), shown[ends].tolist(), strict=True):
+        own = found.setdefault(place, [])
+        if len(own) < _MOST_SPANS:
+            own.append([first, last])
+    return found
+
+
+def _last_figures(run: OpenRun, node: str) -> dict[str, Any]:
+    last = run.live.said.last(SAMPLES, node, "host", look_at=_TAIL)
+    return {} if last is None else {name: last[name] for name in ("wall_ns", *_FIGURES) if name in last}
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
 
 MOST_EVENTS = 10_000
 MOST_CURVES = 1024

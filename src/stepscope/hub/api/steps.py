@@ -1,16 +1,204 @@
-"""Steps over all ranks, binned; and the map rank × step, as JSON or as bytes."""
+"""Steps over all ranks, binned; and the map rank × step, in as many cells as a screen has room for.
+
+Steps over all ranks, binned; and the map rank × step, as JSON or as bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from stepscope.hub.api.answers import ApiError, Body
+import numpy as np
+from numpy.typing import NDArray
+
 from stepscope.hub.api.resource import Asked, Parameter, Resource
-from stepscope.hub.views.heat_map import HeatMap, heat_map, pack_heat
+from stepscope.hub.api.responses import ApiError, Body
+from stepscope.hub.live.live_run import LiveRun
 
-__all__ = ["FIRST", "HEAT_TYPE", "LAST", "MOST_BINS", "RESOURCES"]
+__all__ = ["FIRST", "HEAT_HEAD", "HEAT_TYPE", "LAST", "MOST_BINS", "RESOURCES", "Statistic", "heat_map", "pack_heat"]
+
+
+# -- heat map ---------------------------------------------------------------------------------------------------------
+# A part of the map rank × step, in as many cells as a screen has room for.
+#
+# Where the model still has the steps one by one (the window, or all of a run that is over and fits) any phase can be
+# drawn, and a single slow step stands out.  Further back there are bins of steps with the mean of work and length.
+# Cells are cut so that none holds a part of a rank or of a bin.
+#
+# Of ten thousand ranks a map is millions of figures: they are read in slices, never one by one by their indices.
+
+Floats = NDArray[np.float32]
+Statistic = Literal["max", "mean"]
+MEMORY = ("allocated", "reserved", "peak_allocated")
+DEVICE = "device:"
+"""Before a phase: its time on the device, known of the steps that were timed there."""
+HEAT_HEAD = struct.Struct("<4sHHII")
+HEAT_MAGIC = b"STHM"
+HEAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """R rows of ranks, C columns of steps."""
+
+    value: str
+    unit: Literal["ns", "bytes"]
+    first_ranks: NDArray[np.int64]
+    last_ranks: NDArray[np.int64]
+    first_steps: NDArray[np.int64]
+    last_steps: NDArray[np.int64]
+    cells: Floats
+    """[R, C]; nan where nothing is known."""
+    exact: bool
+    """Whether single steps are behind it, not bins of them."""
+    known_from: int
+    """The first step of which the model can have this value; what was asked for may lie before it, or begin there."""
+
+
+def heat_map(
+    live: LiveRun,
+    value: str,
+    statistic: Statistic,
+    ranks: tuple[int, int] | None,
+    steps: tuple[int, int | None],
+    shape: tuple[int, int],
+) -> HeatMap | None:
+    """None: the model has nothing of that name.  ``steps``: first and last; ``shape``: at most so many cells."""
+    shown = live.registry.of["shown"][live.ring_of].astype(np.int64)
+    order = np.argsort(shown, kind="stable")
+    if ranks is not None:
+        order = order[(shown[order] >= ranks[0]) & (shown[order] <= ranks[1])]
+    newest = live.planes.newest
+    first, last = max(0, steps[0]), newest if steps[1] is None else min(steps[1], newest)
+    exact, known_from = live.planes.stride == 1 and first >= live.planes.oldest, 0
+    if value in ("work", "wall"):
+        found = _of_planes(live, value, order, first, last) if exact else _of_bins(live, value, order, first, last)
+    elif _plane_of(value) in live.planes.held:
+        exact, known_from = True, live.planes.oldest
+        found = _of_planes(live, value, order, max(first, live.planes.oldest), last)
+    else:
+        return None
+    plane, from_step, to_step = found
+    tall, wide = _size(len(order), shape[0]), _size(plane.shape[1], shape[1])
+    row_starts, column_starts = np.arange(0, len(order), tall), np.arange(0, plane.shape[1], wide)
+    cells = _reduced(_reduced(plane, tall, statistic).T, wide, statistic).T
+    return HeatMap(
+        value=value,
+        unit="bytes" if value in MEMORY else "ns",
+        first_ranks=shown[order[row_starts]],
+        last_ranks=shown[order[_ends(row_starts, len(order))]],
+        first_steps=from_step[column_starts],
+        last_steps=to_step[_ends(column_starts, len(to_step))],
+        cells=cells,
+        exact=exact,
+        known_from=known_from,
+    )
+
+
+def pack_heat(heat: HeatMap) -> bytes:
+    """Little endian:
+
+    0    4s   magic  b"STHM"
+    4    u16  version
+    6    u16  1 where single steps are behind it
+    8    u32  R, rows of ranks
+    12   u32  C, columns of steps
+    16   ...  first_ranks, last_ranks  2 x R x u32;  first_steps, last_steps  2 x C x u32
+         ...  R x C x f32, row by row; nan where nothing is known
+    """
+    rows, columns = heat.cells.shape
+    edges = (heat.first_ranks, heat.last_ranks, heat.first_steps, heat.last_steps)
+    numbers = [np.minimum(edge, 0xFFFFFFFF).astype("<u4").tobytes() for edge in edges]
+    head = HEAT_HEAD.pack(HEAT_MAGIC, HEAT_VERSION, int(heat.exact), rows, columns)
+    return b"".join((head, *numbers, heat.cells.astype("<f4").tobytes()))
+
+
+def _of_planes(
+    live: LiveRun, value: str, order: NDArray[np.intp], first: int, last: int
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """[rank, step], and the steps."""
+    planes = live.planes
+    kept = planes.complete()
+    kept = kept[(kept >= first) & (kept <= last)]
+    name = _plane_of(value)
+    if name not in planes.held:
+        return np.zeros((len(order), 0), np.float32), kept[:0], kept[:0]
+    rows = planes.row_of(kept)
+    plane = _picked(planes.held[name], rows, order)
+    if value == "work" and "phase:comm" in planes.held:
+        plane = plane - _picked(planes.held["phase:comm"], rows, order)
+    there = _picked(planes.held["device"] if name.startswith(DEVICE) else planes.have, rows, order)
+    if value in MEMORY:
+        there = there & (plane > 0)  # 0: not sampled in that step
+    if not there.all():
+        plane = np.where(there, plane, np.float32(np.nan))
+    return plane.T, kept, kept
+
+
+def _plane_of(value: str) -> str:
+    """Where the model has it."""
+    if value in ("work", "wall"):
+        return "wall_ns"
+    return value if value in MEMORY or value.startswith(DEVICE) else f"phase:{value}"
+
+
+def _picked(plane: NDArray[Any], rows: NDArray[np.intp], order: NDArray[np.intp]) -> NDArray[Any]:
+    """[step, rank]; most often the ranks' columns lie in order, and whole pieces of rows are copied."""
+    if len(order) and (np.diff(order) == 1).all():
+        return plane[:, order[0] : order[-1] + 1][rows]
+    return np.take(plane[rows], order, axis=1)
+
+
+def _of_bins(
+    live: LiveRun, value: str, order: NDArray[np.intp], first: int, last: int
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    held, span = live.map, live.map.span
+    bins = np.arange(first // span, min(max(last, -1) // span + 1, held.bins), dtype=np.int64)
+    seen = slice(first // span, first // span + len(bins))
+    count = held.count[:, seen][order].astype(np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (held.wall_ns if value == "wall" else held.work_ns)[:, seen][order] / count
+    if not count.all():
+        means[count == 0] = np.nan
+    return means, bins * span, np.minimum(bins * span + span - 1, live.planes.newest)
+
+
+def _size(count: int, most: int) -> int:
+    """Of each cell, so that there are at most so many."""
+    return max(1, -(-count // max(1, most)))
+
+
+def _ends(starts: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    return np.append(starts[1:], count) - 1 if len(starts) else starts
+
+
+def _reduced(plane: Floats, size: int, statistic: Statistic) -> Floats:
+    """Of each ``size`` neighbours along the first axis one; for the last there may be fewer."""
+    if size == 1:
+        return plane
+    whole = len(plane) // size
+    groups = plane[: whole * size].reshape(whole, size, plane.shape[1])
+    parts = [_of_groups(groups, statistic)]
+    if whole * size < len(plane):
+        parts.append(_of_groups(plane[None, whole * size :], statistic))
+    return np.concatenate(parts)
+
+
+def _of_groups(groups: Floats, statistic: Statistic) -> Floats:
+    if statistic == "max":
+        highest: Floats = np.fmax.reduce(groups, axis=1)
+        return highest
+    known = ~np.isnan(groups)
+    total = np.add.reduce(np.where(known, groups, np.float32(0)), axis=1, dtype=np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean: Floats = (total / np.add.reduce(known, axis=1, dtype=np.int32)).astype(np.float32)
+    return mean
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
 
 MOST_BINS = 4096
 MOST_ROWS = 2048

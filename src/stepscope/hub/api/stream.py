@@ -21,12 +21,12 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stepscope.hub.api.answers import failure, json_body
-from stepscope.hub.open_run import OpenRun
-from stepscope.hub.views.findings import findings_of, status_of
+from stepscope.hub.api.responses import failure, json_body
+from stepscope.hub.api.runs import findings_of, status_of
+from stepscope.hub.runs import OpenRun
 from stepscope.records import run_clock
 
-__all__ = ["Cursor", "EventStream", "Streams"]
+__all__ = ["Cursor", "Streams"]
 
 MOST_CLIENTS = 128
 HEARTBEAT_S = 5.0

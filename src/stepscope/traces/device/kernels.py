@@ -1,4 +1,6 @@
-"""What ran on the device: by name, by class, and by type with what overlapped what.
+"""What ran on a device: kernels, repeated sequences of them, copies, and how well they used the device.
+
+What ran on the device: by name, by class, and by type with what overlapped what.
 
 ``kernel_types`` splits the busy time: each instant at which the device worked goes to exactly one row, by the kinds of
 work that ran then (computation, communication, memory, or several of them at once), so that the rows sum to it.  The
@@ -7,20 +9,40 @@ other tables add up durations: two kernels that run side by side count twice.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.records.kernel_names import fitted, short_name
 from stepscope.traces.device.work import Work
 from stepscope.traces.model import intervals
-from stepscope.traces.model.columns import Ints
+from stepscope.traces.model.columns import Codes, Ints
 from stepscope.traces.model.intervals import Spans
 from stepscope.traces.model.kernel_names import is_fp32_matmul, kernel_class, uses_tensor_cores
-from stepscope.traces.model.statistics import sums_of
-from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.tables import Table, sums_of, table_of
 
-__all__ = ["kernel_classes", "kernel_types", "kernels_table", "occupancy_sums"]
+__all__ = [
+    "bandwidth_table",
+    "bytes_of",
+    "copies_table",
+    "is_pageable",
+    "kernel_classes",
+    "kernel_types",
+    "kernels_table",
+    "occupancy_of",
+    "occupancy_sums",
+    "sequences_table",
+    "sm_efficiency_of",
+    "utilisation_of",
+]
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
 
 TYPES: Final = ("computation", "communication", "memory")
 
@@ -165,3 +187,353 @@ def _together(spans: list[Spans]) -> dict[tuple[int, ...], int]:
     lengths = np.diff(times[order])
     choices = [which for size in range(1, len(spans) + 1) for which in combinations(range(len(spans)), size)]
     return {which: int(lengths[there == sum(1 << bit for bit in which)].sum()) for which in choices}
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+# Kernels that run one after the other again and again: what could be fused or put into a CUDA graph.
+#
+# A sequence is three to six kernels that follow each other on one stream; communication, copies and memsets are left
+# aside.  Occurrences that overlap (A A A A holds A A A twice) count once, the first.  A sequence that only ever occurs
+# inside of one longer sequence is left out, as are more than three repetitions of the same kernel.
+
+SHORTEST: Final = 3
+LONGEST: Final = 6
+TWICE: Final = 2
+ROWS: Final = 50
+NAME_CHARS: Final = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grams:
+    """All windows of one length over the kernels, numbered by what they hold."""
+
+    length: int
+    id: NDArray[np.int64]
+    """[windows]; −1: it crosses from one stream to the next."""
+    count: Ints
+    """[ids]; overlapping or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """Sequences with their sums over all occurrences."""
+
+    length: Ints
+    count: Ints
+    total_ns: Ints
+    span_ns: Ints
+    first: Ints
+    """Where it occurs first."""
+
+
+def sequences_table(work: Work) -> Table:
+    """The sequences that took longest first."""
+    computes = work.kernel & ~work.comm
+    at = work.by_lane[computes[work.by_lane]]
+    found = _found(work, at)
+    order = np.lexsort((found.first, -found.length, -found.total_ns))[:ROWS].tolist()
+    all_ns = int(work.dur_ns[at].sum())
+    names = work.name[at]
+    shown = {code for place in order for code in _codes(names, found, place)}
+    short = {code: fitted(short_name(work.window.trace.strings[code]), NAME_CHARS) for code in shown}
+    rows = []
+    for place in order:
+        total_ns = int(found.total_ns[place])
+        rows.append(
+            (
+                " → ".join(short[code] for code in _codes(names, found, place)),
+                found.length[place],
+                found.count[place],
+                total_ns,
+                total_ns / all_ns if all_ns else None,
+                found.span_ns[place],
+                work.window.trace.text(int(work.owner[at[found.first[place]]])),
+            )
+        )
+    table = table_of(
+        "sequences",
+        "Kernels that follow each other again and again",
+        ("kernels", "length", "count", "total_ns", "time_share", "span_ns", "operator"),
+        rows,
+        note="time_share: of the time in kernels that compute; span_ns: from the start of the first kernel to the end "
+        "of the last, gaps and all; operator: of the first kernel where the sequence first occurs.",
+    )
+    return replace(table, left_out=len(found.length) - len(rows))
+
+
+def _codes(names: Codes, found: _Found, place: int) -> list[int]:
+    """Of its kernels' names."""
+    return names[found.first[place] : found.first[place] + found.length[place]].tolist()  # type: ignore[no-any-return]
+
+
+def _found(work: Work, at: NDArray[np.int64]) -> _Found:
+    ids = np.unique(work.name[at], return_inverse=True)[1].reshape(-1).astype(np.int64)
+    grams = _grams(ids, work.lane[at])
+    start_ns, end_ns = work.start_ns[at], work.end_ns[at]
+    until_ns = np.concatenate([[0], np.cumsum(work.dur_ns[at])])
+    pieces = []
+    for each, longer in zip(grams, [*grams[1:], None], strict=True):
+        place = _occurrences(each, longer)
+        if each.length > SHORTEST:
+            place = place[~_same(ids, each.length)[place]]
+        of = each.id[place]
+        first = np.flatnonzero(np.diff(of, prepend=-1))
+        count = np.diff(np.append(first, len(of)))
+        after = place + each.length
+        sums = [until_ns[after] - until_ns[place], end_ns[after - 1] - start_ns[place]]
+        totals = [np.add.reduceat(column, first) if len(first) else column for column in sums]
+        again = count >= TWICE
+        columns = (np.full(len(first), each.length), count, *totals, place[first])
+        pieces.append([column[again] for column in columns])
+    length, count, total_ns, span_ns, where = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
+    return _Found(length=length, count=count, total_ns=total_ns, span_ns=span_ns, first=where)
+
+
+def _grams(ids: NDArray[np.int64], lane: NDArray[np.int64]) -> list[_Grams]:
+    """Each length's windows numbered by pairing the shorter one's number with the next kernel's: exact, no hashing."""
+    grams = []
+    current, width = ids, int(ids.max()) + 1 if len(ids) else 1
+    for length in range(2, LONGEST + 1):
+        last = ids[length - 1 :]
+        inside = lane[length - 1 :] == lane[: len(last)]
+        pairs = np.where(inside, current[: len(last)] * width + last, -1)
+        values, current, count = np.unique(pairs, return_inverse=True, return_counts=True)
+        current = current.reshape(-1)
+        if len(values) and values[0] < 0:
+            current, count = current - 1, count[1:]
+        if length >= SHORTEST:
+            grams.append(_Grams(length=length, id=current, count=count))
+    return grams
+
+
+def _same(ids: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    """[windows]; is it one kernel over and over?"""
+    changes = np.concatenate([[0], np.cumsum(ids[1:] != ids[:-1])])
+    last = changes[length - 1 :]
+    return np.asarray(last == changes[: len(last)])
+
+
+def _occurrences(grams: _Grams, longer: _Grams | None) -> NDArray[np.int64]:
+    """Places of sequences that occur at least twice, without overlaps: sequence by sequence, each ascending."""
+    wanted = grams.count >= TWICE
+    if longer is not None:
+        wanted[_inside_longer(grams, longer)] = False
+    place = np.flatnonzero(grams.id >= 0)
+    place = place[wanted[grams.id[place]]]
+    place = place[np.argsort(grams.id[place], kind="stable")]
+    of = grams.id[place]
+    close = (np.diff(of) == 0) & (np.diff(place) < grams.length)
+    overlaps = np.zeros(len(grams.count), bool)
+    overlaps[of[1:][close]] = True
+    keep = np.ones(len(place), bool)
+    doubtful = np.flatnonzero(overlaps[of])
+    keep[doubtful] = _first_ones(of[doubtful].tolist(), place[doubtful].tolist(), grams.length)
+    return place[keep]
+
+
+def _inside_longer(grams: _Grams, longer: _Grams) -> NDArray[np.int64]:
+    """Sequences of which every occurrence is the beginning, or the end, of one and the same longer sequence."""
+    at = np.flatnonzero(longer.id >= 0)
+    count = longer.count[longer.id[at]]
+    return np.concatenate([own[grams.count[own] == count] for own in (grams.id[at], grams.id[at + 1])])
+
+
+def _first_ones(of: list[int], place: list[int], length: int) -> list[bool]:
+    """[places]; of each sequence the first, then each that does not overlap the last one kept."""
+    keep = [False] * len(of)
+    current, free = -1, 0
+    for at, (each, where) in enumerate(zip(of, place, strict=True)):
+        if where >= free or each != current:
+            keep[at] = True
+            current, free = each, where + length
+    return keep
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+# Copies and memsets: how much went where, how fast.
+#
+# Bandwidth is bytes over the time the copies took (not the time between them), of those copies whose size and time are
+# known; 10⁹ bytes a second is one byte a nanosecond.  Memory of the host is *pageable* unless it is pinned; a copy from
+# or to it goes through a buffer of the driver's and keeps the host waiting.
+
+POINTS: Final = 500
+"""Of the curve, over all directions."""
+DIRECTIONS: Final = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "other")
+WRITTEN: Final = (
+    (re.compile(r"memset|fillbuffer|memoryfill", re.IGNORECASE), "memset"),
+    (re.compile(r"PtoP|peer|P2P", re.IGNORECASE), "PtoP"),
+    (re.compile(r"HtoD|HostToDevice|M2D|Host *-> *Device", re.IGNORECASE), "HtoD"),
+    (re.compile(r"DtoH|DeviceToHost|D2M|Device *-> *Host", re.IGNORECASE), "DtoH"),
+    (re.compile(r"DtoD|DeviceToDevice|D2D|AtoA|DtoA|AtoD", re.IGNORECASE), "DtoD"),
+    (re.compile(r"HtoH|HostToHost|M2M", re.IGNORECASE), "HtoH"),
+)
+ENDS: Final = re.compile(r"\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*$")
+
+COLUMNS: Final = (
+    "direction", "memory", "count", "moved_bytes", "total_ns", "time_share", "bandwidth_gbps", "largest_bytes",
+    "longest_ns",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _direction(name: str) -> int:
+    return DIRECTIONS.index(next((said for pattern, said in WRITTEN if pattern.search(name)), "other"))
+
+
+def is_pageable(name: str) -> bool:
+    return "pageable" in name.lower()
+
+
+def _memory(name: str) -> str:
+    """``Pinned -> Device``; empty: not said."""
+    ends = ENDS.search(name)
+    return ends.group(1) if ends else ""
+
+
+def bytes_of(work: Work) -> Ints:
+    """[work]; −1: not said, and of kernels."""
+    copies = work.window.trace.copies
+    out = np.full(len(work), -1, np.int64)
+    rows = work.rows[~work.kernel]
+    out[~work.kernel] = copies.bytes[np.searchsorted(copies.row, rows)]
+    return out
+
+
+def copies_table(work: Work, sizes: Ints) -> Table:
+    """One row per name, that is direction and sort of memory; the one that took longest first."""
+    rows = []
+    copied = ~work.kernel
+    all_ns = int(work.dur_ns[copied].sum())
+    for code in np.unique(work.name[copied]).tolist():
+        own = copied & (work.name == code)
+        name = work.window.trace.strings[code]
+        dur_ns, size = work.dur_ns[own], sizes[own]
+        total_ns = int(dur_ns.sum())
+        moved = int(size[size >= 0].sum())
+        rows.append(
+            (
+                DIRECTIONS[_direction(name)],
+                _memory(name),
+                len(dur_ns),
+                moved,
+                total_ns,
+                total_ns / all_ns if all_ns else None,
+                _bandwidth(dur_ns, size),
+                int(size.max()) if size.max() >= 0 else None,
+                int(dur_ns.max()),
+            )
+        )
+    return table_of(
+        "copies",
+        "Copies and memsets",
+        COLUMNS,
+        sorted(rows, key=lambda row: -row[4]),
+        note="Bandwidth: bytes over the time in copies whose size is known.",
+    )
+
+
+def _bandwidth(dur_ns: Ints, size: Ints) -> float | None:
+    known = (size >= 0) & (dur_ns > 0)
+    time_ns = int(dur_ns[known].sum())
+    return int(size[known].sum()) / time_ns if time_ns else None
+
+
+def bandwidth_table(work: Work, sizes: Ints) -> Table:
+    """Bytes in equal stretches of time by direction, as if each copy had gone on evenly."""
+    moving = ~work.kernel & (sizes > 0)
+    names, which = np.unique(work.name[moving], return_inverse=True)
+    direction = np.array([_direction(work.window.trace.text(code)) for code in names.tolist()], np.int64)[which]
+    start_ns, end_ns, size = work.start_ns[moving], work.end_ns[moving], sizes[moving]
+    rows = []
+    present = np.unique(direction).tolist()
+    if present:
+        first_ns, last_ns = int(work.start_ns.min()), max(int(work.end_ns.max()), int(work.start_ns.min()) + 1)
+        edges = np.unique(np.linspace(first_ns, last_ns, POINTS // len(present) + 1).astype(np.int64))
+        for each in present:
+            own = direction == each
+            until = np.rint(_moved_until(edges, start_ns[own], end_ns[own], size[own])).astype(np.int64)
+            moved = np.diff(until)
+            rows += [
+                (DIRECTIONS[each], begin_ns, end - begin_ns, amount, amount / (end - begin_ns))
+                for begin_ns, end, amount in zip(edges[:-1].tolist(), edges[1:].tolist(), moved.tolist(), strict=True)
+            ]
+    return table_of(
+        "copy_bandwidth",
+        "Bandwidth of copies over time",
+        ("direction", "start_ns", "length_ns", "moved_bytes", "bandwidth_gbps"),
+        rows,
+        note="Over all the time of the device, so that pauses between copies count.",
+    )
+
+
+def _moved_until(times: Ints, start_ns: Ints, end_ns: Ints, size: Ints) -> NDArray[np.float64]:
+    """[times]; bytes moved before each; a copy that took no time is there from its start on."""
+    at_once = end_ns == start_ns
+    last = times == times[-1]
+    jumps = np.sort(start_ns[at_once])
+    amount = np.concatenate([[0], np.cumsum(size[at_once][np.argsort(start_ns[at_once], kind="stable")])])
+    before = np.where(last, len(jumps), np.searchsorted(jumps, times, side="left"))
+    out: NDArray[np.float64] = amount[before].astype(np.float64)
+    if at_once.all():
+        return out
+    start_ns, end_ns, size = start_ns[~at_once], end_ns[~at_once], size[~at_once]
+    edges = np.concatenate([start_ns, end_ns])
+    rate = np.concatenate([size / (end_ns - start_ns), -size / (end_ns - start_ns)])
+    order = np.argsort(edges, kind="stable")
+    edges, rate = edges[order], np.cumsum(rate[order])
+    moved = np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(edges))])
+    out += np.interp(times, edges, moved)
+    return out
+
+
+# -- utilisation ------------------------------------------------------------------------------------------------------
+# How well the device was used: three questions, each finer than the one before.
+#
+# *utilisation*: for which share of the time did it do anything?  *SM efficiency*: which share of its multiprocessors
+# had something to do, over the same time?  At each instant it is the sum of ``blocks per SM`` of the kernels that run,
+# but no more than 1.  *occupancy*: of the warps that fit, how many were there while kernels ran?  It is the profiler's
+# estimate for each kernel, weighted by duration.
+#
+# The time is that of all steps that count: from the start of the first to the end of the last, or to the end of the
+# device work that they launched, whichever is later.
+
+
+def step_time_of(work: Work) -> tuple[int, int]:
+    """From when to when the steps lasted; equal: there are none."""
+    steps = work.window.steps
+    if not steps:
+        return 0, 0
+    launched = work.window.step_of[work.rows] >= 0
+    ends_ns = [int(work.end_ns[launched].max())] if launched.any() else []
+    return steps[0].start_ns, max(*ends_ns, *(step.end_ns for step in steps), steps[0].start_ns)
+
+
+def utilisation_of(work: Work) -> float | None:
+    start_ns, end_ns = step_time_of(work)
+    if end_ns <= start_ns or not len(work):
+        return None
+    busy = intervals.cut(intervals.merge(work.start_ns, work.end_ns), start_ns, end_ns)
+    return intervals.total(busy) / (end_ns - start_ns)
+
+
+def sm_efficiency_of(work: Work) -> float | None:
+    """None: no kernel says how many blocks it has."""
+    kernels = work.window.trace.kernels
+    blocks = kernels.blocks_per_sm[np.searchsorted(kernels.row, work.rows[work.kernel])].astype(np.float64)
+    said = ~np.isnan(blocks)
+    first_ns, last_ns = step_time_of(work)
+    if last_ns <= first_ns or not said.any():
+        return None
+    start_ns = np.clip(work.start_ns[work.kernel][said], first_ns, last_ns)
+    end_ns = np.clip(work.end_ns[work.kernel][said], first_ns, last_ns)
+    times = np.concatenate([start_ns, end_ns])
+    order = np.argsort(times, kind="stable")
+    level = np.cumsum(np.concatenate([blocks[said], -blocks[said]])[order])[:-1]
+    return float((np.clip(level, 0, 1) * np.diff(times[order])).sum() / (last_ns - first_ns))
+
+
+def occupancy_of(work: Work) -> float | None:
+    """0 to 1; None: no kernel says it."""
+    weighted, weight_ns = occupancy_sums(work)
+    total_ns = int(weight_ns.sum())
+    return float(weighted.sum() / total_ns) if total_ns else None

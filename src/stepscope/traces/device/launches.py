@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.device.work import Work
 from stepscope.traces.model.columns import Codes, Ints, Rows
-from stepscope.traces.model.statistics import grouped, sums_of
-from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.tables import Table, grouped, sums_of, table_of
 
 __all__ = [
     "SHORT_NS",

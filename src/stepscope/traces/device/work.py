@@ -1,4 +1,6 @@
-"""Device work that counts, with all that the device's analyses ask of it: where it ran, what it is, who launched it.
+"""Work of a device: its streams, time by kind (compute, communication, memory), idle time by cause.
+
+Device work that counts, with all that the device's analyses ask of it: where it ran, what it is, who launched it.
 
 A *lane* is a stream of a device.  It is called by the stream's number, with the device's before it where the trace has
 several devices (``7``, ``1:7``).
@@ -6,19 +8,39 @@ several devices (``7``, ``1:7``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.columns import Codes, Ints, Rows
-from stepscope.traces.model.kernel_names import is_communication
-from stepscope.traces.model.statistics import Grouped, grouped
+from stepscope.traces.model import intervals
+from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
+from stepscope.traces.model.intervals import Spans
+from stepscope.traces.model.kernel_names import is_communication, is_synchronising
+from stepscope.traces.model.tables import Grouped, Table, grouped, table_of
 from stepscope.traces.model.window import Window
 
-__all__ = ["Work", "work_of"]
+__all__ = [
+    "Gaps",
+    "StreamIdle",
+    "Temporal",
+    "Work",
+    "device_spans",
+    "gaps_of",
+    "idle_by_lane",
+    "idle_by_operator",
+    "idle_of",
+    "idle_table",
+    "on_one_stream",
+    "temporal_of",
+    "temporal_steps",
+    "work_of",
+]
+
+
+# -- work -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,4 +116,307 @@ def work_of(window: Window) -> Work:
         lane=np.searchsorted(places, place),
         lanes=tuple(each if several else each.partition(":")[2] for each in lanes),
         launch=window.launch[rows],
+    )
+
+
+# -- temporal ---------------------------------------------------------------------------------------------------------
+# Where a device's time goes: computing, communicating, moving memory, nothing.
+#
+# *span*: from the first start of device work to the last end.  *idle*: the part of it in which nothing ran.  *compute*,
+# *comm*, *memory*: the instants at which at least one such kernel, copy or memset ran; they may overlap each other.
+# *overlap*: the part of comm that was hidden behind compute.
+#
+# Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is the time that the
+# device was busy with this work, by the longer of the step's time on the host and the work's own span.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temporal:
+    span_ns: int
+    idle_ns: int
+    compute_ns: int
+    comm_ns: int
+    memory_ns: int
+    overlap_ns: int
+    """Of communication with compute."""
+    exposed_comm_ns: int
+    """Communication while nothing computed."""
+    exposed_memory_ns: int
+    """Copies and memsets while nothing computed or communicated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpans:
+    """When a device did what."""
+
+    compute: Spans
+    comm: Spans
+    memory: Spans
+
+
+def device_spans(window: Window, rows: Rows | None = None) -> DeviceSpans:
+    """Of all device work that counts, or of some rows of it."""
+    rows = window.device_rows if rows is None else rows
+    slices = window.trace.slices
+    return _spans(window, rows, slices.start_ns[rows], slices.end_ns[rows])
+
+
+def _spans(window: Window, rows: Rows, start_ns: Ints, end_ns: Ints) -> DeviceSpans:
+    slices = window.trace.slices
+    kernel = slices.kind[rows] == Kind.KERNEL
+    comm = kernel & window.trace.names_where(is_communication)[slices.name[rows]]
+
+    def spans(which: np.ndarray) -> Spans:
+        return intervals.merge(start_ns[which], end_ns[which])
+
+    return DeviceSpans(compute=spans(kernel & ~comm), comm=spans(comm), memory=spans(~kernel))
+
+
+def temporal_of(window: Window, rows: Rows | None = None) -> Temporal:
+    rows = window.device_rows if rows is None else rows
+    return _temporals(window, rows, np.zeros(len(rows), np.int64), 1)[0]
+
+
+def temporal_steps(window: Window) -> Table:
+    """One row per step that counts, by time."""
+    rows = window.device_rows
+    step = window.step_of[rows]
+    inside = step >= 0
+    temporals = _temporals(window, rows[inside], step[inside].astype(np.int64), len(window.steps))
+    counts = np.bincount(step[inside], minlength=len(window.steps))
+    lengths = [each.end_ns - each.start_ns for each in window.steps]
+    columns = ("step", "start_ns", "wall_ns", "pace_ns", "utilisation_share", "work", *TEMPORAL_COLUMNS)
+    return table_of(
+        "temporal_steps",
+        "Device time by step",
+        columns,
+        (
+            (each.number, each.start_ns, wall_ns, pace_ns, _share(temporal, pace_ns), count, *astuple(temporal))
+            for each, wall_ns, count, temporal in zip(window.steps, lengths, counts, temporals, strict=True)
+            for pace_ns in [max(wall_ns, temporal.span_ns)]
+        ),
+        note="wall_ns: on the host; work and what follows: what the step launched, whenever it ran; pace_ns: the "
+        "longer of wall_ns and span_ns, which utilisation_share is of.",
+    )
+
+
+def _share(temporal: Temporal, pace_ns: int) -> float | None:
+    """Of the time that the device was busy with it."""
+    return (temporal.span_ns - temporal.idle_ns) / pace_ns if pace_ns else None
+
+
+TEMPORAL_COLUMNS = tuple(each.name for each in fields(Temporal))
+
+
+def _temporals(window: Window, rows: Rows, group: Ints, count: int) -> list[Temporal]:
+    """One for each of ``count`` groups of rows.
+
+    Each group's times are moved to a stretch of their own, far from the next one's, so that all groups are merged and
+    intersected at once, however many there are.
+    """
+    if not len(rows):
+        return [Temporal(**dict.fromkeys(TEMPORAL_COLUMNS, 0))] * count
+    slices = window.trace.slices
+    start_ns, end_ns = slices.start_ns[rows], slices.end_ns[rows]
+    first_ns = int(start_ns.min())
+    far_ns = int(end_ns.max()) - first_ns + 1
+    shift_ns = group * far_ns - first_ns
+    spans = _spans(window, rows, start_ns + shift_ns, end_ns + shift_ns)
+
+    def total(each: Spans) -> Ints:
+        lengths = each.end_ns - each.start_ns
+        # Sums of whole numbers below 2⁵³ are exact in doubles: that is three months of nanoseconds.
+        return np.bincount(each.start_ns // far_ns, lengths, minlength=count).astype(np.int64)
+
+    working = intervals.union(spans.compute, spans.comm)
+    working_ns, busy_ns = total(working), total(intervals.union(working, spans.memory))
+    begins, ends = np.full(count, far_ns), np.full(count, -far_ns)
+    np.minimum.at(begins, group, start_ns - first_ns)
+    np.maximum.at(ends, group, end_ns - first_ns)
+    span_ns = np.maximum(ends - begins, 0)
+    comm_ns = total(spans.comm)
+    overlap_ns = total(intervals.intersection(spans.compute, spans.comm))
+    columns = (
+        span_ns,
+        span_ns - busy_ns,
+        total(spans.compute),
+        comm_ns,
+        total(spans.memory),
+        overlap_ns,
+        comm_ns - overlap_ns,
+        busy_ns - working_ns,
+    )
+    return [
+        Temporal(**dict(zip(TEMPORAL_COLUMNS, values, strict=True)))
+        for values in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+# -- idle -------------------------------------------------------------------------------------------------------------
+# Why nothing ran on a stream: the gaps between its pieces of work, by cause.
+#
+# A gap lasts from the latest end before a piece of work (kernel, copy or memset) to its start.  It is a *host wait* if
+# the call that launched that work began only after the gap had; else a *kernel wait* if it is shorter than 30 µs,
+# which is what starting a kernel takes; else *other*: the work was queued in time but could not start, as when the
+# stream waits for an event of another.  Where the launching call is not known, a gap is no host wait.  Before the
+# first work and after the last there is no gap, so that gaps and work together are the stream's span.
+#
+# *sync*: the part of the host waits in which the thread that was to launch was held up in a call that waits for the
+# device (``cudaStreamSynchronize``, ``cudaMemcpy``, a copy to pageable memory …).
+
+KERNEL_WAIT_NS: Final = 30_000
+HOST, KERNEL, OTHER = 1, 2, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamIdle:
+    host_wait_ns: int
+    kernel_wait_ns: int
+    other_ns: int
+    sync_ns: int
+    """Part of ``host_wait_ns``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaps:
+    """Those longer than nothing, stream by stream and by time."""
+
+    work: NDArray[np.int64]
+    """Index of the work that ended it."""
+    start_ns: Ints
+    gap_ns: Ints
+    cause: NDArray[np.int8]
+    sync_ns: Ints
+
+
+def on_one_stream(work: Work) -> Work:
+    """The same as if all of it were on one stream: its gaps are the idle time of the device as a whole."""
+    return replace(work, lane=np.zeros(len(work), np.int64), lanes=("all",) if len(work) else ())
+
+
+def idle_of(window: Window, work: Work | None = None) -> dict[str, StreamIdle]:
+    """By stream; ``work``: where it is known already."""
+    work = work_of(window) if work is None else work
+    return idle_by_lane(work, gaps_of(work))
+
+
+def idle_by_lane(work: Work, gaps: Gaps) -> dict[str, StreamIdle]:
+    sums = {name: column.tolist() for name, column in _sums(work, gaps).items()}
+    return {
+        lane: StreamIdle(**{name: column[index] for name, column in sums.items()})
+        for index, lane in enumerate(work.lanes)
+    }
+
+
+def gaps_of(work: Work) -> Gaps:
+    order = work.by_lane
+    lane, start_ns, end_ns = work.lane[order], work.start_ns[order], work.end_ns[order]
+    # Lanes are moved far apart, so that the running maximum starts afresh with each.
+    shift_ns = lane * (int(end_ns.max()) + 1) if len(order) else lane
+    before_ns = np.maximum.accumulate(end_ns + shift_ns)[:-1] - shift_ns[1:]
+    same = lane[1:] == lane[:-1]
+    at = np.flatnonzero(same & (start_ns[1:] > before_ns))
+    index = order[at + 1]
+    began_ns, gap_ns = before_ns[at], start_ns[at + 1] - before_ns[at]
+    host = work.known[index] & (work.call_start_ns[index] > began_ns)
+    cause = np.where(host, HOST, np.where(gap_ns < KERNEL_WAIT_NS, KERNEL, OTHER)).astype(np.int8)
+    sync_ns = np.zeros(len(at), np.int64)
+    sync_ns[host] = _synchronising_ns(work, index[host], began_ns[host])
+    return Gaps(work=index, start_ns=began_ns, gap_ns=gap_ns, cause=cause, sync_ns=sync_ns)
+
+
+def synchronising_calls(work: Work) -> Rows:
+    """Calls of the runtime that wait for the device, by start."""
+    trace, window = work.window.trace, work.window
+    calls = window.rows_of((Kind.RUNTIME,))
+    waits = trace.names_where(is_synchronising)[trace.slices.name[calls]]
+    to_pageable = work.known & ~work.kernel
+    to_pageable[to_pageable] = trace.names_where(lambda name: "-> Pageable" in name)[work.name[to_pageable]]
+    holds = np.zeros(len(trace), bool)
+    holds[calls[waits]] = True
+    holds[work.launch[to_pageable]] = True
+    return np.flatnonzero(holds).astype(np.int32)
+
+
+def _synchronising_ns(work: Work, index: NDArray[np.int64], began_ns: Ints) -> Ints:
+    """How much of each host wait, up to the launching call, its thread spent in calls that wait for the device."""
+    slices = work.window.trace.slices
+    calls = synchronising_calls(work)
+    thread = slices.thread[work.launch[index]]
+    until_ns = np.minimum(work.call_start_ns[index], work.start_ns[index])
+    out = np.zeros(len(index), np.int64)
+    for each in np.intersect1d(thread, slices.thread[calls]):
+        own = calls[slices.thread[calls] == each]
+        held = intervals.merge(slices.start_ns[own], slices.end_ns[own])
+        mine = thread == each
+        out[mine] = intervals.covered(began_ns[mine], until_ns[mine], held)
+    return out
+
+
+def _sums(work: Work, gaps: Gaps) -> dict[str, Ints]:
+    """[lanes] each, by the names of ``StreamIdle``."""
+    lane = work.lane[gaps.work]
+
+    def total(values: Ints, which: NDArray[np.bool_]) -> Ints:
+        return np.bincount(lane[which], values[which], minlength=len(work.lanes)).astype(np.int64)
+
+    return {
+        "host_wait_ns": total(gaps.gap_ns, gaps.cause == HOST),
+        "kernel_wait_ns": total(gaps.gap_ns, gaps.cause == KERNEL),
+        "other_ns": total(gaps.gap_ns, gaps.cause == OTHER),
+        "sync_ns": total(gaps.sync_ns, gaps.cause == HOST),
+    }
+
+
+def idle_table(work: Work, gaps: Gaps) -> Table:
+    """The busiest stream first."""
+    sums = {name: column.tolist() for name, column in _sums(work, gaps).items()}
+    counts = np.bincount(work.lane, minlength=len(work.lanes)).tolist()
+    gap_counts = np.bincount(work.lane[gaps.work], minlength=len(work.lanes)).tolist()
+    rows = []
+    for index, lane in enumerate(work.lanes):
+        own = work.lane == index
+        span_ns = int(work.end_ns[own].max() - work.start_ns[own].min())
+        causes = [column[index] for column in sums.values()]
+        idle_ns = sum(causes[:3])
+        share = idle_ns / span_ns if span_ns else None
+        busy_ns = span_ns - idle_ns
+        rows.append((lane, counts[index], span_ns, busy_ns, gap_counts[index], idle_ns, share, *causes))
+    return table_of(
+        "idle",
+        "Idle time by stream and cause",
+        ("stream", "work", "span_ns", "busy_ns", "gaps", "idle_ns", "idle_share", *sums),
+        sorted(rows, key=lambda row: -row[3]),
+        note="host wait: launched too late; kernel wait: under 30 µs although launched in time; other: launched in "
+        "time but held up; sync: the part of host wait in which the host waited for the device.",
+    )
+
+
+def idle_by_operator(work: Work, gaps: Gaps) -> Table:
+    """Whose launch ended the host waits of each stream; the costliest first."""
+    host = gaps.cause == HOST
+    index, gap_ns, sync_ns = gaps.work[host], gaps.gap_ns[host], gaps.sync_ns[host]
+    owner = work.owner[index].astype(np.int64)
+    keys, place = np.unique(work.lane[index] * (len(work.window.trace.strings) + 1) + owner + 1, return_inverse=True)
+    place = place.reshape(-1)
+    longest_ns = np.zeros(len(keys), np.int64)
+    np.maximum.at(longest_ns, place, gap_ns)
+    columns = (
+        np.bincount(place, minlength=len(keys)),
+        np.bincount(place, gap_ns, minlength=len(keys)).astype(np.int64),
+        np.bincount(place, sync_ns, minlength=len(keys)).astype(np.int64),
+        longest_ns,
+    )
+    order = np.argsort(-columns[1], kind="stable")
+    text, width = work.window.trace.text, len(work.window.trace.strings) + 1
+    return table_of(
+        "idle_by_operator",
+        "What was launched too late",
+        ("stream", "operator", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
+        (
+            (work.lanes[key // width], text(key % width - 1), *values)
+            for key, *values in zip(keys[order].tolist(), *(column[order].tolist() for column in columns), strict=True)
+        ),
+        limit=100,
+        note="The operator whose launch ended the wait, or the launching call where no operator is known.",
     )

@@ -1,4 +1,6 @@
-"""Many files → one analysis per rank, on the cores of this machine or of a Ray cluster.
+"""Many files to one analysis per rank: worker processes of this machine, or Ray; with progress.
+
+Many files → one analysis per rank, on the cores of this machine or of a Ray cluster.
 
 Both engines do the same piece of work per file (``analyse.outcome_of``) and bring back results of bounded size.  A file
 that cannot be read is a ``Problem`` among the results and stops nothing.
@@ -6,28 +8,68 @@ that cannot be read is a ``Problem`` among the results and stops nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stepscope.errors import UsageError
-from stepscope.traces.engine.analyse import Job, Options, Outcome, Problem, outcome_of
-from stepscope.traces.engine.position import EVERY_S, position_in, watched
+from stepscope.traces.engine.worker import FileTask, Options, Outcome, Problem, outcome_of
 from stepscope.traces.rank import RankAnalysis
 
 if TYPE_CHECKING:
     from stepscope.traces.engine.worker import Worker
 
-__all__ = [
-    "ENGINES",
-    "Engine",
-    "LocalEngine",
-    "Progress",
-    "RayEngine",
-    "analyse_paths",
-    "engine_named",
-]
+__all__ = ["Engine", "LocalEngine", "RayEngine", "analyse_paths", "engine_named", "position_in", "watched"]
+
+
+# -- position ---------------------------------------------------------------------------------------------------------
+# How far a process has read a file, by the kernel's own account: no reader has to tell.
+
+EVERY_S: Final = 0.2
+
+
+def position_in(path: Path, pid: int) -> int:
+    """Bytes from the start of the file; 0 where the process has not opened it, or nobody knows."""
+    wanted = path.resolve()
+    process = Path(f"/proc/{pid}")
+    furthest = 0
+    try:
+        links = list((process / "fd").iterdir())
+    except OSError:
+        return 0
+    for link in links:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if link.readlink() == wanted:
+                first = (process / "fdinfo" / link.name).read_text().split("\n", 1)[0]
+                furthest = max(furthest, int(first.split()[1]))
+    return furthest
+
+
+@contextlib.contextmanager
+def watched(path: Path, tell: Callable[[int], None] | None, every_s: float = EVERY_S) -> Iterator[None]:
+    """While this process reads ``path`` in the body, a thread tells how far it is."""
+    if tell is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every_s):
+            tell(position_in(path, os.getpid()))
+
+    thread = threading.Thread(target=watch, name="stepscope-position", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
 
 Progress = Callable[[int, int, int, int], None]
 """Files done, files in all, bytes read, bytes in all; may be called from a thread of ours, never twice at once."""
@@ -39,7 +81,7 @@ WORTH_A_PROCESS: Final = 2 << 20
 
 
 class Engine(Protocol):
-    def run(self, jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+    def run(self, jobs: Sequence[FileTask], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
         """The index of each job with its outcome, in any order."""
 
 
@@ -47,7 +89,7 @@ def analyse_paths(
     paths: Sequence[Path], options: Options, engine: Engine | None = None, progress: Progress | None = None
 ) -> list[RankAnalysis | Problem]:
     """In the order of the files; where one holds several processes, each."""
-    jobs = [Job(path=path, number=number, size_bytes=_size(path)) for number, path in enumerate(paths)]
+    jobs = [FileTask(path=path, number=number, size_bytes=_size(path)) for number, path in enumerate(paths)]
     meter = None if progress is None else _Meter(jobs, progress)
     outcomes: dict[int, Outcome] = {}
     for index, outcome in (engine or LocalEngine()).run(jobs, options, meter.reading if meter else None):
@@ -72,7 +114,7 @@ class LocalEngine:
         self._workers = workers
         """None: as many as there are cores and work for them."""
 
-    def run(self, jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+    def run(self, jobs: Sequence[FileTask], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
         worth = max(1, sum(job.size_bytes for job in jobs) // WORTH_A_PROCESS)
         count = self._workers or min(_cores(), worth)
         if count > 1 and len(jobs) > 1:
@@ -81,7 +123,7 @@ class LocalEngine:
             yield from _here(jobs, options, reading)
 
 
-def _here(jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+def _here(jobs: Sequence[FileTask], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
     for index, job in enumerate(jobs):
         with watched(job.path, None if reading is None else _of_job(reading, index)):
             outcome = outcome_of(job, options)
@@ -93,7 +135,7 @@ def _of_job(reading: Reading, index: int) -> Callable[[int], None]:
 
 
 def _in_workers(
-    jobs: Sequence[Job], options: Options, reading: Reading | None, count: int
+    jobs: Sequence[FileTask], options: Options, reading: Reading | None, count: int
 ) -> Iterator[tuple[int, Outcome]]:
     from multiprocessing.connection import wait
 
@@ -133,7 +175,7 @@ class RayEngine:
     The files must have the same paths on all nodes, as on a shared file system.
     """
 
-    def run(self, jobs: Sequence[Job], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
+    def run(self, jobs: Sequence[FileTask], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
         del reading  # files are read elsewhere: only whole ones count
         ray = _ray()
         ours = not ray.is_initialized()
@@ -147,7 +189,7 @@ class RayEngine:
                 ray.shutdown()
 
 
-def _on_ray(ray: Any, jobs: Sequence[Job], options: Options) -> Iterator[tuple[int, Outcome]]:
+def _on_ray(ray: Any, jobs: Sequence[FileTask], options: Options) -> Iterator[tuple[int, Outcome]]:
     task = ray.remote(num_cpus=1, max_retries=0)(outcome_of)
     at_once = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = sorted(range(len(jobs)), key=lambda index: jobs[index].size_bytes)
@@ -184,7 +226,7 @@ ENGINES: Final[dict[str, Callable[[], Engine]]] = {"local": LocalEngine, "ray": 
 class _Meter:
     """Adds up how much of all files was read; never goes back."""
 
-    def __init__(self, jobs: Sequence[Job], progress: Progress) -> None:
+    def __init__(self, jobs: Sequence[FileTask], progress: Progress) -> None:
         self._sizes = [job.size_bytes for job in jobs]
         self._read = [0] * len(jobs)
         self._files = 0

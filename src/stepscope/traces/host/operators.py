@@ -1,4 +1,6 @@
-"""Operators: how often, how long on the host, how much device work they launched.
+"""Operators, modules and annotations: their time on host and device, and the memory they allocated.
+
+Operators: how often, how long on the host, how much device work they launched.
 
 *Self*: while no operator inside was running.  Over all operators of a thread it adds up to the time that operators
 cover there.  *Total*: with everything inside; a call inside of one of the same name counts once.  *Device self*: the
@@ -7,19 +9,34 @@ device work launched by calls directly inside; *device total*: by any descendant
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.model.calls import padded
-from stepscope.traces.model.columns import Ints, Rows, Slices
-from stepscope.traces.model.nesting import Groups, Nest, medians, nest_of, sums
-from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.model.calls import Groups, Nest, innermost_at, medians, nest_of, padded, sums
+from stepscope.traces.model.columns import Ints, Kind, Rows, Slices
+from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Window
 
-__all__ = ["OperatorTimes", "operator_times", "operators", "operators_by_shape", "operators_by_source"]
+__all__ = [
+    "MemoryCurve",
+    "memory_of",
+    "memory_peak_table",
+    "memory_table",
+    "modules_of",
+    "modules_table",
+    "operator_times",
+    "operators_by_shape",
+    "operators_by_source",
+    "operators_table",
+    "user_annotations",
+]
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
 
 COLUMNS = ("calls", "host_self_ns", "host_total_ns", "host_median_ns", "device_self_ns", "device_total_ns")
 
@@ -83,7 +100,7 @@ def _latest_started(starts: list[int], ends: list[int]) -> list[int]:
     return out
 
 
-def operators(window: Window, times: OperatorTimes) -> Table:
+def operators_table(window: Window, times: OperatorTimes) -> Table:
     names = window.trace.slices.name[times.rows]
     codes, group = np.unique(names, return_inverse=True)
     labels = [(window.trace.strings[code],) for code in codes.tolist()]
@@ -168,3 +185,340 @@ def _table(
     figures = zip(*(values[order].tolist() for values in columns), strict=True)
     rows = [(*label, *each) for label, each in zip(told, figures, strict=True)]
     return table_of(name, title, (*named, *COLUMNS), rows)
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+# The tree of ``nn.Module`` calls: time on the host, device work, and their backward.
+#
+# A module is known by its path of calls (``Net_0/Sequential_0/Linear_1``; the profiler numbers the instances of a
+# class): one that is called from two places has two.  All times include what is inside.  *Backward* is what autograd
+# ran for the forward operators of the module, found by their sequence numbers.  Traces of TorchScript have no calls of
+# modules, but operators with a ``Module Hierarchy``: there a call is an operator.
+
+PREFIX = "nn.Module: "
+LIMIT = 1000
+NUMBER = re.compile(r"_\d+$")
+HIERARCHY = re.compile(r"([^.()]+)\(([^()]*)\)")
+"""``SELF(Net)::forward.fc1(Linear)::forward``: name and class of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modules:
+    """Nodes of the tree, a parent before its children."""
+
+    parent: list[int]
+    name: list[str]
+    kind: list[str]
+    """The class."""
+    calls: Ints
+    host_ns: Ints
+    of: NDArray[np.int32]
+    """[slices]; of host rows the innermost module around it, that of the forward operator for autograd's; −1: none."""
+
+    def path(self, node: int) -> str:
+        names = []
+        while node >= 0:
+            names.append(self.name[node])
+            node = self.parent[node]
+        return "/".join(reversed(names))
+
+
+class _Tree:
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, str], int] = {}
+        self.parent: list[int] = []
+        self.name: list[str] = []
+        self.kind: list[str] = []
+
+    def node(self, parent: int, name: str, kind: str) -> int:
+        at = self.known.setdefault((parent, name), len(self.parent))
+        if at == len(self.parent):
+            self.parent.append(parent)
+            self.name.append(name)
+            self.kind.append(kind)
+        return at
+
+
+def modules_of(window: Window, times: OperatorTimes) -> Modules | None:
+    """None: the trace has no modules."""
+    trace = window.trace
+    pythons = window.rows_of((Kind.PYTHON,))
+    named = trace.names_where(lambda name: name.startswith(PREFIX))
+    rows = pythons[named[trace.slices.name[pythons]]]
+    tree = _Tree()
+    own = np.full(len(trace), -1, np.int32)
+    if len(rows):
+        mask = window.host.mask(rows)
+        above = window.calls.holder(mask)[rows]
+        node_of = {-1: -1}
+        names = {code: trace.strings[code][len(PREFIX) :] for code in np.unique(trace.slices.name[rows]).tolist()}
+        for row, holder, code in zip(rows.tolist(), above.tolist(), trace.slices.name[rows].tolist(), strict=True):
+            name = names[code]
+            node_of[row] = tree.node(node_of[holder], name, NUMBER.sub("", name))
+        own[rows] = [node_of[row] for row in rows.tolist()]
+        calls = np.bincount(own[rows], minlength=len(tree.parent))
+        host_ns = sums(own[rows], trace.slices.dur_ns[rows], len(tree.parent))
+    elif (trace.ops.module >= 0).any():
+        calls, host_ns = _from_hierarchy(window, times, tree, own)
+    else:
+        return None
+    of = padded(own)[window.calls.nearest(own >= 0)]
+    of = np.where(window.host.forward_of >= 0, padded(of)[window.host.forward_of], of)
+    return Modules(parent=tree.parent, name=tree.name, kind=tree.kind, calls=calls, host_ns=host_ns, of=of)
+
+
+def _from_hierarchy(window: Window, times: OperatorTimes, tree: _Tree, own: NDArray[np.int32]) -> tuple[Ints, Ints]:
+    """Fills ``own`` for operators; their self times, so that nothing counts twice."""
+    side = window.host.side[times.rows]
+    codes = padded(window.trace.ops.module)[side]
+    nodes = np.full(len(window.trace.strings) + 1, -1, np.int32)
+    for code in np.unique(codes[codes >= 0]).tolist():
+        text, node = window.trace.strings[code], -1
+        found = HIERARCHY.findall(text) or [(part, "") for part in text.split(".") if part]
+        for name, kind in found:
+            node = tree.node(node, name, kind)
+        nodes[code] = node
+    of = nodes[codes]
+    there = of >= 0
+    own[times.rows[there]] = of[there]
+    count = len(tree.parent)
+    outer = there & (padded(of)[times.nest.above] != of)
+    host_ns = sums(of[there], times.host_self_ns[there], count)
+    return np.bincount(of[outer], minlength=count), _with_inner(host_ns, tree.parent)
+
+
+def _with_inner(values: Ints, parent: list[int]) -> Ints:
+    """Each node's with all inside."""
+    out = values.tolist()
+    for node in range(len(parent) - 1, -1, -1):
+        if parent[node] >= 0:
+            out[parent[node]] += out[node]
+    return np.array(out, np.int64)
+
+
+def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table:
+    """In the order of the tree; of very many the heaviest, with all they are in."""
+    count = len(found.parent)
+    of, backward = found.of[times.rows], window.host.forward_of[times.rows] >= 0
+    there = of >= 0
+
+    def total(values: Ints, which: NDArray[np.bool_]) -> Ints:
+        return _with_inner(sums(of[which], values[which], count), found.parent)
+
+    device_ns = total(times.device_self_ns, there & ~backward)
+    backward_device_ns = total(times.device_self_ns, there & backward)
+    backward_host_ns = total(times.host_self_ns, there & backward)
+    weight = device_ns + backward_device_ns if device_ns.any() else found.host_ns
+    kept = set(np.argsort(-weight, kind="stable")[:LIMIT].tolist())
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(found.parent):
+        children.setdefault(parent, []).append(node)
+    rows: list[tuple[str | int, ...]] = []
+    stack = [(node, 0, "") for node in reversed(children.get(-1, []))]
+    while stack:
+        node, depth, path = stack.pop()
+        if node not in kept:
+            continue
+        path = f"{path}/{found.name[node]}" if path else found.name[node]
+        times_ns = (found.host_ns[node], backward_host_ns[node], device_ns[node], backward_device_ns[node])
+        rows.append((path, found.kind[node], depth, int(found.calls[node]), *(int(value) for value in times_ns)))
+        stack += [(child, depth + 1, path) for child in reversed(children.get(node, []))]
+    columns = ("module", "class", "depth", "calls", "host_ns", "backward_host_ns", "device_ns", "backward_device_ns")
+    note = "Times include what is inside; backward is what autograd ran for the module's forward operators."
+    return Table(
+        name="modules", title="Modules", columns=columns, rows=tuple(rows), left_out=count - len(rows), note=note
+    )
+
+
+# -- annotations ------------------------------------------------------------------------------------------------------
+# Ranges that people (or libraries) marked with ``record_function`` or NVTX: phases of a step.
+#
+# *Device*: the work launched inside, on the same thread or, since backward runs on threads of autograd while the caller
+# waits for it, by those meanwhile.  It counts for each range around the launch, once per name.  *Device span*: from the
+# first start to the last end of it, over the calls.
+
+INTERNAL = re.compile(r"^ProfilerStep|^PyTorch Profiler|_data: .*\bcompile_id=")
+"""Steps are no phases; the last are the compiler's notes on its own phases."""
+
+
+def user_annotations(window: Window) -> Table | None:
+    """None: there are none."""
+    trace, slices = window.trace, window.trace.slices
+    internal = trace.names_where(INTERNAL.search)
+    rows = window.host.annotations
+    rows = rows[~internal[slices.name[rows]]]
+    if not len(rows):
+        return None
+    nest = nest_of(window.calls, rows)
+    codes, group = np.unique(slices.name[rows], return_inverse=True)
+    count = len(codes)
+    outermost = nest.outermost(group)
+    work, holder = _launched_inside(window, nest)
+    device = sums(holder, slices.dur_ns[work], len(rows))
+    device_ns = nest.totals(group, device, count, outermost)
+    host_ns = sums(group[outermost], slices.dur_ns[rows[outermost]], count)
+    span_ns = sums(group[outermost], _spans(nest, holder, slices.start_ns[work], slices.end_ns[work])[outermost], count)
+    calls, median_ns = np.bincount(group, minlength=count), medians(group, slices.dur_ns[rows], count)
+    order = np.lexsort((-host_ns, -device_ns)) if device_ns.any() else np.argsort(-host_ns, kind="stable")
+    found = [
+        (trace.strings[codes[at]], calls[at], host_ns[at], median_ns[at], device_ns[at], span_ns[at])
+        for at in order.tolist()
+    ]
+    columns = ("annotation", "calls", "host_ns", "host_median_ns", "device_ns", "device_span_ns")
+    return table_of("annotations", "User annotations", columns, found)
+
+
+def _launched_inside(window: Window, nest: Nest) -> tuple[Rows, NDArray[np.int32]]:
+    """Device rows, and for each the innermost annotation (index into ``nest.rows``) it was launched in."""
+    slices, work = window.trace.slices, window.device_rows
+    anchor = np.where(window.launch[work] >= 0, window.launch[work], window.owner[work])
+    work, anchor = work[anchor >= 0], anchor[anchor >= 0]
+    main = window.host.main_thread
+    apart = np.isin(slices.thread[anchor], window.host.autograd_threads)
+    there = np.full(int(apart.sum()), main, np.int32)
+    meanwhile = innermost_at(window.trace, window.calls, window.host_rows, there, slices.start_ns[anchor[apart]])
+    work = np.concatenate([work, work[apart]])
+    holder = np.concatenate([nest.around[anchor], nest.around[meanwhile]])
+    return work[holder >= 0], holder[holder >= 0]
+
+
+def _spans(nest: Nest, holder: NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Ints:
+    """[rows]; from the first start to the last end of the work launched in each, or in one it holds."""
+    first = np.full(len(nest.rows), np.iinfo(np.int64).max)
+    last = np.full(len(nest.rows), np.iinfo(np.int64).min)
+    while len(holder):
+        np.minimum.at(first, holder, start_ns)
+        np.maximum.at(last, holder, end_ns)
+        up = nest.above[holder]
+        inner = up >= 0
+        holder, start_ns, end_ns = up[inner], start_ns[inner], end_ns[inner]
+    return np.where(last > first, last - np.minimum(first, last), 0)
+
+
+# -- memory curve -----------------------------------------------------------------------------------------------------
+# Memory of the device over time, and what it was allocated for when it was fullest.
+#
+# *Allocated* is what tensors hold, *reserved* what the caching allocator keeps from the device; the difference is
+# cached or fragmented.  The device with the most events is shown, the host's own memory only where there is no other.
+#
+# What was alive at the peak is known where the trace has addresses: a block is alive if the last that happened to its
+# address was that it was allocated.  It is booked to the innermost operator that ran on the thread at that instant.
+# Without addresses the net growth up to the peak is booked instead.  What was there before the trace is a row of its
+# own.
+
+POINTS = 500
+BEFORE = "(before the trace)"
+OUTSIDE = "(outside operators)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCurve:
+    """Of one device; columns by time."""
+
+    device_type: int
+    device: int
+    at: NDArray[np.int64]
+    """Which of ``Trace.memory``."""
+    allocated: Ints
+    reserved: Ints
+    absolute: bool
+    """Else ``allocated`` counts from the trace's start, and ``reserved`` is not known (all −1)."""
+    peak: int
+    """Index of the first instant with the most allocated."""
+
+    @property
+    def name(self) -> str:
+        return "host" if self.device_type == 0 else f"device {self.device}"
+
+
+def memory_of(window: Window) -> MemoryCurve | None:
+    """Of the part of the trace that counts; None: it has no such events."""
+    memory = window.trace.memory
+    counts = np.ones(len(memory.time_ns), bool)
+    if window.left_out is not None:
+        counts = memory.time_ns < window.left_out.start_ns
+    if not counts.any():
+        return None
+    key = memory.device_type.astype(np.int64) * 65536 + memory.device
+    on_device = counts & (memory.device_type > 0)
+    used, sizes = np.unique(key[on_device if on_device.any() else counts], return_counts=True)
+    at = np.flatnonzero(counts & (key == used[sizes.argmax()]))
+    absolute = bool((memory.allocated[at] >= 0).all())
+    allocated = memory.allocated[at] if absolute else np.cumsum(memory.bytes[at])
+    return MemoryCurve(
+        device_type=int(memory.device_type[at[0]]),
+        device=int(memory.device[at[0]]),
+        at=at,
+        allocated=allocated,
+        reserved=memory.reserved[at] if absolute else np.full(len(at), -1),
+        absolute=absolute,
+        peak=int(allocated.argmax()),
+    )
+
+
+def memory_table(window: Window, curve: MemoryCurve) -> Table:
+    """At most ``POINTS`` instants: of each stretch the lowest and the highest, so the peak itself is among them."""
+    count = len(curve.at)
+    kept = np.arange(count)
+    if count > POINTS:
+        edges = np.linspace(0, count, POINTS // 2).astype(np.int64)[:-1]
+        stretch = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, count)))
+        order = np.lexsort((np.arange(count), curve.allocated, stretch))
+        # First with the value: lowest at the stretch's beginning; highest likewise, by the other order.
+        falling = np.lexsort((np.arange(count), -curve.allocated, stretch))
+        kept = np.unique(np.concatenate([order[edges], falling[edges], [0, count - 1]]))
+    time_ns = window.trace.memory.time_ns[curve.at[kept]]
+    reserved = [None if value < 0 else value for value in curve.reserved[kept].tolist()]
+    rows = zip(time_ns.tolist(), curve.allocated[kept].tolist(), reserved, strict=True)
+    base = "" if curve.absolute else " This trace does not say how much there was before it: counted from its start."
+    note = f"Of {curve.name}; times from the trace's first event.{base}"
+    return table_of("memory", "Memory", ("time_ns", "allocated_bytes", "reserved_bytes"), rows, note=note)
+
+
+def memory_peak_table(window: Window, curve: MemoryCurve, modules: Modules | None) -> Table:
+    memory, trace, sources = window.trace.memory, window.trace, window.host.sources
+    until = curve.at[: curve.peak + 1]
+    addressed = bool((memory.address[until] >= 0).all())
+    alive = _alive(memory.address[until], memory.bytes[until]) if addressed else np.arange(len(until))
+    at = until[alive]
+    running = innermost_at(trace, window.calls, window.host_rows, memory.thread[at], memory.time_ns[at])
+    operator = np.where(window.host.is_op[running], running, padded(window.host.op_holder)[running])
+    name = padded(trace.slices.name)[operator]
+    source = padded(sources.code)[running]
+    module = padded(modules.of)[running] if modules is not None else np.full(len(at), -1)
+    keys = np.stack([name, module, source], axis=1)
+    groups, inverse = np.unique(keys, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    sizes, blocks = sums(inverse, memory.bytes[at], len(groups)), np.bincount(inverse, minlength=len(groups))
+    peak = int(curve.allocated[curve.peak])
+    rows = [
+        (
+            trace.strings[op] if op >= 0 else OUTSIDE,
+            modules.path(node) if modules is not None and node >= 0 else None,
+            sources.texts[line] if line >= 0 else None,
+            int(size),
+            int(count),
+            int(size) / peak if peak > 0 else None,
+        )
+        for (op, node, line), size, count in zip(groups.tolist(), sizes, blocks, strict=True)
+        if size > 0
+    ]
+    rest = peak - int(sizes.sum())
+    if rest > 0 and addressed and curve.absolute:
+        rows.append((BEFORE, None, None, rest, 0, rest / peak))
+    rows.sort(key=lambda row: -row[3])
+    note = (
+        f"What was alive on {curve.name} when the most was allocated."
+        if addressed
+        else f"This trace has no addresses: not what was alive, but net growth on {curve.name} up to the peak."
+    )
+    columns = ("operator", "module", "source", "alive_bytes", "blocks", "peak_share")
+    return table_of("memory_peak", "Memory at the peak", columns, rows, limit=200, note=note)
+
+
+def _alive(address: Ints, size: Ints) -> NDArray[np.int64]:
+    """Which events allocated blocks that nothing freed afterwards."""
+    order = np.lexsort((np.arange(len(address)), address))
+    last = np.append(address[order][1:] != address[order][:-1], True)
+    ends = order[last]
+    return np.sort(ends[size[ends] > 0])

@@ -1,4 +1,6 @@
-"""A trace as columns: what the readers make and all analyses take.
+"""A trace as columns of integers: kinds of events, the tables, and the builder that readers fill.
+
+A trace as columns: what the readers make and all analyses take.
 
 One row per slice (an event with a duration), sorted by start, the longer first where starts are equal, so that a parent
 comes before its children.  Times are integer nanoseconds, exact as the file has them: ``start_ns`` counts from
@@ -10,32 +12,113 @@ slices, and columns as long as that.  Strings are dictionary-coded: a column of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.model.categories import DEVICE_WORK, HOST_KINDS, Kind
-
 __all__ = [
-    "Collectives",
-    "Copies",
-    "Flows",
+    "DEVICE_KINDS",
+    "DEVICE_WORK",
+    "HOST_KINDS",
+    "LAUNCHING",
     "Ints",
-    "Kernels",
-    "Memory",
-    "Ops",
-    "Pythons",
+    "Kind",
+    "Numbering",
     "Rows",
     "Slices",
-    "Syncs",
     "Thread",
     "Trace",
+    "TraceBuilder",
     "TraceMeta",
+    "kind_of",
+    "named",
 ]
+
+
+# -- categories -------------------------------------------------------------------------------------------------------
+# What kind of thing an event is, whatever the version or vendor that wrote it called it.
+#
+# Categories changed names over the years (``Kernel`` → ``kernel``, ``Operator`` → ``cpu_op``, ``Runtime`` →
+# ``cuda_runtime``), and vendors have their own.  Only the category decides: that an event has a stream does not make it
+# device work (Triton's host calls carry ``stream: 0``), nor does a stream make a synchronisation a kernel.
+
+
+class Kind(IntEnum):
+    """The values stand in cached files: add at the end, never renumber."""
+
+    OTHER = 0
+    OP = 1
+    """An operator on the host (``aten::mm``), autograd's included."""
+    ANNOTATION = 2
+    """``record_function``, NVTX ranges and profiler steps, on the host."""
+    PYTHON = 3
+    """A Python function or an ``nn.Module`` call (``with_stack``)."""
+    RUNTIME = 4
+    """A call of the device's runtime or driver, on the host: launches, copies, synchronisations."""
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    SYNC = 8
+    """A wait as seen on the device's side (``cuda_sync``): no work."""
+    DEVICE_ANNOTATION = 9
+    """The shadow of an annotation on the device: no work either."""
+    OVERHEAD = 10
+    """The profiler's own."""
+
+
+CATEGORIES: Final = {
+    "cpu_op": Kind.OP,
+    "operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "nvtx": Kind.ANNOTATION,
+    "python_function": Kind.PYTHON,
+    "python": Kind.PYTHON,
+    "runtime": Kind.RUNTIME,
+    "driver": Kind.RUNTIME,
+    "hpu_op": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "concurrent_kernel": Kind.KERNEL,
+    "mtia_ccp_events": Kind.KERNEL,
+    "memcpy": Kind.MEMCPY,
+    "memset": Kind.MEMSET,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+    "overhead": Kind.OVERHEAD,
+}
+"""In lower case.  What Kineto also writes and is none of these, on purpose: ``Trace`` (the span of it all),
+``cuda_profiler_range`` and ``xpu_scope_profiler`` (kernels once more, with counters), ``cuda_event`` (a record, no
+wait), ``collective_comm`` (collectives once more), ``mtia_insight``, ``mtia_counters``, ``external_correlation``."""
+ENDINGS: Final = {
+    "_runtime": Kind.RUNTIME,
+    "_driver": Kind.RUNTIME,
+    "_memcpy": Kind.MEMCPY,
+    "_memset": Kind.MEMSET,
+    "_kernel": Kind.KERNEL,
+    "_sync": Kind.SYNC,
+}
+"""Every vendor has its own: ``cuda_``, ``gpu_``, ``hip_``, ``xpu_``, ``mtia_``, ``glow_``, ``privateuse1_`` …"""
+
+HOST_KINDS: Final = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME)
+DEVICE_WORK: Final = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+"""What keeps a device busy."""
+DEVICE_KINDS: Final = (*DEVICE_WORK, Kind.SYNC, Kind.DEVICE_ANNOTATION)
+LAUNCHING: Final = (Kind.RUNTIME,)
+"""What may cause device work, by its correlation."""
+
+
+def kind_of(category: str | None) -> Kind:
+    name = (category or "").lower()
+    known = CATEGORIES.get(name)
+    if known is not None:
+        return known
+    return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), Kind.OTHER)
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int32]
@@ -290,3 +373,145 @@ class Trace:
 def side_columns(table: Any) -> dict[str, NDArray[Any]]:
     """The columns of slices or of a side table, by name."""
     return {each.name: getattr(table, each.name) for each in fields(table)}
+
+
+# -- builder ----------------------------------------------------------------------------------------------------------
+# Columns that grow piece by piece and become a trace at the end: what every reader writes into.
+
+Key = TypeVar("Key", bound=Hashable)
+
+DTYPES: dict[str, Any] = {
+    # column: type; all that are not here are int64
+    "kind": np.uint8,
+    "name": np.int32,
+    "thread": np.int32,
+    "device": np.int16,
+    "stream": np.int32,
+    "row": np.int32,
+    "dims": np.int32,
+    "types": np.int32,
+    "concrete": np.int32,
+    "stack": np.int32,
+    "occupancy": np.float32,
+    "blocks_per_sm": np.float32,
+    "warps_per_sm": np.float32,
+    "op": np.int32,
+    "group": np.int32,
+    "description": np.int32,
+    "ranks": np.int32,
+    "dtype": np.int32,
+    "device_type": np.int16,
+    "from_thread": np.int32,
+    "to_thread": np.int32,
+}
+TABLES: dict[str, Any] = {
+    "slices": Slices,
+    "ops": Ops,
+    "kernels": Kernels,
+    "copies": Copies,
+    "collectives": Collectives,
+    "syncs": Syncs,
+    "pythons": Pythons,
+    "memory": Memory,
+    "flows": Flows,
+}
+ROW_TABLES = ("ops", "kernels", "copies", "collectives", "syncs", "pythons")
+STRING_COLUMNS = {("ops", "module")}
+"""Codes although the column of that name is a number elsewhere."""
+
+
+class Numbering(dict[Key, int]):
+    """Numbers its keys in the order they are first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_in_order: list[Key] = []
+
+    def __missing__(self, key: Key) -> int:
+        number = self[key] = len(self)
+        self.keys_in_order.append(key)
+        return number
+
+
+def dtype_of(table: str, column: str) -> Any:
+    return np.int32 if (table, column) in STRING_COLUMNS else DTYPES.get(column, np.int64)
+
+
+class TraceBuilder:
+    """``add`` pieces of each table, then ``build``; ``row`` of a side table counts slices in the order of adding."""
+
+    def __init__(self) -> None:
+        self.strings: Numbering[str] = Numbering()
+        self.threads: Numbering[tuple[int | str, int | str]] = Numbering()
+        self.thread_names: dict[tuple[int | str, int | str], str] = {}
+        self.count = 0
+        """Slices so far."""
+        self._pieces: dict[str, list[dict[str, NDArray[Any]]]] = {name: [] for name in TABLES}
+
+    def add(self, table: str, **columns: Sequence[Any] | NDArray[Any]) -> None:
+        """Columns of equal length, all that the table has."""
+        piece = {name: np.asarray(values, dtype_of(table, name)) for name, values in columns.items()}
+        self._pieces[table].append(piece)
+        if table == "slices":
+            self.count += len(piece["start_ns"])
+
+    def build(self, meta: TraceMeta) -> Trace:
+        """Sorted, with times from the earliest slice or instant on; ``meta.origin_ns`` is what they counted from."""
+        columns = {name: self._joined(name) for name in TABLES}
+        slices = columns["slices"]
+        first_ns = min((int(columns[t][c].min()) for t, c in TIMES if len(columns[t][c])), default=0)
+        for table, column in TIMES:
+            columns[table][column] -= first_ns
+        self._one_number_per_thread(columns)
+        order = np.lexsort((-slices["dur_ns"], slices["start_ns"]))
+        columns["slices"] = {name: values[order] for name, values in slices.items()}
+        now_at = np.empty(len(order), np.int32)
+        now_at[order] = np.arange(len(order), dtype=np.int32)
+        for name in ROW_TABLES:
+            side = columns[name]
+            row = now_at[side["row"]]
+            by_row = np.argsort(row, kind="stable")
+            columns[name] = {column: values[by_row] for column, values in side.items()} | {"row": row[by_row]}
+        memory = columns["memory"]
+        by_time = np.argsort(memory["time_ns"], kind="stable")
+        columns["memory"] = {column: values[by_time] for column, values in memory.items()}
+        return Trace(
+            meta=replace(meta, origin_ns=meta.origin_ns + first_ns),
+            strings=self.strings.keys_in_order,
+            threads=[
+                Thread(pid=pid, tid=tid, name=self.thread_names.get((pid, tid), ""))
+                for pid, tid in self.threads.keys_in_order
+            ],
+            **{name: TABLES[name](**columns[name]) for name in TABLES},
+        )
+
+    def _one_number_per_thread(self, columns: dict[str, dict[str, NDArray[Any]]]) -> None:
+        """Some writers have a thread's id as text with slices and as a number with the allocator's events."""
+        first: dict[tuple[str, str], int] = {}
+        same = [first.setdefault((str(pid), str(tid)), at) for at, (pid, tid) in enumerate(self.threads)]
+        if len(first) < len(same):
+            for table, column in THREADS:
+                columns[table][column] = np.array(same, np.int32)[columns[table][column]]
+
+    def _joined(self, table: str) -> dict[str, NDArray[Any]]:
+        """All pieces of a table; they are let go of column by column, so that hardly anything is held twice."""
+        pieces = self._pieces[table]
+        out = {}
+        for each in fields(TABLES[table]):
+            parts = [piece.pop(each.name) for piece in pieces]
+            out[each.name] = np.concatenate(parts) if parts else np.empty(0, dtype_of(table, each.name))
+        return out
+
+
+TIMES = (("slices", "start_ns"), ("memory", "time_ns"), ("flows", "from_ns"), ("flows", "to_ns"))
+THREADS = (("slices", "thread"), ("memory", "thread"), ("flows", "from_thread"), ("flows", "to_thread"))
+
+
+# -- naming -----------------------------------------------------------------------------------------------------------
+# Which slices are called what.
+
+
+def named(trace: Trace, rows: Rows, matches: Callable[[str], Any]) -> NDArray[np.bool_]:
+    """[rows]; whose name satisfies ``matches``; of row −1: no."""
+    answers = np.append(trace.names_where(matches), False)
+    return answers[np.where(rows >= 0, trace.slices.name[rows], -1)] if len(rows) else np.zeros(0, bool)

@@ -1,4 +1,6 @@
-"""Which rows of a trace count, and to which step each belongs.
+"""Which rows of a trace count: steps, launches, owning operators, and the host's rows with their source lines.
+
+Which rows of a trace count, and to which step each belongs.
 
 Profiler steps are annotations of the host named ``ProfilerStep#N``.  With two or more the last is left out, since the
 work it launched may be cut off: host slices from its start on, and the device work that they launched.  Without
@@ -12,20 +14,321 @@ steps behind its host when the trace begins.  It counts, and belongs to no step.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.host.view import HostView
-from stepscope.traces.model.calls import CallTree, calls_of
-from stepscope.traces.model.categories import DEVICE_KINDS, DEVICE_WORK, HOST_KINDS, Kind
-from stepscope.traces.model.columns import Ints, Rows, Trace
-from stepscope.traces.model.links import launches_of
-from stepscope.traces.model.owners import owner_of
+from stepscope.traces.model.calls import CallTree, calls_of, padded
+from stepscope.traces.model.columns import DEVICE_KINDS, DEVICE_WORK, HOST_KINDS, LAUNCHING, Ints, Kind, Rows, Trace
 
-__all__ = ["Step", "Window", "window_of"]
+__all__ = ["LABEL", "Step", "Window", "is_user_frame", "launches_of", "window_of"]
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+# Which call of the host launched which work of the device.
+
+
+def launches_of(trace: Trace) -> Rows:
+    """[slices]; of device rows the runtime call with the same correlation (a CUDA graph's launch has many), else −1.
+
+    Where calls share a correlation (a driver's call inside of a runtime's), it is the first, that is the outer one.
+    """
+    slices = trace.slices
+    out = np.full(len(slices), -1, np.int32)
+    calls = trace.rows_of(LAUNCHING)
+    calls = calls[slices.correlation[calls] > 0]
+    work = trace.rows_of(DEVICE_KINDS)
+    work = work[slices.correlation[work] > 0]
+    if not len(calls) or not len(work):
+        return out
+    order = np.argsort(slices.correlation[calls], kind="stable")
+    known = slices.correlation[calls][order]
+    wanted = slices.correlation[work]
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    found = known[at] == wanted
+    out[work[found]] = calls[order][at[found]]
+    return out
+
+
+# -- owners -----------------------------------------------------------------------------------------------------------
+# Which operator a call of the runtime, and the device work it launched, belongs to.
+#
+# It is the innermost operator on the same thread that holds the call.  Where none does (the call is made on a thread of
+# its own, or is missing from the trace), it is the operator with the same ``External id``; but many versions of the
+# profiler write the correlation there, which may equal some operator's id by chance and says nothing.
+
+
+def owner_of(window: Window) -> Rows:
+    """[slices]; of runtime and device rows that count the operator, which counts too; −1: none, and of all others.
+
+    ``Window.owner`` keeps it.
+    """
+    slices = window.trace.slices
+    out = np.full(len(slices), -1, np.int32)
+    ops = window.host.ops
+    if not len(ops):
+        return out
+    calls = window.rows_of((Kind.RUNTIME,))
+    work = window.rows_of(DEVICE_KINDS)
+    out[calls] = window.host.op_holder[calls]
+    launched = work[window.launch[work] >= 0]
+    out[launched] = out[window.launch[launched]]
+    rest = np.concatenate([calls, work])
+    rest = rest[(out[rest] < 0) & (slices.external[rest] > 0) & (slices.external[rest] != slices.correlation[rest])]
+    out[rest] = _by_external(slices.external[ops], ops, slices.external[rest])
+    # Now that calls may have found theirs, so may what they launched.
+    orphans = launched[out[launched] < 0]
+    out[orphans] = out[window.launch[orphans]]
+    return out
+
+
+def _by_external(known: np.ndarray, ops: Rows, wanted: np.ndarray) -> Rows:
+    """[wanted]; the first operator with that id; −1: none."""
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
+    row = ops[order][at]
+    return np.where(known[order][at] == wanted, row, -1).astype(np.int32)
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------
+# The line of somebody's own code that a host slice comes from, and what is not their own: torch, libraries, Python.
+#
+# With ``with_stack`` it is the innermost Python function around the slice, or the first frame of the operator's own
+# ``Call stack``, that is the user's.  The profiler names a function by the file and line where it is defined, a frame
+# that was open before by the line it stood at.  It cuts off what stands in ``sys.path``, so libraries are told by the
+# names of their packages.
+
+FRAME = re.compile(r"^(?P<path>[^<>()]+\.(?:py|ipynb)|<ipython[^>]*>|/tmp/ipykernel[^()]*)\((?P<line>\d+)\): ")
+FOREIGN = re.compile(r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|torchinductor_[^/]*)/")
+LIBRARIES = frozenset(
+    (
+        "torch",
+        "torchvision",
+        "torchaudio",
+        "torchdata",
+        "torchrec",
+        "torchtext",
+        "triton",
+        "functorch",
+        "numpy",
+        "pandas",
+        "transformers",
+        "accelerate",
+        "datasets",
+        "diffusers",
+        "tokenizers",
+        "peft",
+        "trl",
+        "lightning",
+        "lightning_fabric",
+        "pytorch_lightning",
+        "deepspeed",
+        "fairscale",
+        "xformers",
+        "apex",
+        "flash_attn",
+        "bitsandbytes",
+        "ignite",
+        "fastai",
+        "timm",
+        "wandb",
+        "tensorboard",
+        "tqdm",
+        "einops",
+        "nvidia",
+        "ray",
+    )
+)
+
+
+def is_user_frame(name: str) -> bool:
+    match = FRAME.match(name)
+    if match is None:
+        return False
+    path = match["path"]
+    if FOREIGN.search(path):
+        return False
+    first = path.split("/", 1)[0].removesuffix(".py")
+    # Without a folder before it, it is a module found on sys.path: Python's own, a library's or the user's.
+    return path.startswith("/") or (first not in LIBRARIES and first not in sys.stdlib_module_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    code: NDArray[np.int32]
+    """[slices]; of host rows the index into ``texts``; −1: not known."""
+    texts: list[str]
+    """``train.py(31): step``."""
+
+    def text(self, row: int) -> str | None:
+        return self.texts[int(self.code[row])] if row >= 0 and self.code[row] >= 0 else None
+
+
+def sources_of(host: HostView) -> Sources:
+    """``HostView.sources`` keeps it.
+
+    Autograd's operators have the line of the forward operator that made them, where it is known.
+    """
+    trace, calls, ops = host.trace, host.calls, host.trace.ops
+    stacked = np.flatnonzero(ops.stack >= 0)
+    known: dict[str, int] = {}
+    code = np.full(len(trace), -1, np.int32)
+    pythons = host.pythons
+    if not len(stacked) and not len(pythons):
+        return Sources(code=code, texts=[])
+    if len(pythons):
+        own = trace.names_where(is_user_frame)
+        names = trace.slices.name[pythons]
+        mine = pythons[own[names]]
+        used, inverse = np.unique(trace.slices.name[mine], return_inverse=True)
+        code[mine] = np.array([known.setdefault(trace.strings[at], len(known)) for at in used.tolist()], np.int32)[
+            inverse
+        ]
+    if len(stacked):
+        used, inverse = np.unique(ops.stack[stacked], return_inverse=True)
+        frames = [_first(trace.strings[at]) for at in used.tolist()]
+        codes = np.array([known.setdefault(text, len(known)) if text else -1 for text in frames], np.int32)[inverse]
+        code[ops.row[stacked]] = np.where(codes >= 0, codes, code[ops.row[stacked]])
+    code = padded(code)[calls.nearest(code >= 0)]
+    forward = padded(code)[host.forward_of]
+    return Sources(code=np.where(forward >= 0, forward, code), texts=list(known))
+
+
+def _first(stack: str) -> str | None:
+    """The innermost frame that is the user's."""
+    return next((frame.strip() for frame in stack.split(";") if is_user_frame(frame.strip())), None)
+
+
+# -- view -------------------------------------------------------------------------------------------------------------
+# What all analyses of the host's side ask of a window, computed once: ``Window.host``.
+#
+# Old profilers wrote annotations (steps, the DataLoader's, the optimiser's) as operators: by their names they are taken
+# for what they are.
+#
+# *Forward of*: autograd's operators carry the sequence number of the forward operator that made their node.  Several
+# forward operators share a number (the outer ones too); the node is made by the last of them to start, since making it
+# counts the number up.
+
+LABEL = re.compile(r"^(ProfilerStep\s*#?\s*\d|enumerate\(DataLoader\)#|Optimizer\.\w+#)")
+"""Annotations that were operators once."""
+Mask = NDArray[np.bool_]
+
+
+class HostView:
+    def __init__(self, window: Window) -> None:
+        # Not kept: the window keeps this, and two that keep each other live until the collector comes.
+        self.trace = window.trace
+        self.calls = window.calls
+        self.host_rows = window.host_rows
+        self._ops = window.rows_of((Kind.OP,))
+        self._annotations = window.rows_of((Kind.ANNOTATION,))
+        self.pythons = window.rows_of((Kind.PYTHON,))
+
+    @cached_property
+    def _labels(self) -> Mask:
+        return self.trace.names_where(LABEL.match)
+
+    @cached_property
+    def ops(self) -> Rows:
+        """Operators that count and are no annotations, by start."""
+        return self._ops[~self._labels[self.trace.slices.name[self._ops]]]
+
+    @cached_property
+    def annotations(self) -> Rows:
+        """By start; also those that were written as operators."""
+        mistaken = self._ops[self._labels[self.trace.slices.name[self._ops]]]
+        return np.sort(np.concatenate([self._annotations, mistaken]))
+
+    def mask(self, rows: Rows) -> Mask:
+        out = np.zeros(len(self.trace), bool)
+        out[rows] = True
+        return out
+
+    @cached_property
+    def op_holder(self) -> Rows:
+        """[slices]; of host rows the innermost operator that holds it; −1: none."""
+        return self.calls.holder(self.is_op[:-1])
+
+    @cached_property
+    def is_op(self) -> Mask:
+        """[slices] and one more for the row −1: operators that count."""
+        return np.append(self.mask(self.ops), False)
+
+    @cached_property
+    def side(self) -> Rows:
+        """[slices]; of operators and annotations the index into ``Trace.ops``; −1: none."""
+        out = np.full(len(self.trace), -1, np.int32)
+        out[self.trace.ops.row] = np.arange(len(self.trace.ops.row), dtype=np.int32)
+        return out
+
+    @cached_property
+    def main_thread(self) -> int:
+        """The one with the profiler's steps, else the process's first, else the busiest; −1: no host rows."""
+        slices, threads = self.trace.slices, self.trace.threads
+        if not len(self.host_rows):
+            return -1
+        names = self.trace.names_where(lambda name: name.startswith("ProfilerStep"))
+        for row in self.annotations[names[slices.name[self.annotations]]].tolist():
+            return int(slices.thread[row])
+        used = np.unique(slices.thread[self.host_rows])
+        first = [int(at) for at in used if threads[at].pid == threads[at].tid]
+        if len(first) == 1:
+            return first[0]
+        roots = self.host_rows[self.calls.parents[self.host_rows] < 0]
+        return int(np.bincount(slices.thread[roots], slices.dur_ns[roots]).argmax())
+
+    @cached_property
+    def autograd_threads(self) -> NDArray[np.int32]:
+        """Threads, other than the main one, on which autograd's engine runs operators."""
+        ops, slices = self.trace.ops, self.trace.slices
+        rows = ops.row[(ops.forward_thread > 0) & (ops.sequence >= 0)]
+        rows = rows[self.is_op[rows]]
+        return np.setdiff1d(slices.thread[rows], self.main_thread).astype(np.int32)
+
+    @cached_property
+    def sources(self) -> Sources:
+        return sources_of(self)
+
+    @cached_property
+    def forward_of(self) -> Rows:
+        """[slices]; of autograd's operators and all inside them the forward operator; −1: none, or not autograd's."""
+        ops, slices = self.trace.ops, self.trace.slices
+        out = np.full(len(self.trace), -1, np.int32)
+        numbered = (ops.sequence >= 0) & self.mask(self.ops)[ops.row]
+        backward = np.flatnonzero(numbered & (ops.forward_thread > 0))
+        forward = np.flatnonzero(numbered & (ops.forward_thread <= 0))
+        if not len(backward) or not len(forward):
+            return out
+        threads = slices.thread[ops.row[forward]]
+        for origin in np.unique(ops.forward_thread[backward]):
+            own = backward[ops.forward_thread[backward] == origin]
+            best, most = None, 0
+            # The profiler's numbers of threads are its own: which thread is meant shows by the matches.
+            for thread in np.unique(threads):
+                there = forward[threads == thread]
+                found = _last_before(ops.sequence, ops.row, there, own)
+                if (count := int((found >= 0).sum())) > most:
+                    best, most = found, count
+            if best is not None:
+                out[ops.row[own]] = best
+        linked = self.calls.nearest(out >= 0)
+        return padded(out)[linked]
+
+
+def _last_before(sequence: Ints, row: Rows, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> Rows:
+    """[backward]; the row of the last of ``forward`` with its number that starts before it; −1: none."""
+    span = int(row.max()) + 2
+    keys = sequence[forward] * span + row[forward]
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], sequence[backward] * span + row[backward]) - 1
+    found = forward[order][np.maximum(at, 0)]
+    return np.where((at >= 0) & (sequence[found] == sequence[backward]), row[found], -1).astype(np.int32)
+
+
+# -- window -----------------------------------------------------------------------------------------------------------
 
 STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
 

@@ -1,4 +1,6 @@
-"""What depends on what in one rank's trace: the edges that a critical path goes along.
+"""What depends on what in one rank's trace: launches, streams, threads, and the causes of host time.
+
+What depends on what in one rank's trace: the edges that a critical path goes along.
 
 *Work* is what runs beside the threads: kernels, copies, memsets, and collectives of the host on threads of their own
 (gloo).  A work's start is due to the latest of: the end of the work before it on its stream (``STREAM``), the end of
@@ -21,19 +23,143 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.traces.host.stalls import loader_rows
 from stepscope.traces.model import intervals
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.columns import Ints, Rows
+from stepscope.traces.model.columns import Ints, Kind, Rows, named
 from stepscope.traces.model.intervals import EMPTY, Spans
-from stepscope.traces.model.kernel_names import is_communication
-from stepscope.traces.model.naming import named
+from stepscope.traces.model.kernel_names import is_communication, is_synchronising
 from stepscope.traces.model.window import Window
-from stepscope.traces.path.causes import host_causes, host_communicates
-from stepscope.traces.path.chains import Chains, chains_of
-from stepscope.traces.path.host_lines import FAR_NS, HostLine, lines_of
-from stepscope.traces.path.waits import HostWaits, Work, host_waits, stream_waits, work_of
+from stepscope.traces.path.waits import (
+    FAR_NS,
+    HostLine,
+    HostWaits,
+    StreamWork,
+    host_waits,
+    lines_of,
+    stream_waits,
+    stream_work_of,
+)
 
-__all__ = ["Exits", "Graph", "Via", "graph_of"]
+__all__ = ["CAUSES", "Cause", "Graph", "Via", "expanded", "graph_of"]
+
+
+# -- chains -----------------------------------------------------------------------------------------------------------
+# Works of a stream, one after the other, each held up by the one before: what a walk goes down at one go.
+#
+# A chain's head is a work that something else held up, or that comes after a collective, where walks stop.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    order: Ints
+    """Works by stream, then by start; a work's *place* is its index in this."""
+    place: Ints
+    """[work]"""
+    head: list[int]
+    """[work]; the first work of its chain."""
+    low: Ints
+    """[work]; the head's place."""
+    start_ns: Ints
+    """[places]"""
+    line: Ints
+    """[places]; which stream, ascending."""
+
+
+def chains_of(stream: Ints, start_ns: Ints, follows: NDArray[np.bool_]) -> Chains:
+    """``follows``: [work]; it was held up by the work before it on its stream, which is no collective."""
+    order = np.argsort(stream, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    head = np.maximum.accumulate(np.where(follows[order], 0, np.arange(len(order)))) if len(order) else order
+    return Chains(
+        order=order,
+        place=place,
+        head=order[head][place].tolist(),
+        low=head[place],
+        start_ns=start_ns[order],
+        line=np.cumsum(np.diff(stream[order], prepend=stream[order][:1]) != 0),
+    )
+
+
+def expanded(
+    chains: Chains, end_ns: Ints, start_ns: Ints, until_ns: Ints, work: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Stretches of chains that end in ``work``, one row per work and one per delay before a work.
+
+    Which stretch; the start and end; the work; whether it is the delay before it (1) or the work itself (0).
+    """
+    starts = chains.start_ns
+    span = int(max(starts.max(initial=0), until_ns.max(initial=0))) + 2
+    key = chains.line * span + starts
+    top, low = chains.place[work], chains.low[work]
+    first = np.clip(np.searchsorted(key, chains.line[top] * span + start_ns, side="right") - 1, low, top)
+    last = np.clip(np.searchsorted(key, chains.line[top] * span + until_ns, side="left") - 1, low, top)
+    count = last - first + 1
+    of = np.repeat(np.arange(len(work)), count)
+    at = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + first[of]
+    own = chains.order[at]
+    next_ns = np.where(at < last[of], starts[np.minimum(at + 1, len(starts) - 1)], until_ns[of])
+    done_ns = np.where(at < last[of], np.minimum(end_ns[own], next_ns), next_ns)
+    follower = chains.order[np.minimum(at + 1, len(starts) - 1)]
+    which = np.concatenate([of, of])
+    begins = np.maximum(np.concatenate([starts[at], done_ns]), start_ns[which])
+    ends = np.concatenate([done_ns, next_ns])
+    delay = np.repeat([0, 1], len(of))
+    there = ends > begins
+    return which[there], begins[there], ends[there], np.concatenate([own, follower])[there], delay[there]
+
+
+# -- causes -----------------------------------------------------------------------------------------------------------
+# Why time passes, on the critical path; of the host, for each piece of its threads' lines.
+
+HOST_COLLECTIVE: Final = re.compile(r"^(gloo|mpi|ucc|ccl|xccl):")
+
+
+class Cause(IntEnum):
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    LAUNCH_DELAY = 3
+    KERNEL_GAP = 4
+    SYNCHRONISATION = 5
+    HOST_OPERATOR = 6
+    HOST_RUNTIME = 7
+    DATA_LOADING = 8
+    HOST_PYTHON = 9
+    OTHER = 10
+
+
+CAUSES: Final = tuple(cause.name.lower() for cause in Cause)
+BY_KIND: Final = np.full(256, int(Cause.HOST_PYTHON), np.int8)
+BY_KIND[Kind.OP], BY_KIND[Kind.RUNTIME] = Cause.HOST_OPERATOR, Cause.HOST_RUNTIME
+
+
+def host_communicates(name: str) -> bool:
+    return HOST_COLLECTIVE.match(name) is not None
+
+
+def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, NDArray[np.int8]]:
+    """By thread: [pieces of its line]; why it takes that time."""
+    trace, slices = window.trace, window.trace.slices
+    loaders = loader_rows(window)
+    out = {}
+    for thread, line in lines.items():
+        row = line.row
+        kind = np.where(row >= 0, slices.kind[row], Kind.OTHER)
+        cause = BY_KIND[kind]
+        calls = np.flatnonzero(kind == Kind.RUNTIME)
+        cause[calls[named(trace, row[calls], is_synchronising)]] = Cause.SYNCHRONISATION
+        ranges = np.flatnonzero(kind == Kind.ANNOTATION)
+        cause[ranges[named(trace, row[ranges], host_communicates)]] = Cause.COMMUNICATION
+        own = loaders[slices.thread[loaders] == thread]
+        if len(own):
+            loading = intervals.merge(slices.start_ns[own], slices.end_ns[own])
+            cause[intervals.holds(loading, line.start_ns)] = Cause.DATA_LOADING
+        out[thread] = cause
+    return out
+
+
+# -- graph ------------------------------------------------------------------------------------------------------------
 
 AUTOGRAD: Final = re.compile(r"Backward\d*$|^autograd::|^torch::autograd::")
 ISSUES: Final = re.compile(r"^c10d::")
@@ -120,7 +246,7 @@ class Graph:
 def graph_of(window: Window) -> Graph:
     slices = window.trace.slices
     lines = lines_of(window)
-    work = work_of(window)
+    work = stream_work_of(window)
     main = _main_threads(window)
     collectives = _host_collectives(window)
     row = np.concatenate([work.row, collectives])
@@ -242,7 +368,7 @@ class _Exits:
             out[thread] = Exits(at_ns=list(at), since_ns=list(since), via=list(via), target=list(target))
         return out
 
-    def add_waits(self, work: Work, waits: HostWaits) -> None:
+    def add_waits(self, work: StreamWork, waits: HostWaits) -> None:
         slices = self.window.trace.slices
         threads = slices.thread[waits.call].tolist()
         since = slices.start_ns[waits.call].tolist()

@@ -25,16 +25,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stepscope.traces.device.pace import device_time, launched_in_steps
-from stepscope.traces.model.table import Table, table_of
+from stepscope.traces.device.figures import device_time, launched_in_steps
+from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Window
-from stepscope.traces.path.causes import CAUSES, Cause
-from stepscope.traces.path.graph import Graph, graph_of
-from stepscope.traces.path.routes import Routes, routes_of
-from stepscope.traces.path.segments import Segments, summed
-from stepscope.traces.path.walk import StepWalk, walk_back, walk_step
+from stepscope.traces.path.graph import CAUSES, Cause, Graph, graph_of
+from stepscope.traces.path.walk import Routes, Segments, StepWalk, routes_of, summed, walk_back, walk_step
 from stepscope.traces.path.whatif import WhatIf, what_if_table, what_ifs
-from stepscope.traces.ranks.exchanges import Exchanges
+from stepscope.traces.rank_collectives import Exchanges
 
 __all__ = ["NamedTime", "RankPath", "StepPath", "WholePath", "path_segments", "rank_path", "whole_segments"]
 

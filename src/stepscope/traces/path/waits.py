@@ -1,4 +1,6 @@
-"""Who waited for whom: calls of the host for device work, device work for work of other streams.
+"""What each host thread does at each instant, and who waited: calls for device work, streams for each other.
+
+Who waited for whom: calls of the host for device work, device work for work of other streams.
 
 What CUPTI says (``cuda_sync`` rows: which stream, which recorded event) is taken.  Without it a synchronising call is
 taken to have waited for the work launched before it that was the last to end before it returned; and work before whose
@@ -11,17 +13,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.columns import Ints, Rows
-from stepscope.traces.model.naming import named
-from stepscope.traces.model.runtime_names import is_synchronising
+from stepscope.traces.model.columns import Ints, Kind, Rows, named
+from stepscope.traces.model.kernel_names import is_synchronising
 from stepscope.traces.model.window import Window
 
-__all__ = ["HostWaits", "Work", "host_waits", "stream_waits", "work_of"]
+__all__ = ["FAR_NS", "HostLine", "HostWaits", "StreamWork", "host_waits", "lines_of", "stream_waits", "stream_work_of"]
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
 
 STREAM_WAIT: Final = re.compile(r"StreamWaitEvent")
 SAID_WAIT: Final = re.compile(r"Stream ?Wait")
@@ -36,7 +40,7 @@ TRIES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StreamWork:
     """Device work that counts, by start; all columns are as long."""
 
     row: Rows
@@ -65,17 +69,17 @@ class HostWaits:
     """It waited for the work to begin, not to end."""
 
 
-def work_of(window: Window) -> Work:
+def stream_work_of(window: Window) -> StreamWork:
     rows = window.device_rows
     slices = window.trace.slices
     call = window.launch[rows]
     start_ns = slices.start_ns[rows]
-    line = _line(slices.device[rows], slices.stream[rows])
+    line = _stream_key(slices.device[rows], slices.stream[rows])
     order = np.argsort(line, kind="stable")
     before = np.full(len(rows), -1, np.int64)
     same = line[order][1:] == line[order][:-1]
     before[order[1:][same]] = order[:-1][same]
-    return Work(
+    return StreamWork(
         row=rows,
         start_ns=start_ns,
         end_ns=slices.end_ns[rows],
@@ -86,11 +90,11 @@ def work_of(window: Window) -> Work:
     )
 
 
-def _line(device: np.ndarray, stream: np.ndarray) -> Ints:
+def _stream_key(device: np.ndarray, stream: np.ndarray) -> Ints:
     return device.astype(np.int64) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)
 
 
-def host_waits(window: Window, work: Work) -> HostWaits:
+def host_waits(window: Window, work: StreamWork) -> HostWaits:
     trace, slices = window.trace, window.trace.slices
     if not len(work.row):
         none = np.empty(0, np.int64)
@@ -119,7 +123,7 @@ def host_waits(window: Window, work: Work) -> HostWaits:
     return HostWaits(call=call[order], work=target[order], at_ns=at_ns[order], for_start=for_start[order])
 
 
-def _said_by_sync(window: Window, work: Work, calls: Rows) -> Ints:
+def _said_by_sync(window: Window, work: StreamWork, calls: Rows) -> Ints:
     """[calls]; the work waited for as CUPTI says; −1: it says nothing, −2: that there was none."""
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(calls), -1, np.int64)
@@ -154,10 +158,10 @@ def _recorded_ns(window: Window, correlations: Ints) -> Ints:
     return np.where(there, slices.start_ns[calls[order][at]], -1)
 
 
-def _last_launched(work: Work, device: np.ndarray, stream: np.ndarray, before_ns: Ints) -> Ints:
+def _last_launched(work: StreamWork, device: np.ndarray, stream: np.ndarray, before_ns: Ints) -> Ints:
     """[n]; the last work launched on a stream (−1: that ends last on any of the device) before an instant; −1: none."""
     out = np.full(len(device), -1, np.int64)
-    wanted = _line(device, stream)
+    wanted = _stream_key(device, stream)
     for line in np.unique(wanted):
         asked = np.flatnonzero(wanted == line)
         everywhere = int(stream[asked[0]]) < 0
@@ -177,13 +181,13 @@ def _latest_so_far(end_ns: Ints, own: Ints) -> Ints:
     return np.asarray(own[np.maximum.accumulate(np.where(leads, np.arange(len(own)), 0))])
 
 
-def _last_ended(window: Window, work: Work, calls: Rows) -> Ints:
+def _last_ended(window: Window, work: StreamWork, calls: Rows) -> Ints:
     """[calls]; of the work launched before each call the last to end before it returned; −1: none, or far back."""
     slices = window.trace.slices
     return _ended_before(work, slices.end_ns[calls] + LATE_NS, slices.start_ns[calls], np.full(len(calls), -1))
 
 
-def _ended_before(work: Work, end_ns: Ints, launched_ns: Ints, not_on: Ints) -> Ints:
+def _ended_before(work: StreamWork, end_ns: Ints, launched_ns: Ints, not_on: Ints) -> Ints:
     """[n]; the work that ended last by ``end_ns``, launched before ``launched_ns``, on another line than ``not_on``."""
     by_end = np.argsort(work.end_ns, kind="stable")
     at = np.searchsorted(work.end_ns[by_end], end_ns, side="right") - 1
@@ -200,7 +204,7 @@ def _ended_before(work: Work, end_ns: Ints, launched_ns: Ints, not_on: Ints) -> 
     return out
 
 
-def _full_queue(window: Window, work: Work, but: Rows) -> tuple[Rows, Ints]:
+def _full_queue(window: Window, work: StreamWork, but: Rows) -> tuple[Rows, Ints]:
     """Launches held up because the queue was full, and the work whose start made room; ``but``: waited for work."""
     slices = window.trace.slices
     calls = work.call[work.call >= 0]
@@ -218,7 +222,7 @@ def _full_queue(window: Window, work: Work, but: Rows) -> tuple[Rows, Ints]:
     return calls[held_up], freed[held_up]
 
 
-def stream_waits(window: Window, work: Work) -> Ints:
+def stream_waits(window: Window, work: StreamWork) -> Ints:
     """[work]; the work of another stream that it waited for; −1: none known."""
     trace = window.trace
     rows = trace.syncs.row
@@ -226,7 +230,7 @@ def stream_waits(window: Window, work: Work) -> Ints:
     return _said_waits(window, work, said) if len(said) else _guessed_waits(window, work)
 
 
-def _said_waits(window: Window, work: Work, said: Rows) -> Ints:
+def _said_waits(window: Window, work: StreamWork, said: Rows) -> Ints:
     """What CUPTI says, given to the first work that its stream was given after."""
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(work.row), -1, np.int64)
@@ -238,7 +242,7 @@ def _said_waits(window: Window, work: Work, said: Rows) -> Ints:
     on_stream = trace.syncs.on_stream[side]
     source = _last_launched(work, slices.device[said], on_stream, before_ns)
     source = np.where(on_stream >= 0, source, -1)
-    waiting = _line(slices.device[said], slices.stream[said])
+    waiting = _stream_key(slices.device[said], slices.stream[said])
     for line in np.unique(waiting[source >= 0]):
         own = np.flatnonzero(work.line == line)
         own = own[np.argsort(work.launch_ns[own], kind="stable")]
@@ -252,7 +256,7 @@ def _said_waits(window: Window, work: Work, said: Rows) -> Ints:
     return out
 
 
-def _guessed_waits(window: Window, work: Work) -> Ints:
+def _guessed_waits(window: Window, work: StreamWork) -> Ints:
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(work.row), -1, np.int64)
     calls = window.rows_of((Kind.RUNTIME,))
@@ -273,3 +277,59 @@ def _guessed_waits(window: Window, work: Work) -> Ints:
         same_device = (source >= 0) & (work.line[source] >> 32 == work.line[waiter] >> 32)
         out[waiter] = np.where(same_device & (source < waiter), source, -1)
     return out
+
+
+# -- host lines -------------------------------------------------------------------------------------------------------
+# What each thread of the host does at each instant: its line.
+#
+# A line cuts a thread's time into pieces; each belongs to the innermost slice that runs, or to none (a gap: Python
+# without ``with_stack``, or idleness).  Where slices overlap without one holding the other, the one that began last has
+# the time.
+
+FAR_NS = 1 << 62
+"""Later than any instant of a trace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLine:
+    thread: int
+    start_ns: Ints
+    """Of the pieces, ascending; each ends where the next begins, the last one never does."""
+    row: Rows
+    """The innermost slice; −1: none."""
+
+    @cached_property
+    def ends_ns(self) -> Ints:
+        return np.append(self.start_ns[1:], FAR_NS)
+
+    def at(self, times: Ints) -> np.ndarray:
+        """[n]; the piece in which each instant lies."""
+        return np.searchsorted(self.start_ns, times, side="right") - 1
+
+
+def lines_of(window: Window) -> dict[int, HostLine]:
+    """By thread (an index of ``Trace.threads``), of all that has slices of the host."""
+    rows = window.host_rows
+    threads = window.trace.slices.thread[rows]
+    order = np.argsort(threads, kind="stable")
+    parts = np.split(rows[order], np.flatnonzero(np.diff(threads[order])) + 1) if len(rows) else []
+    return {int(window.trace.slices.thread[own[0]]): _line(window, own) for own in parts}
+
+
+def _line(window: Window, rows: Rows) -> HostLine:
+    """Between the starts of two slices time goes to the first, after its end to its parent, and so on up."""
+    slices, parents = window.trace.slices, window.calls.parents
+    until = np.append(slices.start_ns[rows[1:]], FAR_NS)
+    at, now = slices.start_ns[rows], rows
+    starts, owners = [np.array([-FAR_NS])], [np.array([-1], np.int32)]
+    while len(now):
+        end = np.minimum(np.where(now >= 0, slices.end_ns[now], FAR_NS), until)
+        there = end > at
+        starts.append(at[there])
+        owners.append(now[there])
+        goes_on = end < until
+        at, until = end[goes_on], until[goes_on]
+        now = parents[now[goes_on]]
+    start_ns, row = np.concatenate(starts), np.concatenate(owners)
+    order = np.argsort(start_ns, kind="stable")
+    return HostLine(thread=int(slices.thread[rows[0]]), start_ns=start_ns[order], row=row[order])

@@ -1,4 +1,6 @@
-"""Walking back through a step's dependencies, from an instant to what it was due to.
+"""Walking back through the dependency graph: legs, their segments by cause, and routes to each collective.
+
+Walking back through a step's dependencies, from an instant to what it was due to.
 
 A *leg* is a walk from the step's end, or from the arrival at a collective, back to the end of the collective before on
 that walk, or to the step's start; or to where it meets a leg walked earlier, whose way it shares from there on.  So all
@@ -9,15 +11,24 @@ A leg's *pieces* are disjoint and without holes, from its end down: a thread, a 
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from stepscope.traces.path.graph import Graph, Via
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Leg", "Piece", "StepWalk", "What", "walk_back", "walk_step"]
+from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
+from stepscope.traces.model.window import Window
+from stepscope.traces.path.graph import CAUSES, Cause, Graph, Via, expanded
+from stepscope.traces.path.waits import HostLine
 
+__all__ = ["Routes", "Segments", "StepWalk", "routes_of", "summed", "walk_back", "walk_step"]
+
+
+# -- walk -------------------------------------------------------------------------------------------------------------
 
 NOTHING, STREAM, LAUNCH = int(Via.NOTHING), int(Via.STREAM), int(Via.LAUNCH)
 """Plain numbers compare much faster."""
@@ -217,3 +228,326 @@ class _Walker:
         self._piece(leg, start_ns, at_ns, What.WORK, work)
         thread, before, due_ns = self._due_to(work, leg)
         return thread, before, min(due_ns, start_ns)
+
+
+# -- segments ---------------------------------------------------------------------------------------------------------
+# The pieces of walks as segments: each with its cause, its name and its operator.
+
+DENSE: Final = 1 << 18
+BLOCK: Final = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """Of walks, as columns."""
+
+    start_ns: Ints
+    end_ns: Ints
+    what: Ints
+    index: Ints
+    node: Ints
+    """Which part of a route it belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    start_ns: Ints
+    end_ns: Ints
+    cause: NDArray[np.int8]
+    """``Cause``."""
+    name: Codes
+    """The innermost slice's or the work's (of a delay: the delayed work's); −1: none."""
+    operator: Codes
+    """The operator that it belongs to; −1: none."""
+    place: NDArray[np.int32]
+    """A thread (an index of ``Trace.threads``), or that which stands for a stream; −1: none."""
+    node: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, which: Any) -> Segments:
+        return Segments(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
+
+
+def summed(key: Ints, time_ns: Ints, size: int) -> tuple[Ints, Ints, Ints]:
+    """The keys (0 to ``size``) that there are, ascending; the sum of the times and the number of each."""
+    if size <= DENSE + 4 * len(key):
+        # Sums of float64 are exact up to 2⁵³ ns, which is 104 days.
+        count = np.bincount(key, minlength=1)
+        groups = np.flatnonzero(count)
+        return groups, np.bincount(key, time_ns, minlength=1)[groups].astype(np.int64), count[groups]
+    # In blocks, each of which needs several times its size, and whose keys are few: many pieces have the same.
+    blocks = [_summed(key[at : at + BLOCK], time_ns[at : at + BLOCK]) for at in range(0, max(len(key), 1), BLOCK)]
+    found, times, counts = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    groups, which = np.unique(found, return_inverse=True)
+    return groups, np.bincount(which, times).astype(np.int64), np.bincount(which, counts).astype(np.int64)
+
+
+def _summed(key: Ints, time_ns: Ints) -> tuple[Ints, Ints, Ints]:
+    groups, which = np.unique(key, return_inverse=True)
+    return groups, np.bincount(which, time_ns).astype(np.int64), np.bincount(which)
+
+
+def segments_of(graph: Graph, pieces: Pieces) -> Segments:
+    """In no particular order."""
+    on_thread = np.flatnonzero(pieces.what == What.THREAD)
+    chains = np.flatnonzero(pieces.what == What.CHAIN)
+    works = np.flatnonzero((pieces.what == What.WORK) | (pieces.what == What.DELAY))
+    parts = [_of_work(graph, pieces, works), _of_chains(graph, pieces, chains)]
+    threads = pieces.index[on_thread]
+    operator = _operators(graph.window)
+    for thread in np.unique(threads).tolist():
+        which = on_thread[threads == thread]
+        line = graph.lines.get(thread)
+        parts.append(_nowhere(pieces, which) if line is None else _of_thread(graph, line, pieces, which, operator))
+    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(Segments)}
+    parts.clear()
+    # One after the other, so that no more than one column is there twice.
+    return Segments(**{name: np.concatenate(columns.pop(name)) for name in list(columns)})
+
+
+def _operators(window: Window) -> Rows:
+    """[slices]; itself if it is an operator, else the one that holds it; −1: none."""
+    is_op = np.zeros(len(window.trace), bool)
+    is_op[window.rows_of((Kind.OP,))] = True
+    return window.calls.nearest(is_op)
+
+
+def _of_chains(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
+    of, start_ns, until_ns, work, delay = expanded(
+        graph.chains, graph.work_ends_ns, pieces.start_ns[which], pieces.end_ns[which], pieces.index[which]
+    )
+    what = np.where(delay > 0, int(What.DELAY), int(What.WORK))
+    node = pieces.node[which][of]
+    single = Pieces(start_ns=start_ns, end_ns=until_ns, what=what, index=work, node=node)
+    return _of_work(graph, single, np.arange(len(work)))
+
+
+def _of_work(graph: Graph, pieces: Pieces, which: Ints) -> Segments:
+    window, slices = graph.window, graph.window.trace.slices
+    work = pieces.index[which]
+    row = graph.row[work]
+    kernel = slices.kind[row] == Kind.KERNEL
+    cause = np.where(kernel, Cause.COMPUTE, Cause.COPY)
+    cause = np.where(np.array(graph.collective, bool)[work], Cause.COMMUNICATION, cause)
+    launched = np.isin(np.array(graph.via, np.int64)[work], (Via.LAUNCH, Via.NOTHING))
+    delay = np.where(launched, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
+    owner = window.owner[row]
+    return Segments(
+        start_ns=pieces.start_ns[which],
+        end_ns=pieces.end_ns[which],
+        cause=np.where(pieces.what[which] == What.DELAY, delay, cause).astype(np.int8),
+        name=slices.name[row],
+        operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
+        place=slices.thread[row],
+        node=pieces.node[which].astype(np.int32),
+    )
+
+
+def _of_thread(graph: Graph, line: HostLine, pieces: Pieces, which: Ints, operator: Rows) -> Segments:
+    slices = graph.window.trace.slices
+    start_ns, end_ns = pieces.start_ns[which], pieces.end_ns[which]
+    first, last = line.at(start_ns), line.at(end_ns - 1)
+    count = last - first + 1
+    of = np.repeat(np.arange(len(which), dtype=np.int32), count)
+    at = np.arange(len(of), dtype=np.int32) + (first - np.cumsum(count) + count).astype(np.int32)[of]
+    row = line.row[at]
+    owner = np.where(row >= 0, operator[row], -1)
+    return Segments(
+        start_ns=np.maximum(line.start_ns[at], start_ns[of]),
+        end_ns=np.minimum(line.ends_ns[at], end_ns[of]),
+        cause=graph.causes[line.thread][at],
+        name=np.where(row >= 0, slices.name[row], -1).astype(np.int32),
+        operator=np.where(owner >= 0, slices.name[owner], -1).astype(np.int32),
+        place=np.full(len(at), line.thread, np.int32),
+        node=pieces.node[which].astype(np.int32)[of],
+    )
+
+
+def _nowhere(pieces: Pieces, which: Ints) -> Segments:
+    none = np.full(len(which), -1, np.int32)
+    return Segments(
+        start_ns=pieces.start_ns[which],
+        end_ns=pieces.end_ns[which],
+        cause=np.full(len(which), int(Cause.OTHER), np.int8),
+        name=none,
+        operator=none,
+        place=none,
+        node=pieces.node[which].astype(np.int32),
+    )
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+# How a rank came to the end of each step and to each of its collectives: the forest of its walks, in sums.
+#
+# A *node* is a stretch of a walk; its parent is what came before it in time.  A node is one collective's time, or lies
+# between collectives.  There are some nodes per collective, none per event: a path over several ranks is made of these.
+
+TOP = 4
+"""Names kept of each node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routes:
+    parent: Ints
+    """[nodes]; the node before it in time; −1: the step began there."""
+    step: Ints
+    """[nodes]; index of the step that counts."""
+    exchange: Ints
+    """[nodes]; index into the rank's exchanges, if the node is the time in one; −1: none."""
+    on_path: NDArray[np.bool_]
+    """[nodes]; part of the step's own critical path."""
+    causes_ns: Ints
+    """[nodes, causes]"""
+    top_name: Ints
+    """[nodes, few]; what took most, most first: indices of ``names``; −1: no more, or no name."""
+    top_cause: Ints
+    top_ns: Ints
+    names: tuple[str, ...]
+    """Of operators on the host, of kernels on the device."""
+    ends: Ints
+    """[steps]; the node at the step's end."""
+    arrivals: Ints
+    """[exchanges]; the node before the arrival at it; −1: it began outside of the steps."""
+
+
+class _Nodes:
+    """Nodes as they grow, and the pieces in them."""
+
+    def __init__(self) -> None:
+        self.parent: list[int] = []
+        self.step: list[int] = []
+        self.work: list[int] = []
+        """The collective that the node is the time in; −1: none."""
+        self.pieces: list[tuple[int, int, int, int, int]] = []
+
+    def add(self, step: int, work: int = -1) -> int:
+        self.parent.append(-1)
+        self.step.append(step)
+        self.work.append(work)
+        return len(self.parent) - 1
+
+
+def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Routes, Segments]:
+    """``exchanges``: their slices.  With the segments of all nodes."""
+    nodes = _Nodes()
+    ends: list[int] = []
+    tops: list[dict[int, int]] = []
+    for step, walk in enumerate(walks):
+        top = _add_walk(graph, nodes, step, walk)
+        ends.append(top[0])
+        tops.append({work: top[leg] for work, leg in walk.of_collective.items()})
+    table = np.array(nodes.pieces, np.int64).reshape(-1, 5)
+    columns = ("start_ns", "end_ns", "what", "index", "node")
+    segments = segments_of(graph, Pieces(**{column: table[:, at] for at, column in enumerate(columns)}))
+    on_path = np.zeros(len(nodes.parent), bool)
+    for end in ends:
+        node = end
+        while node >= 0:
+            on_path[node] = True
+            node = nodes.parent[node]
+    number = _exchange_numbers(graph, exchanges)
+    arrivals = np.full(len(exchanges), -1, np.int64)
+    for step, by_work in enumerate(tops):
+        for work, node in by_work.items():
+            exchange = number.get(work, -1)
+            inside = graph.start_ns[work] >= graph.window.steps[step].start_ns
+            if exchange >= 0 and inside:
+                arrivals[exchange] = node
+    top_name, top_cause, top_ns, names = _tops(graph, segments, len(nodes.parent))
+    length_ns, size = segments.end_ns - segments.start_ns, len(nodes.parent) * len(CAUSES)
+    by_cause = segments.node.astype(np.int64) * len(CAUSES) + segments.cause
+    causes_ns = np.bincount(by_cause, length_ns, size).astype(np.int64)
+    routes = Routes(
+        parent=np.array(nodes.parent, np.int64),
+        step=np.array(nodes.step, np.int64),
+        exchange=np.array([number.get(work, -1) for work in nodes.work], np.int64),
+        on_path=on_path,
+        ends=np.array(ends, np.int64),
+        arrivals=arrivals,
+        causes_ns=causes_ns.reshape(-1, len(CAUSES)),
+        top_name=top_name,
+        top_cause=top_cause,
+        top_ns=top_ns,
+        names=names,
+    )
+    return routes, segments
+
+
+def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[int]:
+    """The nodes of a step's legs; [legs]: the first of each."""
+    cuts: list[set[int]] = [set() for _ in walk.legs]
+    for leg in walk.legs:
+        if leg.joined >= 0:
+            cuts[leg.joined].add(leg.reached_ns)
+    at: list[dict[int, int]] = []
+    """[legs]; the node that begins (going back) at each instant where one does."""
+    bottoms = []
+    for leg, own_cuts in zip(walk.legs, cuts, strict=True):
+        instants = [leg.end_ns]
+        if own_cuts:
+            instants += sorted(own_cuts - {leg.end_ns}, reverse=True)
+        made = {instant: nodes.add(step) for instant in instants}
+        ids = list(made.values())
+        for later, earlier in itertools.pairwise(ids):
+            nodes.parent[later] = earlier
+        _cut_pieces(nodes, leg.pieces, instants, ids)
+        at.append(made)
+        bottoms.append(ids[-1])
+    for leg, bottom in zip(walk.legs, bottoms, strict=True):
+        if leg.joined >= 0:
+            nodes.parent[bottom] = at[leg.joined][leg.reached_ns]
+        elif leg.collective >= 0:
+            inside = nodes.add(step, leg.collective)
+            start_ns = max(graph.start_ns[leg.collective], walk.floor_ns)
+            if leg.reached_ns > start_ns:
+                nodes.pieces.append((start_ns, leg.reached_ns, What.WORK, leg.collective, inside))
+            nodes.parent[bottom] = inside
+            before = walk.of_collective[leg.collective]
+            nodes.parent[inside] = at[before][walk.legs[before].end_ns]
+    return [made[leg.end_ns] for made, leg in zip(at, walk.legs, strict=True)]
+
+
+def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: list[int]) -> None:
+    """Each piece to the node that it lies in, cut where it lies in several; both go back in time."""
+    if len(ids) == 1:
+        nodes.pieces += [(*piece, ids[0]) for piece in pieces]
+        return
+    number = 0
+    for start_ns, piece_end_ns, what, index in pieces:
+        end_ns = piece_end_ns
+        while number + 1 < len(ids) and end_ns <= instants[number + 1]:
+            number += 1
+        while number + 1 < len(ids) and start_ns < instants[number + 1]:
+            nodes.pieces.append((instants[number + 1], end_ns, what, index, ids[number]))
+            number += 1
+            end_ns = instants[number]
+        nodes.pieces.append((start_ns, end_ns, what, index, ids[number]))
+
+
+def _exchange_numbers(graph: Graph, rows: Rows) -> dict[int, int]:
+    """By work: the exchange that it is."""
+    by_row = {row: at for at, row in enumerate(rows.tolist())}
+    works = [work for work, is_one in enumerate(graph.collective) if is_one]
+    return {work: by_row[row] for work, row in zip(works, graph.row[works].tolist(), strict=True) if row in by_row}
+
+
+def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
+    """What took most of each node: names, causes and times; and what the names are."""
+    width = len(graph.window.trace.strings) + 1
+    on_host = ~np.isin(segments.cause, (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY))
+    code = np.where(on_host & (segments.operator >= 0), segments.operator, segments.name).astype(np.int64) + 1
+    key = (segments.node.astype(np.int64) * len(CAUSES) + segments.cause) * width + code
+    groups, time, _ = summed(key, segments.end_ns - segments.start_ns, count * len(CAUSES) * width)
+    node = groups // (width * len(CAUSES))
+    order = np.lexsort((-time, node))
+    place = np.arange(len(order)) - np.searchsorted(node[order], node[order])
+    kept, place = order[place < TOP], place[place < TOP]
+    codes, short = np.unique(groups[kept] % width, return_inverse=True)
+    top_name, top_cause = np.full((2, count, TOP), -1, np.int64)
+    top_ns = np.zeros((count, TOP), np.int64)
+    top_name[node[kept], place] = np.where(codes[short] > 0, short, -1)
+    top_cause[node[kept], place] = groups[kept] // width % len(CAUSES)
+    top_ns[node[kept], place] = time[kept]
+    return top_name, top_cause, top_ns, tuple(graph.window.trace.text(code - 1) for code in codes.tolist())

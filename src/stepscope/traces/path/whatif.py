@@ -1,4 +1,6 @@
-"""What if? One rank's steps with something faster, hidden or gone, run again (``replay``).
+"""What if something were faster: one rank's steps replayed along their dependencies with other durations.
+
+What if? One rank's steps with something faster, hidden or gone, run again (``replay``).
 
 A change, as people write it:
 
@@ -18,24 +20,362 @@ another path may become critical: the gain is what the model has left of it, not
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
-from stepscope.traces.device.pace import launched_in_steps, shared_out
+from stepscope.traces.device.figures import device_time, launched_in_steps, shared_out
 from stepscope.traces.model import intervals
-from stepscope.traces.model.categories import Kind
-from stepscope.traces.model.columns import Ints
-from stepscope.traces.model.table import Table, table_of
-from stepscope.traces.path.causes import Cause
-from stepscope.traces.path.graph import Graph
-from stepscope.traces.path.replay import Durations, Plan, replay
+from stepscope.traces.model.columns import Ints, Kind
+from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.path.graph import Cause, Graph, Via
+from stepscope.traces.path.waits import HostLine
 
-__all__ = ["Change", "WhatIf", "parse_change", "what_if", "what_if_table", "what_ifs"]
+__all__ = ["Change", "Plan", "WhatIf", "as_it_was", "parse_change", "replay", "what_if", "what_if_table", "what_ifs"]
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+# A trace's dependencies run again with other durations: how long the steps would have taken.
+#
+# Work starts when all that it depends on is there (its launch, the work before it on its stream, what it waited for on
+# another), each with a lag: what held it up keeps the lag it had, the others get the usual one, or what they had if
+# that is less.  A thread does what it did for as long as that takes now; where it waited, or would have, it goes on
+# when it has come there and what it waits for is done.  Run again without any change, every instant is what it was,
+# exactly.
+#
+# What is not in the trace's dependencies does not change, such as another order of launches.  A host that runs ahead
+# of the device would fill the queue some time; so no step gets shorter than its busiest stream's work, or than it was.
+# Where the device sets the pace clearly (``pace``), the steps are one: as long as the device takes for them, or the
+# host.
+
+NEVER: Final = -(1 << 62)
+STREAM, EVENT, LAUNCH = int(Via.STREAM), int(Via.EVENT), int(Via.LAUNCH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """What is different: how long everything takes now."""
+
+    work_ns: Ints
+    """[work]"""
+    pieces_ns: dict[int, Ints]
+    """By thread: how long each piece of its line takes; those not here are as they were."""
+    no_delays: bool = False
+    """Launches and gaps between works take no time."""
+    fits: bool = True
+    """There is something that is different."""
+
+
+def as_it_was(graph: Graph) -> Durations:
+    return Durations(work_ns=graph.work_ns, pieces_ns={})
+
+
+class ThreadTime:
+    """How much of a thread's new time has passed by an instant of the old; from ``start_ns`` on."""
+
+    def __init__(self, line: HostLine, start_ns: int, end_ns: int, pieces_ns: Ints | None) -> None:
+        first, last = int(line.at(np.array([start_ns]))[0]), int(line.at(np.array([end_ns]))[0])
+        self.starts = np.maximum(line.start_ns[first : last + 1], start_ns)
+        ends = np.minimum(line.ends_ns[first : last + 1], end_ns)
+        old = ends - self.starts
+        self.old = np.maximum(old, 1)
+        whole = line.ends_ns[first : last + 1] - line.start_ns[first : last + 1]
+        # A piece that the stretch begins or ends in counts by its part.
+        self.new = old if pieces_ns is None else _scaled(pieces_ns[first : last + 1], old, whole)
+        self.passed = np.append(0, np.cumsum(self.new))
+        self.end_ns = end_ns
+
+    def at(self, times: Ints) -> Ints:
+        times = np.clip(times, self.starts[0], self.end_ns)
+        piece = np.searchsorted(self.starts, times, side="right") - 1
+        return self.passed[piece] + _scaled(self.new[piece], times - self.starts[piece], self.old[piece])
+
+
+def _scaled(value: Ints, part: Ints, whole: Ints) -> Ints:
+    """``value`` × ``part`` / ``whole``, exactly ``part`` where value and whole are equal; never beyond 2⁶³."""
+    rough = np.rint(value.astype(np.float64) * (part / np.maximum(whole, 1))).astype(np.int64)
+    return np.where(value == whole, part, rough)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    steps_ns: tuple[int, ...]
+    """How long each would have taken."""
+    limits_ns: dict[str, int]
+    """What the last of them would then be due to, most first: host, delay, or a work's name; or just the device."""
+
+
+class Plan:
+    """What a replay of some steps goes through, in order; the same for all changes."""
+
+    def __init__(self, graph: Graph, first: int, last: int) -> None:
+        self.pace_ns = device_time(graph.window, first, last)
+        """From when to when the device works, where it sets the pace: these steps are then taken as one."""
+        self.graph, self.first, self.last = graph, first, last
+        self.steps = graph.window.steps[first : last + 1]
+        self.start_ns, self.end_ns = self.steps[0].start_ns, max(step.end_ns for step in self.steps)
+        self.starts, self.ends = graph.work_ends_ns - graph.work_ns, graph.work_ends_ns
+        self.launched = np.array(graph.launched_ns, np.int64)
+        via = np.array(graph.via, np.int64)
+        self.thread = np.where(via == Via.NOTHING, graph.main[first], np.array(graph.launch_thread, np.int64))
+        before, awaited = np.array(graph.before, np.int64), np.array(graph.awaited, np.int64)
+        ends = np.append(self.ends, 0)
+        self.lags = np.stack(
+            [
+                self._lags(self.launched, self.thread >= 0, np.isin(via, (Via.LAUNCH, Via.NOTHING))),
+                self._lags(ends[before], before >= 0, via == Via.STREAM),
+                self._lags(ends[awaited], awaited >= 0, via == Via.EVENT),
+            ]
+        )
+        self.checks = [
+            Check(at, since, kind, target, thread)
+            for thread, exits in graph.checks.items()
+            for at, since, kind, target in zip(exits.at_ns, exits.since_ns, exits.via, exits.target, strict=True)
+            if self.start_ns < at <= self.end_ns
+        ]
+        self.bounds = [instant for step in self.steps for instant in (step.start_ns, step.end_ns)]
+        inside = (self.starts >= self.start_ns) & (self.starts < self.end_ns)
+        self.own = launched_in_steps(graph.window, first, last)[graph.row] if self.pace_ns else inside
+        inside = inside | self.own
+        self.works = np.flatnonzero(inside)
+        self.asked = np.flatnonzero(inside & (self.launched >= self.start_ns) & (self.thread >= 0))
+        """Works that are launched on the way."""
+        self.order = self._order()
+        self.threads: list[int] = self.thread.tolist()
+
+    @cached_property
+    def own_lags(self) -> list[list[int]]:
+        return self.lags.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def no_lags(self) -> list[list[int]]:
+        return np.minimum(self.lags, 0).tolist()  # type: ignore[no-any-return]
+
+    def _lags(self, since: Ints, there: NDArray[np.bool_], decisive: NDArray[np.bool_]) -> Ints:
+        had = self.starts - since
+        usual = int(np.median(had[decisive & there])) if (decisive & there).any() else 0
+        return np.where(decisive, had, np.minimum(had, usual))
+
+    def _order(self) -> list[int]:
+        """Launches, works, checks and bounds of steps, numbered one after the other, by when they were."""
+        count = len(self.starts)
+        works, asked = self.works, self.asked
+        at = np.array([check.at_ns for check in self.checks], np.int64)
+        parts = [asked, works + count, np.arange(len(at)) + 2 * count]
+        parts.append(np.arange(len(self.bounds)) + 2 * count + len(at))
+        times = [self.launched[asked], self.starts[works], at, np.array(self.bounds, np.int64)]
+        kind = np.repeat(np.arange(4), [len(part) for part in parts])
+        which = np.concatenate(parts)
+        return which[np.lexsort((which, kind, np.concatenate(times)))].tolist()  # type: ignore[no-any-return]
+
+    def busiest_ns(self, work_ns: Ints) -> tuple[int, ...]:
+        """[steps]; how long the busiest stream works on what was launched in the step, but no more than the step."""
+        line = self.graph.chains.line[self.graph.chains.place]
+        out = []
+        for step in self.steps:
+            own = (self.launched >= step.start_ns) & (self.launched < step.end_ns)
+            sums = np.bincount(line[own], work_ns[own])
+            out.append(min(int(sums.max(initial=0)), step.end_ns - step.start_ns))
+        return tuple(out)
+
+
+class Check(NamedTuple):
+    """Where a thread waited, or might have."""
+
+    at_ns: int
+    since_ns: int
+    via: int
+    target: int
+    thread: int
+
+
+def replay(plan: Plan, durations: Durations) -> Replay:
+    run = _Run(plan, durations)
+    run.go()
+    if plan.pace_ns is not None:
+        total_ns = max(run.device_ns(), run.host_ns())
+        steps_ns = shared_out(total_ns, len(plan.steps))
+        return Replay(steps_ns=steps_ns, limits_ns=run.limits(total_ns))
+    times = run.step_times()
+    least = plan.busiest_ns(durations.work_ns)
+    limits = run.limits(times[-1]) if times[-1] >= least[-1] else {"device": least[-1]}
+    return Replay(steps_ns=tuple(max(pair) for pair in zip(times, least, strict=True)), limits_ns=limits)
+
+
+class _Run:
+    def __init__(self, plan: Plan, durations: Durations) -> None:
+        self.plan, self.graph = plan, plan.graph
+        self.lengths: list[int] = durations.work_ns.tolist()
+        self.launch_lag, self.before_lag, self.awaited_lag = plan.no_lags if durations.no_delays else plan.own_lags
+        self.times = {
+            thread: ThreadTime(line, plan.start_ns, plan.end_ns, durations.pieces_ns.get(thread))
+            for thread, line in plan.graph.lines.items()
+        }
+        self.start_ns = plan.graph.start_ns.copy()
+        self.end_ns = plan.graph.end_ns.copy()
+        self.launched_ns = plan.graph.launched_ns.copy()
+        self.due: dict[int, int] = {}
+        """By work: what its start is due to now (``Via``)."""
+        self.base_ns = dict.fromkeys(self.times, plan.start_ns)
+        """By thread: the new instant from which it goes on undisturbed."""
+        self.passed = dict.fromkeys(self.times, 0)
+        """By thread: how much of its own time had passed by then."""
+        self.left: dict[int, list[Check]] = {thread: [] for thread in self.times}
+        """By thread: where it has to wait now."""
+        self.bounds_ns = list(plan.bounds)
+
+    def go(self) -> None:
+        plan, count = self.plan, len(self.start_ns)
+        launch_passed = dict(
+            zip(plan.asked.tolist(), self._passed(plan.thread[plan.asked], plan.launched[plan.asked]), strict=True)
+        )
+        threads = np.array([check.thread for check in plan.checks], np.int64)
+        since = np.array([check.since_ns for check in plan.checks], np.int64)
+        at = np.array([check.at_ns for check in plan.checks], np.int64)
+        others = np.array([check.target if check.via == Via.THREAD else -1 for check in plan.checks], np.int64)
+        since_passed, at_passed = self._passed(threads, since), self._passed(threads, at)
+        other_passed = self._passed(others, at)
+        launch_threads = plan.threads
+        bounds_from = 2 * count + len(plan.checks)
+        # Local names, and no call per work: all the time of a replay is spent here.
+        base_ns, passed, launched_ns = self.base_ns, self.passed, self.launched_ns
+        start_ns, end_ns, lengths, due = self.start_ns, self.end_ns, self.lengths, self.due
+        before, awaited = self.graph.before, self.graph.awaited
+        launch_lag, before_lag, awaited_lag = self.launch_lag, self.before_lag, self.awaited_lag
+        for each in plan.order:
+            if each < count:
+                thread = launch_threads[each]
+                launched_ns[each] = base_ns[thread] + launch_passed[each] - passed[thread]
+            elif each < 2 * count:
+                work = each - count
+                at_ns, via = (launched_ns[work] + launch_lag[work], LAUNCH) if launch_threads[work] >= 0 else (NEVER, 0)
+                other = before[work]
+                if other >= 0 and end_ns[other] + before_lag[work] >= at_ns:
+                    at_ns, via = end_ns[other] + before_lag[work], STREAM
+                other = awaited[work]
+                if other >= 0 and end_ns[other] + awaited_lag[work] > at_ns:
+                    at_ns, via = end_ns[other] + awaited_lag[work], EVENT
+                if via:
+                    start_ns[work], due[work] = at_ns, via
+                end_ns[work] = start_ns[work] + lengths[work]
+            elif each < bounds_from:
+                index = each - 2 * count
+                self._check(plan.checks[index], since_passed[index], at_passed[index], other_passed[index])
+            else:
+                self._bound(each - bounds_from)
+
+    def _passed(self, threads: Ints, instants: Ints) -> list[int]:
+        """[n]; how much of a thread's new time has passed by an old instant."""
+        out = np.zeros(len(threads), np.int64)
+        for thread in np.unique(threads[threads >= 0]).tolist():
+            own = np.flatnonzero(threads == thread)
+            out[own] = self.times[thread].at(instants[own])
+        return out.tolist()  # type: ignore[no-any-return]
+
+    def _check(self, check: Check, since_passed: int, at_passed: int, other_passed: int) -> None:
+        thread, target = check.thread, check.target
+        arrived_ns = self.base_ns[thread] + max(since_passed - self.passed[thread], 0)
+        if check.via == Via.THREAD:
+            there_ns = self.base_ns[target] + other_passed - self.passed[target]
+        elif check.via == Via.START:
+            there_ns = self.start_ns[target] + min(check.at_ns - self.graph.start_ns[target], 0)
+        else:
+            there_ns = self.end_ns[target] + min(check.at_ns - self.graph.end_ns[target], 0)
+        if there_ns > arrived_ns:
+            self.left[thread].append(check)
+        self.base_ns[thread], self.passed[thread] = max(arrived_ns, there_ns), at_passed
+
+    def _bound(self, index: int) -> None:
+        """A step begins or ends, on its own thread."""
+        step, thread = index // 2, self.graph.main[self.plan.first + index // 2]
+        at_ns = self.plan.bounds[index]
+        if index % 2 and self._ends_with_work(step):
+            at_ns = max(self.end_ns)
+        elif thread >= 0:
+            at_ns = self.base_ns[thread] + self._passed_at(thread, at_ns) - self.passed[thread]
+        self.bounds_ns[index] = at_ns
+
+    def _passed_at(self, thread: int, at_ns: int) -> int:
+        return int(self.times[thread].at(np.array([at_ns]))[0])
+
+    def _ends_with_work(self, step: int) -> bool:
+        """All of the trace is one step, and the device is done last."""
+        return (
+            not self.plan.steps[step].name and max(self.graph.end_ns, default=NEVER) >= self.plan.bounds[2 * step + 1]
+        )
+
+    def step_times(self) -> tuple[int, ...]:
+        return tuple(end - start for start, end in zip(self.bounds_ns[::2], self.bounds_ns[1::2], strict=True))
+
+    def device_ns(self) -> int:
+        """From the first start to the last end of what the steps launched."""
+        own = np.flatnonzero(self.plan.own).tolist()
+        return max(map(self.end_ns.__getitem__, own)) - min(map(self.start_ns.__getitem__, own))
+
+    def host_ns(self) -> int:
+        return self.bounds_ns[-1] - self.bounds_ns[0]
+
+    def limits(self, left_ns: int) -> dict[str, int]:
+        """Back from the end to the start, along what held things up this time; most first."""
+        step = len(self.plan.steps) - 1
+        thread, work, at_ns = self.graph.main[self.plan.last], -1, self.plan.steps[-1].end_ns
+        if self._ends_with_work(step):
+            work = max(range(len(self.end_ns)), key=self.end_ns.__getitem__)
+        if self.plan.pace_ns is not None and left_ns > self.host_ns():
+            work = max(np.flatnonzero(self.plan.own).tolist(), key=self.end_ns.__getitem__)
+        sums: dict[str, int] = {}
+        gone = {key: len(checks) for key, checks in self.left.items()}
+        while left_ns > 0 and (work >= 0 or thread >= 0):
+            if work >= 0:
+                name, took_ns = self.graph.window.trace.name(int(self.graph.row[work])), self.lengths[work]
+                left_ns = _put(sums, name, took_ns, left_ns)
+                thread, work, at_ns, delay_ns = self._before(work)
+                left_ns = _put(sums, "delay", delay_ns, left_ns)
+                continue
+            checks = self.left[thread]
+            gone[thread] = min(gone[thread], bisect_right(checks, at_ns, key=lambda check: check.at_ns))
+            passed = self._passed_at(thread, at_ns)
+            if not gone[thread]:
+                _put(sums, "host", passed, left_ns)
+                break
+            gone[thread] -= 1
+            check = checks[gone[thread]]
+            left_ns = _put(sums, "host", passed - self._passed_at(thread, check.at_ns), left_ns)
+            at_ns = check.at_ns
+            if check.via == Via.THREAD:
+                thread = check.target
+            elif check.via == Via.END:
+                work = check.target
+            else:
+                thread, work, at_ns, delay_ns = self._before(check.target)
+                left_ns = _put(sums, "delay", delay_ns, left_ns)
+        return dict(sorted(((name, ns) for name, ns in sums.items() if ns), key=lambda each: -each[1]))
+
+    def _before(self, work: int) -> tuple[int, int, int, int]:
+        """What its start is due to: a thread, a work, the old instant, and the delay since."""
+        due = self.due.get(work, Via.NOTHING)
+        if due == Via.LAUNCH:
+            delay_ns = self.start_ns[work] - self.launched_ns[work]
+            return int(self.plan.thread[work]), -1, self.graph.launched_ns[work], delay_ns
+        if due == Via.NOTHING:
+            return -1, -1, 0, 0
+        before = self.graph.before if due == Via.STREAM else self.graph.awaited
+        return -1, before[work], 0, max(self.start_ns[work] - self.end_ns[before[work]], 0)
+
+
+def _put(sums: dict[str, int], name: str, took_ns: int, left_ns: int) -> int:
+    """Adds as much of it as there is still to account for; what is left then."""
+    sums[name] = sums.get(name, 0) + min(took_ns, left_ns)
+    return max(left_ns - took_ns, 0)
+
+
+# -- whatif -----------------------------------------------------------------------------------------------------------
 
 NAMED: Final = ("kernel", "op")
 WHOLE: Final = {"comm": ("hidden", "0"), "copy": ("0",), "launch": ("0",), "host": ("0",), "loader": ("0",)}

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.traces.model.columns import Ints
-from stepscope.traces.model.table import Table, table_of
-from stepscope.traces.ranks.exchange_names import SYNCHRONISING
+from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.rank_collectives import SYNCHRONISING
 from stepscope.traces.ranks.pairing import Pairs, pair
 
 if TYPE_CHECKING:

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.model.columns import Ints
-from stepscope.traces.ranks.exchange_groups import Group
-from stepscope.traces.ranks.exchange_names import OPS, POINT_TO_POINT
-from stepscope.traces.reading.builder import Numbering
+from stepscope.traces.model.columns import Ints, Numbering
+from stepscope.traces.rank_collectives import OPS, POINT_TO_POINT, ProcessGroup
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
@@ -41,7 +39,7 @@ class Pairs:
     """A *part* is one rank's collective, a *whole* all parts that are one; parts are sorted by whole, then by rank."""
 
     ranks: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     whole: NDArray[np.int64]
     """[parts]; index of the whole, ascending."""
     rank: NDArray[np.int32]
@@ -76,7 +74,7 @@ class Pairs:
 def pair(analyses: Sequence[RankAnalysis]) -> Pairs:
     """``analyses``: by rank."""
     groups: Numbering[Any] = Numbering()
-    details: dict[int, Group] = {}
+    details: dict[int, ProcessGroup] = {}
     parts = [_columns(place, analysis, groups, details) for place, analysis in enumerate(analyses)]
     table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else dict(NOTHING)
     peer_to_peer = np.isin(table["op"], POINT_TO_POINT)
@@ -114,7 +112,7 @@ NOTHING = {name: np.empty(0, np.int64) for name in NAMES}
 
 
 def _columns(
-    place: int, analysis: RankAnalysis, groups: Numbering[Any], details: dict[int, Group]
+    place: int, analysis: RankAnalysis, groups: Numbering[Any], details: dict[int, ProcessGroup]
 ) -> dict[str, NDArray[np.int64]]:
     exchanges = analysis.exchanges
     codes = [groups[group.identity] for group in exchanges.groups]

@@ -1,4 +1,6 @@
-"""Kineto's JSON, as ``torch.profiler`` exports it, and other traces that Chrome would open → columns.
+"""Kineto's JSON (torch.profiler and other Chrome traces) to columns and metadata.
+
+Kineto's JSON, as ``torch.profiler`` exports it, and other traces that Chrome would open → columns.
 
 Pieces of text are decoded to events, these become columns at once, and nothing of them is kept but ranges that are
 still open (``B`` without its ``E``).
@@ -6,36 +8,376 @@ still open (``B`` without its ``E``).
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
-from stepscope.traces.model.categories import HOST_KINDS
-from stepscope.traces.model.columns import Ints, Trace
-from stepscope.traces.reading.builder import Numbering, TraceBuilder
-from stepscope.traces.reading.kineto_columns import Columns
-from stepscope.traces.reading.kineto_decode import LATEST_NS, EventDecoder, Piece, ns_of_us
+from stepscope.traces.model.columns import (
+    DEVICE_KINDS,
+    HOST_KINDS,
+    Ints,
+    Kind,
+    Numbering,
+    Trace,
+    TraceBuilder,
+    TraceMeta,
+    kind_of,
+)
+from stepscope.traces.reading.event_text import EventText
 from stepscope.traces.reading.kineto_events import (
+    LATEST_NS,
     NO_ARGS,
+    Args,
     Begin,
     End,
+    EventDecoder,
     FlowEnd,
     FlowStart,
     Instant,
     Metadata,
     NoEvent,
     OldInstant,
+    Piece,
     Slice,
+    ns_of_us,
 )
-from stepscope.traces.reading.kineto_meta import meta_of
-from stepscope.traces.reading.text import EventText
 
 __all__ = ["read_kineto"]
+
+
+# -- kineto columns ---------------------------------------------------------------------------------------------------
+# Events → columns: what of each kind of slice is kept, and as what.
+
+
+def _one_of(*kinds: Kind) -> Any:
+    """[kinds]; to be indexed with a column of kinds."""
+    return np.isin(np.arange(256), [int(kind) for kind in kinds])
+
+
+ON_DEVICE = _one_of(*DEVICE_KINDS)
+WITH_DETAILS = _one_of(Kind.OP, Kind.ANNOTATION)
+SIZED = _one_of(Kind.MEMCPY, Kind.MEMSET)
+KERNEL = _one_of(Kind.KERNEL)
+SYNC = _one_of(Kind.SYNC)
+PYTHON = _one_of(Kind.PYTHON)
+NO_STREAM = 2**31 - 1
+"""CUPTI writes 2³² − 1 where it means none, or all."""
+MAX_DEVICE = 1024
+LARGEST = 2**63 - 1
+DIGITS = re.compile(r"\d{1,9}")
+NAN = float("nan")
+SETTINGS = re.compile("conv|attention")
+UNKNOWN = np.uint8(2)
+
+
+class Kinds(dict[str | None, int]):
+    """By category."""
+
+    def __missing__(self, category: str | None) -> int:
+        kind = self[category] = int(kind_of(category))
+        return kind
+
+
+class Process(dict[int | str, int]):
+    """Numbers of a process's threads as the file spells them: "17" is 17, which old files have both of."""
+
+    def __init__(self, builder: TraceBuilder, pid: int | str) -> None:
+        super().__init__()
+        self._builder = builder
+        self._pid = _plain(pid)
+
+    def __missing__(self, tid: int | str) -> int:
+        number = self[tid] = self._builder.threads[self._pid, _plain(tid)]
+        return number
+
+
+class Processes(dict[int | str, Process]):
+    def __init__(self, builder: TraceBuilder) -> None:
+        super().__init__()
+        self._builder = builder
+
+    def __missing__(self, pid: int | str) -> Process:
+        process = self[pid] = Process(self._builder, pid)
+        return process
+
+
+class Texts(dict[bytes, int]):
+    """Codes of JSON texts."""
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        super().__init__({b"": -1})
+        self._builder = builder
+
+    def __missing__(self, text: bytes) -> int:
+        code = self[text] = self._builder.strings[text.decode(errors="replace")]
+        return code
+
+
+class Columns:
+    """Fills a builder."""
+
+    def __init__(self, builder: TraceBuilder) -> None:
+        self.builder = builder
+        self.processes = Processes(builder)
+        self._kinds = Kinds()
+        self._texts = Texts(builder)
+        self._settings = np.empty(0, np.uint8)
+        """By code of the name."""
+
+    def slices(self, events: Sequence[Any], start_ns: Ints, dur_ns: Ints) -> None:
+        builder, strings, processes, kinds = self.builder, self.builder.strings, self.processes, self._kinds
+        args = [event.args for event in events]
+        kind = np.fromiter([kinds[event.cat] for event in events], np.uint8, len(events))
+        name = np.fromiter([strings[event.name] for event in events], np.int32, len(events))
+        external = integers([each.external for each in args])
+        for at in np.flatnonzero(external < 0).tolist():
+            external[at] = min(args[at].external_old, LARGEST)
+        device, stream = _places(events, args, kind)
+        base = builder.count
+        builder.add(
+            "slices",
+            start_ns=start_ns,
+            dur_ns=dur_ns,
+            kind=kind,
+            name=name,
+            thread=np.fromiter([processes[event.pid][event.tid] for event in events], np.int32, len(events)),
+            device=device,
+            stream=stream,
+            correlation=integers([each.correlation for each in args]),
+            external=external,
+        )
+        self._device_side(base, args, kind)
+        self._ops(base, args, kind, name)
+        self._python(base, args, kind)
+        names = [each.collective for each in args]
+        if any(names):
+            said = [at for at, text in enumerate(names) if text]
+            self._collectives(base + np.array(said), [args[at] for at in said])
+
+    def _device_side(self, base: int, args: list[Args], kind: Any) -> None:
+        builder = self.builder
+        rows, some = _of(args, KERNEL[kind])
+        if some:
+            builder.add(
+                "kernels",
+                row=base + rows,
+                occupancy=reals([each.occupancy for each in some]),
+                blocks_per_sm=reals([each.blocks_per_sm for each in some]),
+                warps_per_sm=reals([each.warps_per_sm for each in some]),
+                graph=integers([each.graph for each in some]),
+            )
+        rows, some = _of(args, SIZED[kind])
+        if some:
+            builder.add("copies", row=base + rows, bytes=np.maximum(integers([each.bytes for each in some]), -1))
+        rows, some = _of(args, SYNC[kind])
+        if some:
+            on_stream = integers([each.on_stream for each in some])
+            builder.add(
+                "syncs",
+                row=base + rows,
+                on_stream=np.where(on_stream < NO_STREAM, on_stream, -1),
+                record_correlation=integers([each.record_correlation for each in some]),
+            )
+
+    def _ops(self, base: int, args: list[Args], kind: Any, name: Any) -> None:
+        """Those of which more is known than the name."""
+        strings = self.builder.strings
+        rows, some = _of(args, WITH_DETAILS[kind])
+        if not some:
+            return
+        concrete = np.full(len(rows), -1, np.int32)
+        which, with_settings = _of(some, self._with_settings(name[rows]))
+        concrete[which] = self._codes([each.concrete for each in with_settings])
+        columns = {
+            "row": base + rows,
+            "dims": self._codes([each.dims for each in some]),
+            "types": self._codes([each.types for each in some]),
+            "concrete": concrete,
+            "stack": np.array([strings[each.stack] if each.stack else -1 for each in some], np.int32),
+            "module": np.array([strings[each.module] if each.module else -1 for each in some], np.int32),
+            "sequence": integers([each.sequence for each in some]),
+            "forward_thread": integers([each.forward_thread for each in some]),
+        }
+        known = (columns["dims"] >= 0) | (columns["stack"] >= 0) | (columns["module"] >= 0) | (columns["sequence"] >= 0)
+        self.builder.add("ops", **{column: values[known] for column, values in columns.items()})
+
+    def _codes(self, texts: list[msgspec.Raw]) -> Any:
+        """All at once, by a byte that no JSON has in it: one by one they take twice as long."""
+        apart = b"\0".join(texts).split(b"\0") if texts else []
+        return np.fromiter(map(self._texts.__getitem__, apart), np.int32, len(texts))
+
+    def _with_settings(self, names: Any) -> Any:
+        """[names]; whether that is an operator of which FLOPs need more than the shapes."""
+        known = self._settings
+        if len(known) < len(self.builder.strings):
+            known = self._settings = np.concatenate([known, np.full(2 * len(self.builder.strings), UNKNOWN)])
+        for code in set(names[known[names] == UNKNOWN].tolist()):
+            known[code] = SETTINGS.search(self.builder.strings.keys_in_order[code]) is not None
+        return known[names] == 1
+
+    def _python(self, base: int, args: list[Args], kind: Any) -> None:
+        rows, some = _of(args, PYTHON[kind])
+        if some:
+            self.builder.add(
+                "pythons",
+                row=base + rows,
+                id=integers([each.python for each in some]),
+                parent=integers([-1 if each.python_parent is None else each.python_parent for each in some]),
+                module=integers([-1 if each.python_module is None else each.python_module for each in some]),
+            )
+
+    def _collectives(self, rows: Any, args: list[Args]) -> None:
+        strings = self.builder.strings
+        self.builder.add(
+            "collectives",
+            row=rows,
+            op=[strings[each.collective] for each in args],
+            group=[strings[each.group] if each.group else -1 for each in args],
+            description=[strings[each.description] if each.description else -1 for each in args],
+            ranks=[self._texts[bytes(each.ranks)] for each in args],
+            size=integers([each.group_size for each in args]),
+            sequence=integers([each.seq for each in args]),
+            in_elements=integers([each.in_elements for each in args]),
+            out_elements=integers([each.out_elements for each in args]),
+            dtype=[strings[each.dtype] if each.dtype else -1 for each in args],
+        )
+
+    def memory(self, events: Sequence[Any], time_ns: Ints) -> None:
+        args = [event.args for event in events]
+        self.builder.add(
+            "memory",
+            time_ns=time_ns,
+            thread=[self.processes[event.pid][event.tid] for event in events],
+            device_type=_small([each.device_type for each in args]),
+            device=_small([each.device for each in args]),
+            bytes=integers([each.bytes for each in args]),
+            allocated=integers([each.allocated for each in args]),
+            reserved=integers([each.reserved for each in args]),
+            address=integers([each.address & LARGEST if each.address > 0 else -1 for each in args]),
+        )
+
+    def name_thread(self, pid: int | str, tid: int | str, name: str) -> None:
+        self.builder.thread_names[_plain(pid), _plain(tid)] = name
+
+
+def integers(values: list[int]) -> Ints:
+    """−1 for those beyond 64 bits."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return np.array([value if -LARGEST <= value <= LARGEST else -1 for value in values], np.int64)
+
+
+def reals(values: list[Any]) -> Any:
+    """NaN for None, and for what no float holds."""
+    try:
+        wide = np.array([NAN if value is None else value for value in values], np.float64)
+    except OverflowError:
+        wide = np.array([NAN if value is None or abs(value) > LARGEST else value for value in values], np.float64)
+    wide[np.abs(wide) > np.finfo(np.float32).max] = NAN
+    return wide.astype(np.float32)
+
+
+def _small(values: list[int]) -> Ints:
+    wide = integers(values)
+    return np.where((wide >= 0) & (wide < MAX_DEVICE), wide, -1)
+
+
+def _of(args: list[Args], which: Any) -> tuple[Any, list[Args]]:
+    rows = np.flatnonzero(which)
+    return rows, [args[at] for at in rows.tolist()]
+
+
+def _places(events: Sequence[Any], args: list[Args], kind: Any) -> tuple[Any, Any]:
+    """[slices]; device and stream of what runs on one, else −1."""
+    device = np.full(len(events), -1, np.int16)
+    stream = np.full(len(events), -1, np.int32)
+    rows = np.flatnonzero(ON_DEVICE[kind])
+    places = [(args[at].device, args[at].stream) for at in rows.tolist()]
+    device[rows] = [
+        one if 0 <= one < MAX_DEVICE else _device(events[at])
+        for (one, _), at in zip(places, rows.tolist(), strict=True)
+    ]
+    stream[rows] = [
+        one if 0 <= one < NO_STREAM else _stream(events[at]) for (_, one), at in zip(places, rows.tolist(), strict=True)
+    ]
+    return device, stream
+
+
+def _device(event: Any) -> int:
+    """What its process is called, where it does not say."""
+    device = _plain(event.pid)
+    return device if isinstance(device, int) and 0 <= device < MAX_DEVICE else 0
+
+
+def _stream(event: Any) -> int:
+    """What its thread is called (``stream 7``), where it does not say; −1: all."""
+    if event.args.stream >= NO_STREAM:
+        return -1
+    stream = _plain(event.tid)
+    if isinstance(stream, str):
+        digits = DIGITS.search(stream)
+        return int(digits.group()) if digits else 0
+    return stream if 0 <= stream < NO_STREAM else -1
+
+
+def _plain(spelt: int | str) -> int | str:
+    return int(spelt) if isinstance(spelt, str) and spelt.isascii() and spelt.isdigit() and len(spelt) < 20 else spelt
+
+
+# -- kineto meta ------------------------------------------------------------------------------------------------------
+# What a Kineto file says of itself, beside its events.
+
+
+def meta_of(header: dict[str, Any], path: str) -> TraceMeta:
+    """Only what has the type that it should."""
+    world = _dict(header.get("distributedInfo"))
+    return TraceMeta(
+        path=path,
+        rank=_count(world.get("rank")),
+        world_size=_count(world.get("world_size")),
+        backend=_text(world.get("backend")),
+        host=_text(header.get("hostname")) or _text(header.get("host_name")),
+        origin_ns=_int(header.get("baseTimeNanoseconds")) or 0,
+        devices=_dicts(header.get("deviceProperties")),
+        groups=_dicts(world.get("pg_config")),
+        with_stack=bool(header.get("with_stack")),
+        record_shapes=bool(header.get("record_shapes")),
+        profile_memory=bool(header.get("profile_memory")),
+    )
+
+
+def _int(value: Any) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    number = _int(value)
+    return number if number is not None and 0 <= number < 2**31 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> tuple[dict[str, Any], ...]:
+    return tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
+
+
+# -- kineto -----------------------------------------------------------------------------------------------------------
 
 ARROWS = (FlowStart, FlowEnd)
 FORWARD_BACKWARD = "fwdbwd"

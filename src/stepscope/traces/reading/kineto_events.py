@@ -1,4 +1,6 @@
-"""The events of a Kineto (Chrome) trace as they stand in the file: only the fields that somebody asks for.
+"""Events of a Kineto file: their fields, decoding them with exact times, and events with fields of a wrong type.
+
+The events of a Kineto (Chrome) trace as they stand in the file: only the fields that somebody asks for.
 
 msgspec fills these straight from the bytes, one class per phase (``ph``), and skips what is not named here.  It looks
 for a key from the field after the last one found on: fields stand in the order in which Kineto writes them, and each
@@ -9,28 +11,38 @@ from __future__ import annotations
 
 import functools
 import operator
+import typing
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+
+from stepscope.traces.model.columns import Ints
+from stepscope.traces.reading.event_text import UNREADABLE
 
 __all__ = [
-    "EVENT",
+    "LATEST_NS",
     "NO_ARGS",
-    "PHASES",
     "Args",
     "Begin",
     "End",
+    "EventDecoder",
     "FlowEnd",
     "FlowStart",
-    "Ignored",
     "Instant",
-    "MemoryArgs",
     "Metadata",
-    "NamedArgs",
     "NoEvent",
     "OldInstant",
+    "Piece",
     "Slice",
+    "ns_of_text",
+    "ns_of_us",
 ]
+
+
+# -- kineto events ----------------------------------------------------------------------------------------------------
 
 Number = int | float
 MISSING: Final = float("nan")
@@ -163,3 +175,227 @@ PHASES: Final[dict[str, Any]] = {
 } | {each.__struct_config__.tag: each for each in NAMED}
 """The classes by phase."""
 EVENT: Final[Any] = functools.reduce(operator.or_, PHASES.values(), Ignored)
+
+
+# -- kineto lenient ---------------------------------------------------------------------------------------------------
+# Events with fields of another type than they should have: each field is read by itself, as far as it makes sense.
+#
+# Numbers may be quoted or whole numbers written with decimals; what is null is not there; what cannot be read is not
+# there either, and the event counts as wrong.
+
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+STRING = msgspec.json.Decoder(str)
+MOST_DIGITS = 300
+
+
+def read_leniently(text: bytes) -> tuple[Any, bool]:
+    """An event, ``NoEvent`` if it is none; and whether something in it was wrong."""
+    try:
+        fields = FIELDS.decode(text)
+        phase = _string(bytes(fields.get("ph", b'""')))
+    except UNREADABLE:
+        return NoEvent(), True
+    if not phase:
+        return NoEvent(), bool(fields)
+    if phase not in PHASES:
+        return Ignored(), False
+    return _filled(PHASES[phase], fields)
+
+
+def _filled(kind: Any, fields: dict[str, msgspec.Raw]) -> tuple[Any, bool]:
+    values, wrong = {}, False
+    for field in msgspec.structs.fields(kind):
+        text = bytes(fields.get(field.encode_name, b"null"))
+        if text == b"null":
+            continue
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            try:
+                values[field.name], inner = _filled(field.type, FIELDS.decode(text))
+            except UNREADABLE:
+                inner = True
+            wrong |= inner
+            continue
+        value = _value(field.type, text)
+        if value is None:
+            wrong = True
+        else:
+            values[field.name] = value
+    return kind(**values), wrong
+
+
+def _value(kind: Any, text: bytes) -> Any:
+    """None: it cannot be read as that."""
+    if kind is msgspec.Raw:
+        return msgspec.Raw(text)
+    kinds = typing.get_args(kind) or (kind,)
+    for each in kinds:
+        value = READERS[each](text)
+        if value is not None:
+            return value
+    return None
+
+
+def _number(text: bytes) -> Decimal | None:
+    """Quoted or not; None: it is none, or beyond all use."""
+    try:
+        number = Decimal(_string(text) if text.startswith(b'"') else text.decode())
+    except (ArithmeticError, *UNREADABLE):
+        return None
+    return number if number.is_finite() and abs(number.adjusted()) < MOST_DIGITS else None
+
+
+def _whole(text: bytes) -> int | None:
+    number = _number(text)
+    return int(number) if number is not None and number == int(number) else None
+
+
+def _real(text: bytes) -> float | None:
+    number = _number(text)
+    return None if number is None else float(number)
+
+
+def _string(text: bytes) -> str:
+    return STRING.decode(text)
+
+
+def _words(text: bytes) -> str | None:
+    try:
+        return _string(text)
+    except UNREADABLE:
+        return None
+
+
+READERS: dict[Any, Callable[[bytes], Any]] = {
+    int: _whole,
+    float: _real,
+    str: _words,
+    type(None): lambda _: None,
+}
+
+
+# -- kineto decode ----------------------------------------------------------------------------------------------------
+# A piece of text → its events, with times in integer nanoseconds, exactly as the text has them.
+#
+# A double tells microseconds with three decimals apart up to 2⁴³ (a clock that counts from boot).  Larger ones with
+# decimals (since 1970) are read once more, as text.
+
+EXACT_US: Final = 2.0**43
+LATEST_NS: Final = 2**61
+"""Either way from 0: so that differences and sums of times stay in 64 bits; since 1970 it is the year 2043."""
+NOWHERE: Final = LATEST_NS + 1
+
+
+class OnlyTime(msgspec.Struct, gc=False):
+    ts: msgspec.Raw = msgspec.Raw()
+
+
+class EventDecoder:
+    def __init__(self) -> None:
+        self.wrong = 0
+        """Events with a field that cannot be read."""
+        self._typed = msgspec.json.Decoder(list[EVENT])
+        self._each = msgspec.json.Decoder(list[msgspec.Raw])
+        self._times = msgspec.json.Decoder(list[OnlyTime])
+
+    def __call__(self, text: bytes) -> Piece:
+        """Raises one of ``UNREADABLE`` where the text is no JSON array."""
+        try:
+            return Piece(self, text, self._typed.decode(text))
+        except msgspec.ValidationError:
+            read = [read_leniently(bytes(raw)) for raw in self._each.decode(text)]
+        self.wrong += sum(wrong for _, wrong in read)
+        return Piece(self, text, [event for event, _ in read])
+
+    def literal_times(self, text: bytes) -> list[bytes]:
+        """``ts`` of every event as it stands there; empty: it has none."""
+        try:
+            return [bytes(event.ts) for event in self._times.decode(text)]
+        except msgspec.ValidationError:
+            return [self._literal_time(raw) for raw in self._each.decode(text)]
+
+    def _literal_time(self, event: msgspec.Raw) -> bytes:
+        try:
+            return bytes(msgspec.json.decode(event, type=OnlyTime).ts)
+        except UNREADABLE:
+            return b""
+
+
+class Piece:
+    def __init__(self, decoder: EventDecoder, text: bytes, events: list[Any]) -> None:
+        self.events = events
+        self.size = len(text)
+        self._decoder = decoder
+        self._text = text
+        self._in_ns = False
+        """Whether ``ts`` of the events is in nanoseconds already."""
+
+    def placed(self, events: Sequence[Any]) -> tuple[Sequence[Any], Ints]:
+        """Some of its events, without those that say no usable time, and when they began."""
+        if not events:
+            return events, np.empty(0, np.int64)
+        times_ns = self._times_ns(events)
+        if times_ns is None:
+            self._read_exactly()
+            times_ns = self._times_ns(events)
+            assert times_ns is not None  # it is in nanoseconds now
+        there = np.abs(times_ns) <= LATEST_NS
+        if not there.all():
+            return [event for event, ok in zip(events, there.tolist(), strict=True) if ok], times_ns[there]
+        return events, times_ns
+
+    def _times_ns(self, events: Sequence[Any]) -> Ints | None:
+        """None: a double does not tell them."""
+        values = [event.ts for event in events]
+        if self._in_ns:
+            return np.fromiter(values, np.int64, len(values))
+        if set(map(type, values)) == {int}:
+            try:
+                whole = np.fromiter(values, np.int64, len(values))
+            except OverflowError:
+                return None
+            return whole * 1000 if max(whole.max(), -whole.min()) <= LATEST_NS // 1000 else None
+        try:
+            times_us = np.array(values, np.float64)
+        except OverflowError:
+            return None
+        missing = np.isnan(times_us)
+        times_us[missing] = 0
+        if np.abs(times_us).max() >= EXACT_US:
+            return None
+        times_ns = ns_of_us(times_us)
+        times_ns[missing] = NOWHERE
+        return times_ns
+
+    def _read_exactly(self) -> None:
+        for event, literal in zip(self.events, self._decoder.literal_times(self._text), strict=True):
+            if hasattr(event, "ts"):
+                event.ts = ns_of_text(literal)
+        self._in_ns = True
+
+
+def ns_of_us(values: Any) -> Ints:
+    """Microseconds with at most three decimals → nanoseconds: whole and decimals apart, so that nothing is lost."""
+    whole = np.floor(values)
+    return np.asarray(whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64), np.int64)
+
+
+def ns_of_text(text: bytes) -> int:
+    """Of microseconds as they stand in the file, perhaps quoted; ``NOWHERE``: they are no time."""
+    text = text.strip(b'"')
+    whole, _, decimals = text.partition(b".")
+    if len(decimals) == 3 and decimals.isdigit() and len(whole) < 20:
+        try:
+            return _limited(int(whole + decimals))
+        except ValueError:
+            return NOWHERE
+    try:
+        number = Decimal(text.decode())
+        if not number.is_finite() or abs(number) > LATEST_NS:
+            return NOWHERE
+        return _limited(int(number.scaleb(3).to_integral_value()))
+    except (ArithmeticError, ValueError):
+        return NOWHERE
+
+
+def _limited(time_ns: int) -> int:
+    return time_ns if abs(time_ns) <= LATEST_NS else NOWHERE

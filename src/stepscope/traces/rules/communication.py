@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.units import ms_text, share_text
-from stepscope.traces.ranks.arrivals import shown_of, transfers_of
-from stepscope.traces.ranks.exchange_groups import GroupKind
-from stepscope.traces.ranks.exchange_names import OPS
+from stepscope.records.text import ms_text, share_text
+from stepscope.traces.rank_collectives import OPS, GroupKind
+from stepscope.traces.ranks.collectives import shown_of, transfers_of
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of, halved
+from stepscope.traces.rules.view import Claim, JobView, claim_of, halved
 
 __all__ = ["ExposedTimes", "exposed_times", "find_communication", "find_slow_rank"]
 
@@ -40,7 +39,7 @@ class ExposedTimes:
     """These, and waiting across pipeline stages."""
 
 
-def exposed_times(view: View) -> ExposedTimes:
+def exposed_times(view: JobView) -> ExposedTimes:
     job = view.job
     shown = shown_of(job.ranks, job.collectives, view.arrivals)
     rows = [at for at, one in enumerate(job.ranks) if one.rank in view.ranks]
@@ -61,7 +60,7 @@ def exposed_times(view: View) -> ExposedTimes:
     )
 
 
-def find_communication(view: View, exposed: ExposedTimes) -> list[Claim]:
+def find_communication(view: JobView, exposed: ExposedTimes) -> list[Claim]:
     """``low_overlap`` and, where there is little to hide it behind, ``exposed_communication``."""
     exposed_ns = exposed.transfer_ns
     least_share = np.where(view.host_comm, thresholds.EXPOSED_HOST_SHARE, thresholds.EXPOSED_SHARE)
@@ -80,7 +79,7 @@ def find_communication(view: View, exposed: ExposedTimes) -> list[Claim]:
     return [_exposed(view, exposed, hidden, where)]
 
 
-def _low_overlap(view: View, exposed: ExposedTimes, hidden: Floats, hideable_ns: Ints, where: Bools) -> Claim:
+def _low_overlap(view: JobView, exposed: ExposedTimes, hidden: Floats, hideable_ns: Ints, where: Bools) -> Claim:
     exposed_ns = exposed.transfer_ns
     each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
     kind = _kind(view)
@@ -100,7 +99,7 @@ def _low_overlap(view: View, exposed: ExposedTimes, hidden: Floats, hideable_ns:
     )
 
 
-def _exposed(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) -> Claim:
+def _exposed(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools) -> Claim:
     exposed_ns = exposed.transfer_ns
     each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
     kind = _kind(view)
@@ -135,11 +134,11 @@ def _exposed(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) ->
     )
 
 
-def _all_ranks(view: View) -> tuple[str, ...]:
+def _all_ranks(view: JobView) -> tuple[str, ...]:
     return () if len(view.ranks) > 1 else ("Trace all ranks to tell waiting from transfer.",)
 
 
-def _beside(view: View, exposed: ExposedTimes, where: Bools) -> str:
+def _beside(view: JobView, exposed: ExposedTimes, where: Bools) -> str:
     """That waiting is not in it, where there is much."""
     waited_ns = view.typical(view.per_step(exposed.wait_ns), where)
     if waited_ns < thresholds.EXPOSED_SHARE * view.typical(view.per_step(view.step_ns), where):
@@ -147,7 +146,7 @@ def _beside(view: View, exposed: ExposedTimes, where: Bools) -> str:
     return f", besides {ms_text(waited_ns / 1e6)} of waiting for each other"
 
 
-def _kind(view: View) -> GroupKind:
+def _kind(view: JobView) -> GroupKind:
     """What sort of group most of the exposed transfer is of."""
     times: dict[GroupKind, int] = {}
     transfer_ns = transfers_of(view.job.ranks, view.job.collectives)
@@ -157,7 +156,7 @@ def _kind(view: View) -> GroupKind:
     return max(times, key=lambda kind: times[kind]) if times else "unknown"
 
 
-def _shards(view: View, kind: GroupKind) -> bool | None:
+def _shards(view: JobView, kind: GroupKind) -> bool | None:
     """Whether groups of this kind exchange shards as FSDP does (with HSDP, too); False: whole gradients, as DDP does.
 
     None: both, or neither.
@@ -178,7 +177,7 @@ def _shards(view: View, kind: GroupKind) -> bool | None:
     return False if spent_ns.get("all_reduce") and not spent_ns["reduce_scatter"] else None
 
 
-def _overlap_advice(view: View, kind: GroupKind) -> tuple[str, ...]:
+def _overlap_advice(view: JobView, kind: GroupKind) -> tuple[str, ...]:
     if kind == "tensor":
         return (
             "Exchanges within layers hide behind other work only: async tensor parallelism, two microbatches in turn.",
@@ -208,14 +207,14 @@ def _overlap_advice(view: View, kind: GroupKind) -> tuple[str, ...]:
     )
 
 
-def _trains_data_parallel(view: View) -> bool:
+def _trains_data_parallel(view: JobView) -> bool:
     """Whether DDP or FSDP shows in the traces."""
     tables = (one.tables.get(name) for one in view.analyses for name in ("annotations", "operators"))
     starts = ("DistributedDataParallel", "FSDP", "FullyShardedDataParallel")
     return any(str(row[0]).startswith(starts) for table in tables if table for row in table.rows)
 
 
-def _evidence(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) -> dict[str, Any]:
+def _evidence(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools) -> dict[str, Any]:
     def ms(values: Ints) -> float:
         return round(view.typical(view.per_step(values), where) / 1e6, 3)
 
@@ -229,7 +228,7 @@ def _evidence(view: View, exposed: ExposedTimes, hidden: Floats, where: Bools) -
     }
 
 
-def find_slow_rank(view: View) -> list[Claim]:
+def find_slow_rank(view: JobView) -> list[Claim]:
     """A rank whose computation, or whose steps, are longer than its peers'."""
     if len(view.ranks) < thresholds.PEERS_AT_LEAST or int(view.steps.min()) < thresholds.CRITICAL_STEPS:
         return []
@@ -247,7 +246,7 @@ def find_slow_rank(view: View) -> list[Claim]:
     return []
 
 
-def _slow(view: View, measure: str, values: Floats, middle: float, excess: Floats, where: Bools) -> Claim:
+def _slow(view: JobView, measure: str, values: Floats, middle: float, excess: Floats, where: Bools) -> Claim:
     worst = int(np.where(where, excess, -1.0).argmax())
     who = f"rank {view.ranks[worst]}"
     by_rank = zip(view.ranks, values.tolist(), strict=True)

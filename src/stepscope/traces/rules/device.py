@@ -1,4 +1,7 @@
-"""How well the device is used while it has work: gaps, tiny kernels, copies, Tensor Cores, occupancy."""
+"""Rules about the device: gaps, tiny kernels, copies, Tensor Cores, occupancy, memory.
+
+How well the device is used while it has work: gaps, tiny kernels, copies, Tensor Cores, occupancy.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.short_names import fitted, short_name
-from stepscope.records.units import bytes_text, count_text, ms_text, share_text
+from stepscope.records.finding import Finding
+from stepscope.records.kernel_names import fitted, short_name
+from stepscope.records.text import bytes_text, count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, View, claim_of, halved
+from stepscope.traces.rules.view import Claim, JobView, claim_of, cost_of, halved
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["find_device", "find_underused"]
+__all__ = ["find_device", "find_memory", "find_underused"]
+
+
+# -- device -----------------------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -24,7 +31,7 @@ KERNELS_SHOWN = 5
 NAME_CHARS = 60
 
 
-def find_device(view: View, claims: Sequence[Claim]) -> list[Claim]:
+def find_device(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
     """``claims``: of the rules about the host."""
     launch_bound = any(claim.finding.kind == "launch_bound" for claim in claims)
     tiny = [] if launch_bound else _tiny(view)
@@ -32,7 +39,7 @@ def find_device(view: View, claims: Sequence[Claim]) -> list[Claim]:
     return [*gaps, *tiny, *_pageable(view), *_exposed_copies(view), *_without_tensor_cores(view), *_attention(view)]
 
 
-def _gaps(view: View) -> list[Claim]:
+def _gaps(view: JobView) -> list[Claim]:
     gaps_ns = view.idle.kernel_ns + view.idle.other_ns
     where = view.on_device & (view.share(gaps_ns) >= thresholds.GAPS_SHARE)
     where &= view.per_step(gaps_ns) >= thresholds.FLOOR_NS
@@ -64,7 +71,7 @@ def _gaps(view: View) -> list[Claim]:
     ]
 
 
-def _tiny(view: View) -> list[Claim]:
+def _tiny(view: JobView) -> list[Claim]:
     """Kernels so short that the gap after each is as long as they are; they cost the gaps, and could be fused."""
     count = view.each(lambda one: one.pace.device.kernel_count)
     short = view.each(lambda one: one.pace.device.short_kernel_count)
@@ -101,7 +108,7 @@ def _tiny(view: View) -> list[Claim]:
     ]
 
 
-def _pageable(view: View) -> list[Claim]:
+def _pageable(view: JobView) -> list[Claim]:
     """What pinned memory would hide: no more than the time in which the device did nothing but copy."""
     copy_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
     size = view.each(lambda one: one.pace.device.pageable_copy_bytes)
@@ -139,7 +146,7 @@ def _pageable(view: View) -> list[Claim]:
     ]
 
 
-def _exposed_copies(view: View) -> list[Claim]:
+def _exposed_copies(view: JobView) -> list[Claim]:
     """Copies between host and device, from pinned memory, while the device does nothing else."""
     pageable_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
     exposed_ns = view.each(lambda one: one.pace.work.exposed_memory_ns) - pageable_ns
@@ -175,7 +182,7 @@ def _host_copies_ns(one: RankAnalysis) -> int:
     return sum(row["total_ns"] for row in table.to_rows() if row["direction"] in directions) if table else 0
 
 
-def _without_tensor_cores(view: View) -> list[Claim]:
+def _without_tensor_cores(view: JobView) -> list[Claim]:
     eligible_ns = view.each(lambda one: one.pace.device.eligible_fp32_ns)
     capability = view.each(_capability_of)
     where = (capability >= thresholds.TENSOR_CORES_FROM) & (view.share(eligible_ns) >= thresholds.FP32_SHARE)
@@ -220,7 +227,7 @@ def _capability_of(one: RankAnalysis) -> int:
     return min((major for major in majors if isinstance(major, int)), default=0)
 
 
-def _attention(view: View) -> list[Claim]:
+def _attention(view: JobView) -> list[Claim]:
     low_ns = view.each(lambda one: sum(ns for _, share, ns in one.pace.device.low_occupancy if _is_low(share)))
     where = (view.share(low_ns) >= thresholds.ATTENTION_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
     if not where.any():
@@ -262,7 +269,7 @@ def _is_low(occupancy: float) -> bool:
     return 0 < occupancy < thresholds.ATTENTION_OCCUPANCY
 
 
-def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
+def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
     """``gpu_underused``, where nothing says why."""
     if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
         return []
@@ -292,3 +299,97 @@ def find_underused(view: View, claims: Sequence[Claim]) -> list[Claim]:
             confidence=0.7,
         )
     ]
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+# How full the device is at the peak, and how much of what the allocator holds is of use then.
+
+
+def find_memory(view: JobView) -> list[Finding]:
+    """``memory_near_limit`` and ``fragmentation``: they cost no time."""
+    return [*_near_limit(view), *_fragmentation(view)]
+
+
+def _near_limit(view: JobView) -> list[Finding]:
+    shares = np.array([_in_use(one) for one in view.analyses])
+    where = shares > thresholds.NEAR_LIMIT_SHARE
+    if not where.any():
+        return []
+    row = int(shares.argmax())
+    host, most = view.analyses[row].host, float(shares[row])
+    return [
+        Finding(
+            kind="memory_near_limit",
+            severity="critical" if most >= thresholds.LIMIT_CRITICAL_SHARE else "warning",
+            title=(
+                f"Device memory is nearly full at the peak{view.of_whom(where)}: "
+                f"{bytes_text(host.peak_allocated_bytes)} of {bytes_text(host.device_memory_bytes)} "
+                f"({share_text(most)}) in use."
+            ),
+            ranks=view.culprits(where),
+            steps=view.span,
+            cost=cost_of(view, np.zeros(len(view.ranks), np.int64), where),
+            evidence={
+                "peak_allocated_bytes": host.peak_allocated_bytes,
+                "peak_reserved_bytes": host.peak_reserved_bytes,
+                "device_memory_bytes": host.device_memory_bytes,
+                "used_share": round(most, 4),
+                "rank": view.ranks[row],
+            },
+            advice=(
+                "Activation checkpointing, bfloat16 activations (autocast), or a smaller batch with accumulation.",
+                "The table of the peak names what holds the memory: look at the largest operator and module first.",
+            ),
+            confidence=0.9,
+        )
+    ]
+
+
+def _in_use(one: RankAnalysis) -> float:
+    peak, total = one.host.peak_allocated_bytes, one.host.device_memory_bytes
+    return peak / total if peak is not None and total else 0.0
+
+
+def _fragmentation(view: JobView) -> list[Finding]:
+    gaps = view.each(_unused_at_peak)
+    reserved = view.each(lambda one: one.host.reserved_at_peak_bytes or 0)
+    where = (gaps >= thresholds.FRAGMENTED_SHARE * reserved) & (gaps >= thresholds.FRAGMENTED_BYTES)
+    if not where.any():
+        return []
+    row = int(np.where(where, gaps, -1).argmax())
+    host = view.analyses[row].host
+    gap, held, total = int(gaps[row]), int(reserved[row]), host.device_memory_bytes
+    tight = bool(total) and (host.peak_reserved_bytes or held) >= thresholds.DEVICE_FULL_SHARE * (total or 0)
+    return [
+        Finding(
+            kind="fragmentation",
+            severity="warning" if tight else "info",
+            title=(
+                f"The allocator holds {bytes_text(held)} of device memory at the peak{view.of_whom(where)}, "
+                f"{bytes_text(gap)} ({share_text(gap / held)}) of it not in use."
+            ),
+            ranks=view.culprits(where),
+            steps=view.span,
+            cost=cost_of(view, np.zeros(len(view.ranks), np.int64), where),
+            evidence={
+                "reserved_bytes": held,
+                "peak_allocated_bytes": host.peak_allocated_bytes,
+                "gap_bytes": gap,
+                "gap_share": round(gap / held, 4),
+                "device_memory_bytes": total,
+                "rank": view.ranks[row],
+            },
+            advice=(
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator join what it holds.",
+                "Tensors of many sizes cut it into pieces: pad batches to a few sizes, warm up with the largest.",
+            ),
+            confidence=0.9,
+        )
+    ]
+
+
+def _unused_at_peak(one: RankAnalysis) -> int:
+    host = one.host
+    if host.reserved_at_peak_bytes is None or host.peak_allocated_bytes is None:
+        return 0
+    return max(host.reserved_at_peak_bytes - host.peak_allocated_bytes, 0)

@@ -1,4 +1,6 @@
-"""``collective_straggler``: ranks that come last to collectives, what that costs, and why they do.
+"""Rules about waiting for ranks: stragglers and why they are late, jitter, pipeline bubbles.
+
+``collective_straggler``: ranks that come last to collectives, what that costs, and why they do.
 
 Collectives are looked at by the set of ranks that share them (``ranks/arrivals.py``).  Ranks are *late* if each of them
 comes last more often than chance explains, and together to most collectives; where that holds of no rank, the same is
@@ -18,25 +20,227 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.finding import SEVERITIES
-from stepscope.records.units import ms_text, named_ranks
-from stepscope.traces.path.peers import like_peers
+from stepscope.records.text import ms_text, named_ranks, ns_text, share_text
+from stepscope.traces.job import like_peers
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.ranks.arrivals import Arrivals, lower_median
+from stepscope.traces.ranks.collectives import Arrivals, lower_median
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.lateness import Cause, cause_of, waits_of_host
-from stepscope.traces.rules.view import Claim, View, claim_of, cost_of, severity_of
+from stepscope.traces.rules.view import Claim, JobView, claim_of, cost_of, halved, holes_of, severity_of
 
-__all__ = ["counts_by_rank", "find_stragglers", "of_group"]
+if TYPE_CHECKING:
+    from stepscope.traces.rank import RankAnalysis
+
+__all__ = ["find_bubble", "find_jitter", "find_stragglers"]
+
+
+# -- lateness ---------------------------------------------------------------------------------------------------------
+# Why a rank comes late: what it does longer than the median of the ranks that are not late.
+#
+# Every cause is a time that the traces have of all ranks.  One is named if its excess explains half of the lateness;
+# otherwise none is.  Longer computation is told apart further: the same kernels that take longer, or more of them; with
+# shapes in the trace also larger inputs.
 
 Ints = NDArray[np.int64]
+NAME_LENGTH = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatenessCause:
+    """``kind``: ``input``, ``garbage``, ``compiling``, ``slower_kernels``, ``more_work``, ``copies``, ``host``,
+    ``gaps``, ``python``, ``before_the_trace``; empty: nothing in the traces explains it by itself.
+    """
+
+    kind: str = ""
+    words: str = ""
+    """Of one rank, a sentence without its end: ``it spends 3.20 ms a step more than its peers in the DataLoader``."""
+    more_ns: int = 0
+    """Over all steps."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def waits_of_host(view: JobView) -> Ints:
+    """[R]; for others in collectives of the host, while the device idles."""
+    waited_ns = view.each(lambda one: int(view.job.collectives.wait_ns.get(one.rank, 0)))
+    return np.where(view.host_comm, waited_ns, 0)
+
+
+def cause_of(view: JobView, row: int, peers: Sequence[int], late_ns: float) -> LatenessCause:
+    """``row``, ``peers``: of the view; ``late_ns``: what is to be explained, over all steps."""
+    if not peers:
+        return LatenessCause()
+    kind, more_ns = max(_excesses(view, row, peers), key=lambda each: each[1])
+    if more_ns <= 0 or more_ns < thresholds.EXPLAINS_SHARE * late_ns:
+        return LatenessCause()
+    each = f"{ms_text(more_ns / int(view.steps[row]) / 1e6)}{' a step' if view.stepped else ''}"
+    if kind == "computing":
+        return _computing(view, row, peers, more_ns, each)
+    words, evidence = _words(view, row, peers, kind, more_ns, each)
+    return LatenessCause(kind=kind, words=words, more_ns=more_ns, evidence=evidence)
+
+
+def _excesses(view: JobView, row: int, peers: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """What tells most first: where two are as long, the first is taken."""
+    shifts = view.job.clocks.shifts
+    starts = view.each(lambda one: one.meta.origin_ns + one.steps[0].start_ns - shifts.get(one.rank, 0))
+    everything: tuple[tuple[str, Ints], ...] = (
+        ("input", view.each(lambda one: one.host.loading_ns)),
+        ("garbage", view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses))),
+        ("compiling", view.each(lambda one: one.host.compile_ns)),
+        ("computing", view.times.compute_ns),
+        ("copies", view.each(lambda one: one.pace.work.exposed_memory_ns)),
+        ("host", np.where(view.on_device, view.idle.host_ns - waits_of_host(view), 0)),
+        ("gaps", view.idle.kernel_ns + view.idle.other_ns),
+        ("python", view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
+        ("before_the_trace", starts if view.stepped else np.zeros_like(starts)),
+    )
+    for kind, values in everything:
+        yield kind, int(values[row]) - median_low(values[list(peers)].tolist())
+
+
+def _words(
+    view: JobView, row: int, peers: Sequence[int], kind: str, more_ns: int, each: str
+) -> tuple[str, dict[str, Any]]:
+    if kind == "before_the_trace":
+        return f"it begins the first traced step {ms_text(more_ns / 1e6)} after its peers, held up before the trace", {}
+    if kind in ("host", "python"):
+        holes = holes_of(view.analyses[row])
+        place = holes[0][0] if holes and holes[0][1] >= thresholds.EXPLAINS_SHARE * more_ns else None
+        if place:
+            return f"its host spends {each} more than its peers' in {place}", {"place": place}
+        if kind == "python":
+            return f"it spends {each} more than its peers between operators", {}
+        return f"its device waits {each} longer than its peers' for the host to launch", _launching(view, row, peers)
+    if kind == "gaps":
+        return f"its device idles {each} longer than its peers' before kernels that are queued already", {}
+    doing = {
+        "input": "in the DataLoader",
+        "garbage": "collecting garbage",
+        "compiling": "compiling",
+        "copies": "copying to or from the device",
+    }
+    return f"it spends {each} more than its peers {doing[kind]}", {}
+
+
+def _launching(view: JobView, row: int, peers: Sequence[int]) -> dict[str, Any]:
+    """How far ahead of its device the host is, here and with the peers."""
+
+    def middle(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return median_low(known) if known else None
+
+    own = view.analyses[row].pace.device
+    others = [view.analyses[peer].pace.device for peer in peers]
+    return {
+        "launch_delay_ns": own.launch_delay_ns_median,
+        "peers_launch_delay_ns": middle([each.launch_delay_ns_median for each in others]),
+        "mean_queue": _rounded(own.mean_queue),
+        "peers_mean_queue": _rounded(middle([each.mean_queue for each in others])),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _computing(view: JobView, row: int, peers: Sequence[int], more_ns: int, each: str) -> LatenessCause:
+    """The same kernels, longer; or more of them, or of larger inputs."""
+    one, others = view.analyses[row], [view.analyses[peer] for peer in peers]
+    own, usual = _kernels(one), _usual(others)
+    longer = {name: count * (total / count - usual[name][1]) for name, (count, total) in own.items() if name in usual}
+    added = {
+        name: (count - usual[name][0]) * usual[name][1] if name in usual else total
+        for name, (count, total) in own.items()
+    }
+    larger = _larger(one, others)
+    if larger:
+        words = f"it has {each} more to compute than its peers: {larger}"
+        return LatenessCause(kind="more_work", words=words, more_ns=more_ns, evidence={"larger_input": larger})
+    if not longer and not added:
+        return LatenessCause(kind="more_work", words=f"it computes {each} longer than its peers", more_ns=more_ns)
+    if sum(added.values()) > sum(longer.values()):
+        count, peers_count = (sum(figures[0] for figures in kernels.values()) for kernels in (own, usual))
+        words = (
+            f"it has {each} more to compute than its peers: {count:,.0f} kernels{' a step' if view.stepped else ''}, "
+            f"not {peers_count:,.0f}"
+        )
+        counts = {"kernels_per_step": round(count, 1), "peers_kernels_per_step": round(peers_count, 1)}
+        return LatenessCause(kind="more_work", words=words, more_ns=more_ns, evidence=counts)
+    name = max(longer, key=lambda name: longer[name])
+    mean_ns, usual_ns = own[name][1] / own[name][0], usual[name][1]
+    words = (
+        f"its kernels take {each} longer than its peers' ({_short(name)} {ns_text(mean_ns)} instead of "
+        f"{ns_text(usual_ns)}, {share_text(mean_ns / usual_ns - 1)} longer)"
+    )
+    same = None if _shapes(one) is None or None in map(_shapes, others) else True
+    evidence = {
+        "kernel": name,
+        "kernel_ns": round(mean_ns),
+        "peers_kernel_ns": round(usual_ns),
+        "same_shapes": same,
+    }
+    return LatenessCause(kind="slower_kernels", words=words, more_ns=more_ns, evidence=evidence)
+
+
+def _short(name: str) -> str:
+    name = name.removeprefix("void ").partition("(")[0]
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
+
+
+def _kernels(one: RankAnalysis) -> dict[str, tuple[float, float]]:
+    """By name: count and time of kernels that compute, per step."""
+    table = one.tables.get("kernels")
+    steps = max(len(one.steps), 1)
+    return {
+        row["name"]: (row["count"] / steps, row["total_ns"] / steps)
+        for row in (table.to_rows() if table else ())
+        if row["class"] != "communication"
+    }
+
+
+def _usual(others: Sequence[RankAnalysis]) -> dict[str, tuple[float, float]]:
+    """By name: the median count per step, and the median of the mean durations; of kernels that most of them have."""
+    tables = [_kernels(one) for one in others]
+    out = {}
+    for name in {name for table in tables for name in table}:
+        found = [table[name] for table in tables if name in table]
+        if len(found) * 2 > len(tables):
+            out[name] = (median_low(count for count, _ in found), median_low(total / count for count, total in found))
+    return out
+
+
+def _shapes(one: RankAnalysis) -> dict[tuple[str, str], int] | None:
+    """By operator and its inputs: time on the device; None: not recorded."""
+    table = one.tables.get("operators_by_shape")
+    rows = [row for row in table.to_rows() if row["input_dims"]] if table else []
+    times = {(row["operator"], str(row["input_dims"])): row["device_self_ns"] for row in rows if row["device_self_ns"]}
+    return times or None
+
+
+def _larger(one: RankAnalysis, others: Sequence[RankAnalysis]) -> str:
+    """The heaviest operator with inputs that no peer has, if such take most of the device's time; else nothing."""
+    own, known = _shapes(one), [_shapes(other) for other in others]
+    if own is None or None in known:
+        return ""
+    theirs = {key for shapes in known for key in shapes or ()}
+    differing = {key: time_ns for key, time_ns in own.items() if key not in theirs}
+    if sum(differing.values()) * 2 < sum(own.values()):
+        return ""
+    operator, dims = max(differing, key=lambda key: differing[key])
+    like = [key for key in theirs if key[0] == operator]
+    return f"{operator} of {dims}, not {max(like)[1]}" if like else f"{operator} of {dims}"
+
+
+# -- stragglers -------------------------------------------------------------------------------------------------------
+
 Bools = NDArray[np.bool_]
 EXACT_TRIALS = 200
 GROUPS = {
@@ -66,7 +270,7 @@ class _Late:
         return int(np.isin(self.arrivals.last[self.judged], self.members).sum())
 
 
-def find_stragglers(view: View) -> list[Claim]:
+def find_stragglers(view: JobView) -> list[Claim]:
     """Of several groups with late ranks the costliest: once they are on time, the next trace tells of the others."""
     if len(view.ranks) < 2:
         return []
@@ -84,7 +288,7 @@ def find_stragglers(view: View) -> list[Claim]:
     return [_claim(view, late, [rows[rank] for rank in late.ranks])]
 
 
-def _late_of(view: View, arrivals: Arrivals, rows: list[int]) -> _Late | None:
+def _late_of(view: JobView, arrivals: Arrivals, rows: list[int]) -> _Late | None:
     """``rows``: of the members."""
     everything = ~arrivals.inherited
     for judged in (everything, everything & _heavy(arrivals)):
@@ -163,7 +367,7 @@ def _with_near(arrivals: Arrivals, members: tuple[int, ...]) -> tuple[int, ...]:
     return (*members, *near) if len(members) + len(near) <= len(arrivals.members) // 2 else members
 
 
-def _claim(view: View, late: _Late, rows: list[int]) -> Claim:
+def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
     arrivals, collectives = late.arrivals, view.job.collectives
     where = np.isin(np.arange(len(view.ranks)), rows)
     first, steps = rows[0], int(view.steps[rows[0]])
@@ -224,7 +428,7 @@ def _claim(view: View, late: _Late, rows: list[int]) -> Claim:
     return replace(claim, finding=finding, idle_ns=waits_of_host(view) + own_ns)
 
 
-def _gain(view: View, late: _Late, row: int) -> tuple[int, int]:
+def _gain(view: JobView, late: _Late, row: int) -> tuple[int, int]:
     """What fixing these ranks gains over all steps, and how long these are."""
     job, ranks = view.job, late.ranks
     alone_ns = min(late.arrivals.alone_ns(late.members), late.lost_ns)
@@ -234,7 +438,7 @@ def _gain(view: View, late: _Late, row: int) -> tuple[int, int]:
     return min(alone_ns, max(again.gain_ns, 0)), max(sum(again.before_ns), 1)
 
 
-def _causes(view: View, late: _Late, rows: list[int]) -> list[Cause]:
+def _causes(view: JobView, late: _Late, rows: list[int]) -> list[LatenessCause]:
     arrivals = late.arrivals
     peers = [view.ranks.index(rank) for rank in arrivals.members if rank not in late.ranks]
     which = np.isin(arrivals.last, late.members) & ~arrivals.inherited
@@ -247,7 +451,7 @@ def counts_by_rank(arrivals: Arrivals) -> dict[str, int]:
     return {str(rank): count for rank, count in zip(arrivals.members, counts, strict=True)}
 
 
-def _who(view: View, late: _Late) -> str:
+def _who(view: JobView, late: _Late) -> str:
     arrivals, ranks, of = late.arrivals, tuple(sorted(late.ranks)), int(late.judged.sum())
     come = "comes" if len(ranks) == 1 else "come"
     heavy = _few_steps(late) or ", those with nearly all of the waiting" * (of < int((~arrivals.inherited).sum()))
@@ -266,7 +470,7 @@ def _few_steps(late: _Late) -> str:
     return f" in {'step' if len(own) == 1 else 'steps'} {numbers}, where nearly all of the waiting is"
 
 
-def of_group(view: View, arrivals: Arrivals) -> str:
+def of_group(view: JobView, arrivals: Arrivals) -> str:
     """Which group, where that is more than all ranks there are; `` of the tensor-parallel group``."""
     whole = len(arrivals.members) == len(view.ranks)
     known = GROUPS.get(arrivals.group.kind)
@@ -303,7 +507,7 @@ def _times(arrivals: Arrivals) -> str:
     return f" ({arrivals.wait_ns / arrivals.transfer_ns:,.0f} times as much waiting as transfer)"
 
 
-def _why(ranks: Sequence[int], causes: Sequence[Cause]) -> str:
+def _why(ranks: Sequence[int], causes: Sequence[LatenessCause]) -> str:
     if not any(cause.kind for cause in causes):
         return "; no single cause in the traces explains it"
     if len(ranks) == 1:
@@ -329,7 +533,7 @@ def _next(late: _Late) -> str:
     return f", then they wait for rank {arrivals.members[int(cost_ns.argmax())]}"
 
 
-def _advice(ranks: Sequence[int], causes: Sequence[Cause]) -> tuple[str, ...]:
+def _advice(ranks: Sequence[int], causes: Sequence[LatenessCause]) -> tuple[str, ...]:
     out: list[str] = []
     for kind in dict.fromkeys(cause.kind for cause in causes):
         own = [rank for rank, cause in zip(ranks, causes, strict=True) if cause.kind == kind]
@@ -363,3 +567,101 @@ def _advice_on(kind: str, who: str, evidence: dict[str, Any]) -> tuple[str, ...]
         f"Look for work of the host that only {who} does: logging, metrics, saving, printing, garbage collection.",
         "Check its cores: other processes, NUMA placement, CPU frequency. Compare it with a peer (--perfetto).",
     )
+
+
+# -- jitter -----------------------------------------------------------------------------------------------------------
+# Waiting that no rank in particular causes: ``collective_jitter`` and ``pipeline_bubble``.
+#
+# Where nobody is late (``stragglers.py``) and ranks wait all the same, it is jitter, and nobody is named.  Ranks of
+# different pipeline stages wait for each other by the schedule: that is not held against any of them.
+
+
+def find_jitter(view: JobView) -> list[Claim]:
+    """Ranks wait for each other, and nobody is late: asked where no straggler is found."""
+    rows = {rank: row for row, rank in enumerate(view.ranks)}
+    best: tuple[float, Arrivals, Bools, Ints] | None = None
+    for arrivals in view.arrivals:
+        if arrivals.across_stages or not arrivals.mostly_waiting or not rows.keys() >= set(arrivals.members):
+            continue
+        own = [rows[rank] for rank in arrivals.members]
+        waited_ns = np.zeros(len(rows), np.int64)
+        waited_ns[own] = np.nansum(arrivals.exposed_wait_ns, axis=0).astype(np.int64)
+        waited_ns = np.minimum(waited_ns, view.times.exposed_ns)
+        where = np.isin(np.arange(len(rows)), own)
+        # The median of them, as all of them wait: the first to come waits longest and gains nothing by itself.
+        middle = int(own[int(np.argsort(waited_ns[own], kind="stable")[(len(own) - 1) // 2])])
+        least = thresholds.EXPOSED_HOST_SHARE if view.host_comm[middle] else thresholds.EXPOSED_SHARE
+        floor_ns = thresholds.EXPOSED_HOST_FLOOR_NS if view.host_comm[middle] else thresholds.FLOOR_NS
+        share = float(view.share(waited_ns)[middle])
+        if share <= least or view.per_step(waited_ns)[middle] < floor_ns or (best and share <= best[0]):
+            continue
+        best = (share, arrivals, where, np.where(where, waited_ns[middle], 0))
+    return [] if best is None else [_jitter(view, *best)]
+
+
+def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waited_ns: Ints) -> Claim:
+    """``waited_ns``: [R]; what the median member waits."""
+    each_ns = view.typical(view.per_step(waited_ns), where)
+    counts = np.bincount(arrivals.last, minlength=len(arrivals.members))
+    most, of = int(counts.argmax()), len(arrivals)
+    often = f"rank {arrivals.members[most]} most often, {int(counts[most]):,} of {of:,} times"
+    even = of >= thresholds.COLLECTIVES_FEW and counts[most] <= thresholds.LAST_TIMES_CHANCE * of / len(counts)
+    told = f"every rank comes last about equally often ({often}): this is jitter, and no rank is to blame"
+    if not even:
+        told = f"no rank comes last often enough to be blamed ({often})"
+    return claim_of(
+        view,
+        "collective_jitter",
+        f"The ranks wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time, in collectives"
+        f"{of_group(view, arrivals)}; {told}.",
+        where=where,
+        saved_ns=halved(waited_ns),
+        most_ns=waited_ns,
+        phase="comm",
+        evidence={
+            "group": arrivals.group.name or None,
+            "group_kind": arrivals.group.kind,
+            "group_ranks": list(arrivals.members),
+            "collectives": of,
+            "last_counts": counts_by_rank(arrivals),
+            "waited_ms_per_step": round(each_ns / 1e6, 3),
+            "waited_share": round(share, 4),
+        },
+        advice=(
+            "Look for work that varies from rank to rank and step to step: sequence lengths, experts, Python.",
+            "Ranks that launch each kernel just in time drift apart: CUDA graphs, torch.compile, pinned CPU cores.",
+            "Fewer collectives a step leave fewer occasions to wait for each other.",
+        ),
+        at_most="warning",
+        confidence=0.8,
+    )
+
+
+def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
+    """``stages_ns``: [R]; sends, receives and collectives across pipeline stages, as far as they show."""
+    everywhere = np.ones(len(view.ranks), np.bool_)
+    share = view.typical(view.share(stages_ns), everywhere)
+    each_ns = view.typical(view.per_step(stages_ns), everywhere)
+    if share <= thresholds.EXPOSED_SHARE or each_ns < thresholds.FLOOR_NS:
+        return []
+    return [
+        claim_of(
+            view,
+            "pipeline_bubble",
+            f"Pipeline stages wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time: that is "
+            "the bubble of the schedule, and no rank is late by it.",
+            where=everywhere,
+            # How much of it another schedule would save is not in a trace.
+            saved_ns=np.zeros(len(view.ranks), np.int64),
+            phase="comm",
+            evidence={
+                "bubble_ms_per_step": round(each_ns / 1e6, 3),
+                "bubble_share": round(share, 4),
+            },
+            advice=(
+                "More microbatches a step make the bubble smaller, as do interleaved and zero-bubble schedules.",
+                "Compare the computing time of the stages in the table of ranks: the longest sets the pace of all.",
+            ),
+            confidence=0.7,
+        )
+    ]

@@ -1,4 +1,6 @@
-"""The figures of all ranks side by side, and what a finding costs.
+"""The figures of all ranks side by side, and what a finding costs: the basis of all rules.
+
+The figures of all ranks side by side, and what a finding costs.
 
 *Steps* are as long as ``pace`` has it, and figures of the device are of the work that they launched.  Ranks are
 compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some by the
@@ -19,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.finding import SEVERITIES, Finding, Severity
-from stepscope.records.units import ms_text, named_ranks
-from stepscope.traces.ranks.arrivals import Arrivals, arrivals_of
+from stepscope.records.text import ms_text, named_ranks
+from stepscope.traces.ranks.collectives import Arrivals, arrivals_of
 from stepscope.traces.rules import thresholds
 
 if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["Claim", "Idle", "Times", "View", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
+__all__ = ["Claim", "JobView", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -65,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class JobView:
     job: JobAnalysis
     analyses: tuple[RankAnalysis, ...]
     """[R]; ranks with steps of some length."""
@@ -170,7 +172,7 @@ class Claim:
 
 
 def claim_of(
-    view: View,
+    view: JobView,
     kind: str,
     title: str,
     *,
@@ -213,12 +215,12 @@ def claim_of(
     return Claim(finding=finding, idle_ns=np.where(where, 0 if explained_ns is None else explained_ns, 0))
 
 
-def view_of(job: JobAnalysis) -> View:
+def view_of(job: JobAnalysis) -> JobView:
     long_enough = (one for one in job.ranks if any(step.end_ns > step.start_ns for step in one.steps))
-    return View(job=job, analyses=tuple(long_enough))
+    return JobView(job=job, analyses=tuple(long_enough))
 
 
-def cost_of(view: View, saved_ns: Ints, where: Bools, of_ns: Ints | None = None) -> dict[str, Any]:
+def cost_of(view: JobView, saved_ns: Ints, where: Bools, of_ns: Ints | None = None) -> dict[str, Any]:
     """What fixing it on some ranks would save; ``saved_ns`` [R], of their steps or of ``of_ns`` [R]."""
     of_ns = view.step_ns if of_ns is None else of_ns
     saved_ns = np.where(where, np.clip(saved_ns, 0, of_ns), 0)
@@ -241,7 +243,7 @@ def halved(time_ns: Ints) -> Ints:
     return (time_ns * thresholds.REMEDY_GAIN).astype(np.int64)
 
 
-def severity_of(view: View, cost: dict[str, Any]) -> Severity:
+def severity_of(view: JobView, cost: dict[str, Any]) -> Severity:
     """By what it costs, and by how much was seen."""
     share, steps = float(cost["share"]), float(view.steps.max())
     seen_ns = float(view.step_ns.max())

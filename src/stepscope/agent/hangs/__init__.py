@@ -1,0 +1,1 @@
+"""Hang detection on one node: who makes no progress, what is known about those ranks, and what is done about it."""

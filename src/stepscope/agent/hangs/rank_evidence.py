@@ -1,0 +1,380 @@
+"""Evidence about ranks that make no progress: stacks (by signal or py-spy), Flight Recorders, kernel state.
+
+Gather what can be known from outside about ranks that stand still: stacks, Flight Recorders, what the kernel says.
+
+Ask all, then wait for all, each with a deadline, so that sixty-four ranks take as long as one: two seconds or three,
+most of them between the first look and the second, which shows who is at work.  Runs on a thread of its own (the
+watchdog starts it) and touches nothing of the agent's: a ``Subject`` is all it knows of a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from stepscope.agent.procfs import (
+    Reading,
+    child_kind,
+    descendants,
+    process_name,
+    read_process,
+    spent_between,
+    wait_channel,
+)
+from stepscope.agent.stacks import STOPPED, StackOffers, StacksQuestion, ask_stacks
+from stepscope.agent.worker_server import NEEDS_GIL, Questions, ask_active, ask_flights, ask_servers
+from stepscope.flight.stacks import parse_threads
+from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
+from stepscope.records.finding import Frame, ThreadStack
+
+__all__ = ["Gathered", "Subject", "gather", "parse_pyspy", "read_lines"]
+
+
+# -- pyspy ------------------------------------------------------------------------------------------------------------
+# Stacks by way of py-spy, if the machine has it, of processes that do not answer their signal.
+#
+# It reads another process's memory, which many systems forbid: no answer is the usual one.
+
+PYSPY_AT_ONCE = 4
+PYSPY_LOOK_S = 0.02
+PYSPY_BYTES = 1 << 20
+MAX_THREADS = 200
+MAX_FRAMES = 200
+
+
+def spy(pids: Collection[int], *, patience_s: float) -> dict[int, tuple[ThreadStack, ...]]:
+    """By pid, of the first few that answer in time."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return {}
+    found: dict[int, tuple[ThreadStack, ...]] = {}
+    deadline = time.monotonic() + patience_s
+    with ExitStack() as stack:
+        running = {pid: _start_pyspy(program, pid, stack) for pid in list(pids)[:PYSPY_AT_ONCE]}
+        while running and time.monotonic() < deadline:
+            time.sleep(PYSPY_LOOK_S)
+            for pid, (process, output) in list(running.items()):
+                if process.poll() is not None:
+                    del running[pid]
+                    output.seek(0)
+                    if threads := parse_pyspy(output.read(PYSPY_BYTES)):
+                        found[pid] = threads
+        for process, _ in running.values():
+            process.kill()
+            process.wait()
+    return found
+
+
+def parse_pyspy(text: bytes) -> tuple[ThreadStack, ...]:
+    """What ``py-spy dump --json`` printed; nothing when it is anything else."""
+    try:
+        threads = json.loads(text)
+        return tuple(_pyspy_thread(thread) for thread in threads[:MAX_THREADS])
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
+        return ()
+
+
+def _start_pyspy(program: str, pid: int, stack: ExitStack) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    output = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack closes it
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=quiet, stdout=output, stderr=quiet), output
+
+
+def _pyspy_thread(thread: dict[str, Any]) -> ThreadStack:
+    name = str(thread.get("thread_name") or "")
+    frames = tuple(
+        Frame(file=str(frame["filename"]), line=max(0, int(frame["line"])), function=str(frame["name"]))
+        for frame in thread["frames"][:MAX_FRAMES]
+    )
+    return ThreadStack(main=name == "MainThread", name=name, frames=frames)
+
+
+# -- source -----------------------------------------------------------------------------------------------------------
+# The text of lines of source, for people to read in a report.  Bounded, and never waited for.
+#
+# The file system that holds the source may be the very thing that hangs, so it is read by a thread that is left behind
+# if it does not come back.
+
+MAX_FILES = 64
+MAX_FILE_BYTES = 4 << 20
+MAX_LINES = 512
+LONGEST_LINE = 200
+
+SourceLine = tuple[str, int]
+
+
+def read_lines(places: Iterable[SourceLine], *, patience_s: float) -> dict[SourceLine, str]:
+    """By file and line, without the space around it; those that could be read in time."""
+    wanted: dict[str, set[int]] = {}
+    for file, line in list(dict.fromkeys(places))[:MAX_LINES]:
+        if line > 0 and file.startswith("/") and (file in wanted or len(wanted) < MAX_FILES):
+            wanted.setdefault(file, set()).add(line)
+    found: dict[SourceLine, str] = {}
+    reader = threading.Thread(target=_read_source, args=(wanted, found), name="source lines", daemon=True)
+    reader.start()
+    reader.join(patience_s)
+    return found.copy()  # it may still be filled
+
+
+def _read_source(wanted: dict[str, set[int]], found: dict[SourceLine, str]) -> None:
+    for file, lines in wanted.items():
+        try:
+            with Path(file).open("rb") as source:
+                text = source.read(MAX_FILE_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line <= len(text):
+                found[file, line] = text[line - 1].strip()[:LONGEST_LINE]
+
+
+# -- gather -----------------------------------------------------------------------------------------------------------
+
+WINDOW_S = 1.5
+"""Between the two looks at every rank."""
+STACKS_S = 0.6
+"""For stacks by signal: they come within milliseconds, or the process cannot answer."""
+SERVER_S = 1.5
+GIL_S = 0.5
+"""Who does not answer in this time although its server does: its GIL is held."""
+WORKERS_S = 1.0
+SPY_S = 1.5
+SOURCE_S = 0.5
+WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+MAX_WORKERS = 32
+"""Children of one rank that are looked at."""
+ASKED_WORKERS = 8
+"""… and asked for their stacks, one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A rank to look at, as its ring shows it."""
+
+    evidence: RankEvidence
+    """Filled in as far as the ring goes."""
+    pidfd: int | None = None
+    """Belongs to whoever gathers, who closes it."""
+    offers: StackOffers | None = None
+    server: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    ranks: tuple[RankEvidence, ...]
+    source_lines: dict[tuple[str, int], str] = field(default_factory=dict)
+    stack_texts: dict[int, str] = field(default_factory=dict)
+    """By rank, as they were written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """What came from outside, by pid."""
+
+    family: dict[int, list[int]]
+    first: dict[int, Reading | None]
+    second: dict[int, Reading | None]
+    flights: dict[int, bytes]
+    flights_later: dict[int, bytes]
+    gil_held: dict[int, bool]
+    texts: dict[int, str]
+    texts_later: dict[int, str]
+    worker_texts: dict[int, str]
+    spied: dict[int, tuple[ThreadStack, ...]]
+
+
+def gather(
+    subjects: Iterable[Subject], *, earlier: Mapping[int, RankEvidence] | None = None, window_s: float = WINDOW_S
+) -> Gathered:
+    """Everything about the ranks; ``earlier`` is what was found in the same stretch before, by pid.
+
+    A server may have gone deaf since: what it said before still holds.
+    """
+    subjects = list(subjects)
+    alive = [subject for subject in subjects if subject.evidence.alive]
+    with ExitStack() as closing:
+        for subject in alive:
+            if subject.pidfd is not None:
+                closing.callback(os.close, subject.pidfd)
+        held = {pid for pid, rank in (earlier or {}).items() if rank.gil_held}
+        answers = _look_twice(alive, held, window_s)
+    ranks = tuple(
+        _evidence(subject, answers, (earlier or {}).get(subject.evidence.pid))
+        if subject.evidence.alive
+        else subject.evidence
+        for subject in subjects
+    )
+    numbers = {subject.evidence.pid: subject.evidence.rank for subject in subjects}
+    return Gathered(
+        ranks=ranks,
+        source_lines=read_lines(_places(ranks), patience_s=SOURCE_S),
+        stack_texts={numbers[pid]: text for pid, text in answers.texts.items()},
+    )
+
+
+def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> _Answers:
+    began_s = time.monotonic()
+    family = descendants([subject.evidence.pid for subject in alive])
+    processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
+    first = {pid: read_process(pid) for pid in processes}
+    servers = _servers(alive, first)
+    flights = ask_flights(servers, patience_s=SERVER_S)
+    # Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
+    asked = {pid: servers[pid] for pid in flights if pid not in known_held}
+    with Questions(asked, NEEDS_GIL) as gil:
+        gil.wait(GIL_S)
+        gil_held = {pid: pid not in gil.answers for pid in asked}
+        texts = _ask_ranks(alive, gil)
+        in_c = {pid: servers[pid] for pid in gil.answers if pid not in texts}
+        texts |= {pid: _traceback_text(gil.answers[pid]) for pid in in_c}
+        worker_texts = _ask_workers(alive, family)
+        spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
+        time.sleep(max(0.0, began_s + window_s - time.monotonic()))
+        texts_later = _ask_ranks(alive, gil)
+        again = ask_servers(in_c, NEEDS_GIL, patience_s=GIL_S)
+        texts_later |= {pid: _traceback_text(answer) for pid, answer in again.items()}
+        flights_later = ask_active({pid: servers[pid] for pid in flights}, patience_s=SERVER_S)
+    return _Answers(
+        family=family,
+        first=first,
+        texts=texts,
+        flights=flights,
+        flights_later=flights_later,
+        gil_held=gil_held,
+        worker_texts=worker_texts,
+        spied=spied,
+        texts_later=texts_later,
+        second={pid: read_process(pid) for pid in processes},
+    )
+
+
+def _evidence(subject: Subject, answers: _Answers, before: RankEvidence | None) -> RankEvidence:
+    known, pid = subject.evidence, subject.evidence.pid
+    trains = subject.offers.trains if subject.offers is not None else 0
+    now = answers.second.get(pid)
+    spent = spent_between(answers.first.get(pid), now)
+    texts, later = answers.texts, answers.texts_later
+    # Of one that runs while its GIL may still be held nothing new can be had: it stands where it stood.
+    known_threads = before.threads if before is not None and before.gil_held else ()
+    return replace(
+        known,
+        process_state=now.state if now else "",
+        wait_channel=wait_channel(pid),
+        cpu_share=spent.cpu_share,
+        io_bytes_s=spent.io_bytes_s,
+        gil_held=answers.gil_held.get(pid, before.gil_held if before else None),
+        threads=parse_threads(texts[pid], trains=trains) if pid in texts else answers.spied.get(pid, known_threads),
+        threads_later=parse_threads(later[pid], trains=trains) if pid in later else (),
+        workers=_workers(pid, answers),
+        flight=answers.flights.get(pid, before.flight if before else b""),
+        flight_later=answers.flights_later.get(pid, b""),
+    )
+
+
+def _servers(subjects: Iterable[Subject], readings: Mapping[int, Reading | None]) -> dict[int, Path]:
+    """Of those that can answer."""
+    servers = {}
+    for subject in subjects:
+        reading = readings.get(subject.evidence.pid)
+        if subject.server is not None and reading is not None and reading.state not in STOPPED:
+            servers[subject.evidence.pid] = subject.server
+    return servers
+
+
+def _ask_ranks(subjects: Iterable[Subject], gil: Questions[int]) -> dict[int, str]:
+    questions = {}
+    for subject in subjects:
+        pid = subject.evidence.pid
+        if subject.pidfd is not None and subject.offers is not None:
+            held = partial(gil.unanswered, pid)
+            questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=held)
+    return ask_stacks(questions, patience_s=STACKS_S)
+
+
+def _traceback_text(traceback: bytes) -> str:
+    """The stacks that torch's worker server shows of a process whose main thread runs C code and answers no signal.
+
+    That is how a rank waits for NCCL: in ``cudaStreamSynchronize``, which spins, without the GIL.
+    """
+    return traceback.decode(errors="replace")
+
+
+def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -> dict[int, str]:
+    """Those that share a rank's file one after the other, those of different ranks at the same time."""
+    queues = []
+    for subject in subjects:
+        rank = subject.evidence.pid
+        workers = [pid for pid in family.get(rank, []) if child_kind(pid, rank) == "dataloader"]
+        if workers and subject.offers is not None:
+            # Of what a forked child inherits only this one stays.
+            queues.append((replace(subject.offers, stacks=None, running=None), workers[:ASKED_WORKERS]))
+    found: dict[int, str] = {}
+    deadline = time.monotonic() + WORKERS_S
+    for turn in range(ASKED_WORKERS):
+        left_s = deadline - time.monotonic()
+        with ExitStack() as closing:
+            questions = {}
+            for offers, workers in queues:
+                if turn < len(workers) and (pidfd := _pidfd(workers[turn])) is not None:
+                    closing.callback(os.close, pidfd)
+                    questions[workers[turn]] = StacksQuestion(pid=workers[turn], pidfd=pidfd, offers=offers)
+            if not questions or left_s <= 0:
+                break
+            found |= ask_stacks(questions, patience_s=min(left_s, STACKS_S))
+    return found
+
+
+def _pidfd(pid: int) -> int | None:
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def _workers(rank: int, answers: _Answers) -> tuple[WorkerEvidence, ...]:
+    found = []
+    for pid in answers.family.get(rank, [])[:MAX_WORKERS]:
+        now = answers.second.get(pid)
+        if now is None:
+            continue  # it ended in between
+        worker = WorkerEvidence(
+            pid=pid,
+            kind=child_kind(pid, rank),
+            name=process_name(pid),
+            process_state=now.state,
+            cpu_share=spent_between(answers.first.get(pid), now).cpu_share,
+            threads=_own_frames(parse_threads(answers.worker_texts.get(pid, ""))),
+        )
+        found.append(worker)
+    return tuple(found)
+
+
+def _own_frames(threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
+    """Of a forked DataLoader worker: without the frames of its parent, in which it was made."""
+    found = []
+    for thread in threads:
+        loop = next((at for at, frame in enumerate(thread.frames) if frame.file.endswith(WORKER_LOOP)), None)
+        found.append(thread if loop is None else replace(thread, frames=thread.frames[: loop + 1]))
+    return tuple(found)
+
+
+def _places(ranks: Iterable[RankEvidence]) -> list[tuple[str, int]]:
+    """Where the main threads are, innermost lines of all ranks first: room is bounded."""
+    stacks: list[ThreadStack] = []
+    for rank in ranks:
+        stacks += [thread for thread in rank.threads if thread.main]
+        stacks += [thread for worker in rank.workers for thread in worker.threads if thread.main]
+    deepest = max((len(stack.frames) for stack in stacks), default=0)
+    frames = [stack.frames[depth] for depth in range(deepest) for stack in stacks if depth < len(stack.frames)]
+    return [(frame.file, frame.line) for frame in frames]

@@ -1,0 +1,367 @@
+"""The watchdog: notices that ranks which belong together stand still, has it looked into, and tells what was found.
+
+No word in any of their rings for ``after_s`` (or five steps, if that is longer) is a reason to look, not yet a hang:
+the evidence is gathered (``agent/hangs/rank_evidence.py``) and judged (``hangs/judge.py``) on a thread of its own, so
+that the rings are drained all the while.  A judge that finds work going on says when to look again.  A hang is told at
+once, in the events, in ``hangs/``, in ``findings.json`` and on the terminal; and so is its end, if the job comes back.
+
+NCCL's watchdog, too, gives up at some time: it has all ranks write their Flight Recorders into ``flight/``, and aborts
+the one that waited a minute later.  Such a dump is a reason to look at once, whatever ``after_s`` says.
+
+When a rank dies, the Flight Recorders of those it leaves behind are asked at once: their launcher is about to end
+them. In a job of several hosts what was gathered is kept, hang or not, to be judged with the others'
+(``hangs/multi_host.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from stepscope.agent.drain import RingDrain
+from stepscope.agent.hangs.on_hang import HangPolicy, OnHang
+from stepscope.agent.hangs.progress import Progress, Subjects, World, WorldKey, departed_of
+from stepscope.agent.hangs.rank_evidence import Gathered, gather
+from stepscope.agent.journal import Journal
+from stepscope.agent.worker_server import ask_flights
+from stepscope.flight.wording import ranks_text
+from stepscope.hangs.evidence import Evidence, EvidenceFile, RankEvidence
+from stepscope.hangs.judge import NotAHang, judge
+from stepscope.hangs.report import finding_of, hang_lines, steps_of
+from stepscope.records import run_clock
+from stepscope.records.finding import HangRecord
+from stepscope.records.paths import ENV_KEEP_EVIDENCE
+from stepscope.records.text import say
+from stepscope.store.documents import save_findings
+from stepscope.store.live.failures import keep_flights, nccl_dumped, read_hangs, write_evidence, write_hang
+from stepscope.store.paths import hang_path
+
+__all__ = ["Watchdog"]
+
+STEPS = 5
+"""So many usual steps without progress, if they take longer than the setting."""
+LOSS_S = 2.5
+"""When a rank died and the others stand still, so long is enough."""
+LOSS_COUNTS_S = 30.0
+"""Who went on for so long after a death does not wait for the dead."""
+LAST_WORDS_S = 0.3
+"""For the Flight Recorders of those that a dead rank leaves behind: their launcher takes 100 ms to end them."""
+WIDTH = 100
+
+Judge = Callable[..., HangRecord | NotAHang]
+
+
+@dataclass(kw_only=True)
+class _Stop:
+    """A stretch in which a world stands still."""
+
+    world: WorldKey
+    moved_s: float
+    """When the last rank was heard of."""
+    stopped_wall_ns: int
+    pids: frozenset[int]
+    next_s: float = 0.0
+    """When to look (again)."""
+    reasons: set[str] = field(default_factory=set)
+    """Why it was no hang, as told already."""
+    earlier: dict[int, RankEvidence] = field(default_factory=dict)
+    gave_up: tuple[int, ...] = ()
+    """Ranks of which NCCL's watchdog has written a dump in this stretch: it is about to abort them."""
+    record: HangRecord | None = None
+    kept: EvidenceFile | None = None
+    """What was last gathered, where other hosts are in it too."""
+
+
+@dataclass(kw_only=True)
+class _Inquiry:
+    """Evidence being gathered and judged."""
+
+    stop: _Stop
+    thread: threading.Thread
+    outcome: HangRecord | NotAHang | None = None
+    ranks: tuple[RankEvidence, ...] = ()
+    kept: EvidenceFile | None = None
+
+
+class Watchdog:
+    """Call ``look`` at every look at the rings, ``buried`` when a rank's process is gone, ``finish`` at the end."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        journal: Journal,
+        *,
+        node: str,
+        policy: HangPolicy,
+        subjects: Subjects,
+        gather: Callable[..., Gathered] = gather,
+        judge: Judge = judge,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run_dir = run_dir
+        self._journal = journal
+        self._node = node
+        self._after_s = policy.after_s
+        self._on_hang = OnHang(policy.action, run_dir, journal)
+        self._subjects = subjects
+        self._gather, self._judge, self._now = gather, judge, now
+        self._progress = Progress()
+        self._stops: dict[WorldKey, _Stop] = {}
+        self._inquiry: _Inquiry | None = None
+        self._records: dict[int, HangRecord] = {record.number: record for record in self._earlier()}
+        self._unsaved: set[int] = set()
+        self._asked_s: dict[int, float] = {}
+
+    def look(self, drains: Iterable[RingDrain]) -> None:
+        if not self._after_s:
+            return
+        now_s = self._now()
+        worlds = self._progress.look(drains, now_s)
+        there = {world.key for world in worlds}
+        for key in [key for key in self._stops if key not in there]:
+            self._leave(key)
+        earlier = self._inquiry
+        for world in worlds:
+            self._watch(world, now_s)
+        if self._inquiry is earlier:  # of one that has just begun, it is not known yet whether the job goes on
+            self._hear(now_s)
+        self._on_hang.poll()
+        self._save()
+
+    def buried(self, drain: RingDrain, *, oom_killed: bool) -> None:
+        """A rank's process is gone; its ring still says what it did last."""
+        departed = departed_of(drain, at_s=self._now(), oom_killed=oom_killed)
+        world = self._progress.depart(drain, departed) if self._after_s else None
+        if world is None or departed.in_order or self._declared(world.key):
+            return
+        servers = self._subjects.servers(world.members)
+        late = {rank: path for rank, path in servers.items() if self._now() - self._asked_s.get(rank, -1e9) > 1.0}
+        self._asked_s |= dict.fromkeys(late, self._now())
+        try:
+            keep_flights(self._run_dir, ask_flights(late, patience_s=LAST_WORDS_S))
+        except OSError as error:
+            self._journal.refused(error)
+
+    def _declared(self, key: WorldKey) -> bool:
+        """Whether it is known to hang: what was kept then says more than what the last of its ranks say now."""
+        stop = self._stops.get(key)
+        return stop is not None and stop.record is not None
+
+    @property
+    def asks(self) -> bool:
+        """Whether ranks are being asked for their stacks right now: nobody else should."""
+        return self._inquiry is not None
+
+    def finish(self) -> None:
+        """The run is over, and with it what never came back."""
+        for key in list(self._stops):
+            self._leave(key)
+        over: Literal["aborted", "ended"] = "aborted" if self._on_hang.aborted else "ended"
+        for record in list(self._records.values()):
+            if record.over is None:
+                self._update(replace(record, over=over, over_wall_ns=run_clock.wall_ns()))
+        self._save()
+
+    def _watch(self, world: World, now_s: float) -> None:
+        stop = self._stops.get(world.key)
+        if stop is not None and stop.record is not None:
+            self._watch_for_end(world, stop, now_s)
+            return
+        moved_s = world.moved_s()
+        if stop is not None and (moved_s > stop.moved_s or world.pids != stop.pids):
+            self._leave(world.key)
+            stop = None
+        gave_up = stop.gave_up if stop is not None and stop.gave_up else self._gave_up(world, now_s)
+        if not gave_up and not self._stands_still(world, now_s) and not self._lost_one(world, now_s):
+            return
+        if stop is None:
+            stop = self._stops[world.key] = _Stop(
+                world=world.key,
+                moved_s=moved_s,
+                stopped_wall_ns=run_clock.wall_ns() - round((now_s - moved_s) * 1e9),
+                pids=world.pids,
+            )
+        if gave_up and not stop.gave_up:
+            stop.gave_up, stop.next_s = gave_up, now_s  # whatever was a good excuse before: there is little time left
+        if now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
+            self._inquire(world, stop, now_s)
+
+    def _leave(self, key: WorldKey) -> None:
+        """It goes on, or is gone."""
+        self._mark_over(self._stops.pop(key))
+
+    def _mark_over(self, stop: _Stop) -> None:
+        """In what was kept and never called a hang; of one that was, the record says when it was over."""
+        if stop.kept is not None and stop.record is None:
+            with suppress(OSError):
+                write_evidence(self._run_dir, replace(stop.kept, over_wall_ns=run_clock.wall_ns()))
+
+    def _stands_still(self, world: World, now_s: float) -> bool:
+        quiet_s = now_s - world.quiet_since_s()
+        return quiet_s >= self._after_s and quiet_s >= self._patience_s(world)  # the second takes some time to tell
+
+    def _patience_s(self, world: World) -> float:
+        return max(self._after_s, STEPS * (world.step_s() or 0.0))
+
+    def _lost_one(self, world: World, now_s: float) -> bool:
+        lost_s = world.lost_s()
+        if lost_s is None or world.moved_s() - lost_s > LOSS_COUNTS_S:
+            return False
+        return now_s - max(lost_s, world.quiet_since_s()) >= min(LOSS_S, self._after_s)
+
+    def _gave_up(self, world: World, now_s: float) -> tuple[int, ...]:
+        """Ranks of which NCCL's watchdog wrote a dump since the last sign of life of any; its abort follows in 60 s."""
+        quiet_s = now_s - world.quiet_since_s()
+        if quiet_s < min(LOSS_S, self._after_s):
+            return ()
+        return tuple(sorted(nccl_dumped(self._run_dir, since_ns=time.time_ns() - round(quiet_s * 1e9))))
+
+    def _inquire(self, world: World, stop: _Stop, now_s: float) -> None:
+        """Begin to gather and to judge; ``_hear`` gets what comes of it."""
+        subjects = self._subjects.of(world, now_s)
+        threshold_s, step_s = self._patience_s(world), world.step_s()
+        number = max(self._records, default=0) + 1
+        gave_up = stop.gave_up
+
+        def work() -> None:
+            gathered = self._gather(subjects, earlier=stop.earlier)
+            inquiry.ranks = gathered.ranks
+            evidence = Evidence(
+                host=self._node,
+                world_size=world.size,
+                ranks=gathered.ranks,
+                threshold_s=threshold_s,
+                step_s=step_s,
+                source_lines=gathered.source_lines,
+            )
+            instants = {"declared_wall_ns": run_clock.wall_ns(), "stopped_wall_ns": stop.stopped_wall_ns}
+            outcome = self._judge(evidence, number=number, **instants)
+            if isinstance(outcome, HangRecord):
+                self._keep(gathered)
+                outcome = replace(outcome, evidence=(*outcome.evidence, *_given_up(gave_up)))
+            if world.size > len(gathered.ranks) or os.environ.get(ENV_KEEP_EVIDENCE) == "1":
+                inquiry.kept = self._keep_evidence(evidence, outcome, number=number, **instants)
+            inquiry.outcome = outcome
+
+        thread = threading.Thread(target=work, name="watchdog", daemon=True)
+        inquiry = self._inquiry = _Inquiry(stop=stop, thread=thread)
+        thread.start()
+
+    def _keep(self, gathered: Gathered) -> None:
+        """The raw answers; what the disk refuses is not worth a second try, the verdict is."""
+        flights = {rank.rank: rank.flight for rank in gathered.ranks if rank.flight and rank.alive}
+        with suppress(OSError):
+            keep_flights(self._run_dir, flights, gathered.stack_texts)
+
+    def _keep_evidence(
+        self,
+        evidence: Evidence,
+        outcome: HangRecord | NotAHang,
+        *,
+        number: int,
+        declared_wall_ns: int,
+        stopped_wall_ns: int,
+    ) -> EvidenceFile:
+        kept = EvidenceFile(
+            number=number,
+            stopped_wall_ns=stopped_wall_ns,
+            gathered_wall_ns=declared_wall_ns,
+            evidence=evidence,
+            excuse=outcome.reason if isinstance(outcome, NotAHang) else "",
+        )
+        with suppress(OSError):
+            write_evidence(self._run_dir, kept)
+        return kept
+
+    def _hear(self, now_s: float) -> None:
+        """Of an inquiry that is over."""
+        inquiry = self._inquiry
+        if inquiry is None or inquiry.thread.is_alive():
+            return
+        self._inquiry = None
+        stop, outcome = inquiry.stop, inquiry.outcome
+        stop.earlier = {rank.pid: rank for rank in inquiry.ranks}
+        stop.kept = inquiry.kept
+        if self._stops.get(stop.world) is not stop:
+            self._mark_over(stop)
+            return  # it went on in the meantime
+        if outcome is None:
+            stop.next_s = float("inf")  # an error of ours, whose traceback is on the terminal; once is enough
+        elif isinstance(outcome, NotAHang):
+            stop.next_s = now_s + outcome.look_again_s
+            if outcome.reason not in stop.reasons:
+                stop.reasons.add(outcome.reason)
+                self._journal.event("not_a_hang", reason=outcome.reason, evidence=list(outcome.evidence))
+        else:
+            self._declare(stop, outcome)
+
+    def _declare(self, stop: _Stop, record: HangRecord) -> None:
+        stop.record = record
+        self._update(record)
+        self._save()
+        self._journal.event(
+            "hang",
+            number=record.number,
+            kind=record.kind,
+            title=record.title,
+            culprits=[culprit.rank for culprit in record.culprits],
+            victims=list(record.victims),
+            steps=steps_of(record),
+        )
+        _say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]))
+        self._journal.flush()  # the evidence comes first: the job may be ended next
+        action = self._on_hang.act(record, hang_path(self._run_dir, record.host, record.number))
+        if action:
+            self._journal.event("on_hang", number=record.number, action=action)
+            stop.record = replace(record, action=action)
+            self._update(stop.record)
+
+    def _watch_for_end(self, world: World, stop: _Stop, now_s: float) -> None:
+        """It is over when all that stood still go on; one that only fails leaves its phases too."""
+        record = stop.record
+        still = [m for m in world.members if m.moved_s <= stop.moved_s]
+        if record is None or still or not stop.pids <= world.pids:
+            return
+        del self._stops[world.key]
+        seconds = round(now_s - stop.moved_s, 1)
+        self._update(replace(record, over="recovered", over_wall_ns=run_clock.wall_ns()))
+        self._journal.event("hang_over", number=record.number, seconds=seconds)
+        _say(f"the job goes on after {seconds:g} s; it was a stall")
+
+    def _update(self, record: HangRecord) -> None:
+        self._records[record.number] = record
+        self._unsaved.add(record.number)
+
+    def _save(self) -> None:
+        """The records that changed; what the disk refuses is tried again."""
+        if not self._unsaved:
+            return
+        try:
+            for number in sorted(self._unsaved):
+                write_hang(self._run_dir, self._records[number])
+            save_findings(self._run_dir, [finding_of(record).to_dict() for record in self._records.values()])
+        except OSError as error:
+            self._journal.refused(error)
+        else:
+            self._unsaved.clear()
+
+    def _earlier(self) -> list[HangRecord]:
+        """What an agent before this one found on this host."""
+        return [record for record in read_hangs(self._run_dir)[0] if record.host == self._node]
+
+
+def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:
+    if not ranks:
+        return ()
+    dumps = "dump" if len(ranks) == 1 else "dumps"
+    return (f"NCCL's watchdog gave up, too: it wrote the {dumps} of {ranks_text(ranks)} before this look.",)
+
+
+def _say(text: str) -> None:
+    say(text)

@@ -1,0 +1,547 @@
+"""The host sampler: CPU, memory, pressure, disk, network, ranks' processes, and out-of-memory kills.
+
+Samples of this node and of the ranks' processes.  Rates are bytes per second since the sample before.
+
+By psutil, but for what the kernel says about waiting tasks (``pressure``), the network (``network``) and the CPU of the
+job (``jobcpu``).
+
+How long the log of a rank was at that moment is noted, too: what is printed has no times, and so a step still finds
+its place in it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stepscope.records import run_clock
+
+__all__ = ["HostSampler", "JobCpu", "NetworkSampler", "OomWatch", "Pressure", "mapped_bytes", "memory_limit_of"]
+
+
+# -- jobcpu -----------------------------------------------------------------------------------------------------------
+# How much CPU the job itself uses: its ranks and everything they started (DataLoader workers, compile workers).
+#
+# The tree is found by looking at processes that were not there at the last look, so a look costs one listing of
+# ``/proc``, one small read per new process and one per process of the job.  A process that ends takes the CPU of its
+# last second with it.
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class JobCpu:
+    """Keeps the tree and the counters of the sample before."""
+
+    def __init__(self, cores: int, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic) -> None:
+        self._cores = cores
+        self._proc = proc
+        self._now = now
+        self._strangers: set[int] = set()
+        self._ticks: dict[int, int] = {}
+        """CPU time so far, by pid, of the job's processes."""
+        self._roots: set[int] = set()
+        self._sampled_s: float | None = None
+
+    def percent(self, roots: Collection[int]) -> float | None:
+        """Of all cores, since the sample before; None at the first, without a root, and where there is no ``/proc``."""
+        self._look(set(roots))
+        now = self._now()
+        ticks = {pid: spent for pid in self._ticks if (spent := self._spent(pid)) is not None}
+        used = sum(spent - self._ticks[pid] for pid, spent in ticks.items())
+        earlier_s, self._sampled_s = self._sampled_s, now
+        self._ticks = ticks
+        if earlier_s is None or now <= earlier_s or not ticks:
+            return None
+        return round(min(max(100.0 * used / TICKS_PER_S / (now - earlier_s) / self._cores, 0.0), 100.0), 1)
+
+    def _look(self, roots: set[int]) -> None:
+        """Bring the tree up to date."""
+        try:
+            present = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - names, quickly
+        except OSError:
+            present = set()
+        rooted = roots <= self._roots
+        self._roots = roots
+        # Whom a new root started may have been seen, and passed, before it.
+        self._strangers = self._strangers & present if rooted else set()
+        known = self._ticks.keys() & present
+        candidates = present - known - self._strangers
+        parents = {pid: parent for pid in candidates if (parent := self._parent(pid)) is not None}
+        job = known | (roots & present)
+        while children := {pid for pid, parent in parents.items() if parent in job and pid not in job}:
+            job |= children
+        self._strangers |= parents.keys() - job
+        # What joined a tree that was known was born since the last look: all its time is new.
+        self._ticks = {pid: self._ticks[pid] if pid in known else 0 if rooted else self._spent(pid) or 0 for pid in job}
+
+    def _parent(self, pid: int) -> int | None:
+        fields = self._stat(pid)
+        return int(fields[1]) if fields else None
+
+    def _spent(self, pid: int) -> int | None:
+        fields = self._stat(pid)
+        return int(fields[11]) + int(fields[12]) if fields else None
+
+    def _stat(self, pid: int) -> list[bytes] | None:
+        """The fields behind the command's name: state, parent, …; None when the process is gone."""
+        try:
+            stat = (self._proc / str(pid) / "stat").read_bytes()
+        except OSError:
+            return None
+        fields = stat.rpartition(b")")[2].split()
+        return fields if len(fields) > 12 else None
+
+
+# -- pressure ---------------------------------------------------------------------------------------------------------
+# What the kernel says about tasks that wait: ``/proc/pressure`` and the number that want a processor right now.
+#
+# Reading them takes some microseconds each.  What a kernel does not tell (no pressure accounting, no such files) is
+# left out.
+
+RESOURCES = ("cpu", "io", "memory")
+
+
+class Pressure:
+    """Keeps the totals of the sample before."""
+
+    def __init__(self, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._now = now
+        self._totals: dict[str, tuple[float, int]] = {}
+        self.sample()
+
+    def sample(self) -> dict[str, float | int]:
+        """Shares 0 to 1 of the time since the sample before, and how many tasks run or could."""
+        values: dict[str, float | int] = {}
+        for resource in RESOURCES:
+            total_us, now = self._waited_us(resource), self._now()
+            if total_us is None:
+                self._totals.pop(resource, None)
+                continue
+            earlier_s, earlier_us = self._totals.get(resource, (now, total_us))
+            self._totals[resource] = (now, total_us)
+            if now > earlier_s:
+                share = (total_us - earlier_us) / 1e6 / (now - earlier_s)
+                values[f"{resource}_pressure"] = round(min(max(share, 0.0), 1.0), 4)
+        running = self._running()
+        return values if running is None else {**values, "procs_running": running}
+
+    def _waited_us(self, resource: str) -> int | None:
+        """Microseconds since boot in which some task waited."""
+        try:
+            text = (self._proc / "pressure" / resource).read_text()
+        except OSError:
+            return None
+        line = next((line for line in text.splitlines() if line.startswith("some ")), "")
+        _, _, total = line.partition(" total=")
+        return int(total) if total.isdecimal() else None
+
+    def _running(self) -> int | None:
+        try:
+            text = (self._proc / "stat").read_text()
+        except OSError:
+            return None
+        _, _, rest = text.partition("\nprocs_running ")
+        count = rest.partition("\n")[0]
+        return int(count) if count.isdecimal() else None
+
+
+# -- network ----------------------------------------------------------------------------------------------------------
+# What the kernel counts of this node's network: bytes, errors and drops of its interfaces, TCP's retransmits,
+# InfiniBand's ports.
+#
+# Two small reads of ``/proc`` a second, about a tenth of a millisecond.  ``/proc/self/net`` is the network namespace
+# that the agent, and so the job, lives in: a container counts its own.  What costs more is read only now and then:
+# InfiniBand's counters are asked of the adapter's firmware one by one, and the kernel sums up some two hundred numbers
+# for the one with TCP's timeouts.  What is not told is left out.
+
+NetworkCounts = dict[str, int]
+
+LOOPBACK = "lo"
+TCP = {"tcp_out_ps": "OutSegs", "tcp_retrans_ps": "RetransSegs", "tcp_errors_ps": "InErrs"}
+TCP_MORE = {"tcp_timeouts_ps": "TCPTimeouts"}
+DEV_COLUMNS = {"rx_bps": (0,), "tx_bps": (8,), "errors_ps": (2, 10), "drops_ps": (3, 11)}
+"""In a line of ``/proc/net/dev``; received first, then sent."""
+IB_COLUMNS = {
+    "ib_rx_bps": ("port_rcv_data",),
+    "ib_tx_bps": ("port_xmit_data",),
+    "ib_errors_ps": ("symbol_error", "port_rcv_errors", "port_xmit_discards", "local_link_integrity_errors"),
+    "ib_link_downed_ps": ("link_downed", "link_error_recovery"),
+    "ib_xmit_wait_ps": ("port_xmit_wait",),
+}
+IB_WORDS = ("ib_rx_bps", "ib_tx_bps")
+IB_WORD_BYTES = 4
+"""A port counts its data in words."""
+SELDOM_S = 10.0
+"""From one look at link speeds, TCP's timeouts and InfiniBand's ports to the next."""
+MBIT_BYTES = 125_000
+
+
+class NetworkSampler:
+    """Keeps the counters of the sample before; rates are per second since then."""
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc/self/net"),
+        sysfs: Path = Path("/sys/class"),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc = proc
+        self._sysfs = sysfs
+        self._now = now
+        self._devices: dict[str, NetworkCounts] = {}
+        self._moved: NetworkCounts = {}
+        """Bytes since the start, by device: the one that moved most is the one whose speed counts."""
+        self._tcp: NetworkCounts = {}
+        self._tcp_more: NetworkCounts = {}
+        self._ports: dict[str, NetworkCounts] = {}
+        self._at_s = self._seldom_s = now()
+        self._seldom: dict[str, float] = {}
+        self.sample()
+        self._look_seldom(self._at_s)
+
+    def sample(self) -> dict[str, float]:
+        """In bytes and events per second; speeds of links in bytes per second too."""
+        now = self._now()
+        seconds, self._at_s = now - self._at_s, now
+        if now - self._seldom_s >= SELDOM_S:
+            self._look_seldom(now)
+        return {
+            **{f"net_{name}": _rate(count, seconds) for name, count in self._since_devices().items()},
+            **{name: _rate(count, seconds) for name, count in self._since_tcp().items()},
+            **self._seldom,
+        }
+
+    # -- interfaces -----------------------------------------------------------------------------------------------
+
+    def _since_devices(self) -> NetworkCounts:
+        """Summed over the devices; one that came in between has counted nothing yet, as far as we know."""
+        counts = self._read_devices()
+        totals = dict.fromkeys(DEV_COLUMNS, 0)
+        for device, now in counts.items():
+            before = self._devices.get(device, now)
+            since = _since(before, now)
+            for name, count in since.items():
+                totals[name] += count
+            self._moved[device] = self._moved.get(device, 0) + since["rx_bps"] + since["tx_bps"]
+        self._devices = counts
+        return totals
+
+    def _read_devices(self) -> dict[str, NetworkCounts]:
+        found = {}
+        for line in _read_counter(self._proc / "dev").splitlines()[2:]:
+            device, _, rest = line.partition(":")
+            device, fields = device.strip(), rest.split()
+            if device != LOOPBACK and len(fields) >= 16 and all(field.isdecimal() for field in fields):
+                found[device] = {name: sum(int(fields[at]) for at in columns) for name, columns in DEV_COLUMNS.items()}
+        return found
+
+    def _speed(self) -> dict[str, float]:
+        """Of the device that moved most so far; one that is down, or virtual, has none."""
+        for device in sorted(self._devices, key=lambda name: -self._moved.get(name, 0)):
+            mbit = _read_counter(self._sysfs / "net" / device / "speed").strip()
+            if mbit.isdecimal() and int(mbit) > 0:
+                return {"net_speed_bps": float(int(mbit) * MBIT_BYTES)}
+        return {}
+
+    # -- TCP ------------------------------------------------------------------------------------------------------
+
+    def _since_tcp(self) -> NetworkCounts:
+        before, self._tcp = self._tcp, _named_counts(_read_counter(self._proc / "snmp"), "Tcp: ", TCP)
+        return _since(before, self._tcp)
+
+    def _since_tcp_more(self) -> NetworkCounts:
+        before, self._tcp_more = (
+            self._tcp_more,
+            _named_counts(_read_counter(self._proc / "netstat"), "TcpExt: ", TCP_MORE),
+        )
+        return _since(before, self._tcp_more)
+
+    # -- now and then ---------------------------------------------------------------------------------------------
+
+    def _look_seldom(self, now_s: float) -> None:
+        seconds, self._seldom_s = now_s - self._seldom_s, now_s
+        timeouts = {name: _rate(count, seconds) for name, count in self._since_tcp_more().items()}
+        self._seldom = {**timeouts, **self._speed(), **self._ports_since(seconds)}
+
+    def _ports_since(self, seconds: float) -> dict[str, float]:
+        counts: dict[str, NetworkCounts] = {}
+        speeds = []
+        for port in sorted((self._sysfs / "infiniband").glob("*/ports/*")):
+            files = {file for names in IB_COLUMNS.values() for file in names}
+            told = {file: _read_counter(port / "counters" / file).strip() for file in files}
+            counts[str(port)] = {file: int(text) for file, text in told.items() if text.isdecimal()}
+            gbit = _read_counter(port / "rate").partition(" ")[0]
+            speeds += [float(gbit) * 1000 * MBIT_BYTES] if gbit.replace(".", "", 1).isdecimal() else []
+        before, self._ports = self._ports, counts
+        if not any(counts.values()):
+            return {}
+        rates = dict.fromkeys(IB_COLUMNS, 0.0)
+        for port_name, now in counts.items():
+            since = _since(before.get(port_name, now), now)
+            for name, files_of in IB_COLUMNS.items():
+                times = IB_WORD_BYTES if name in IB_WORDS else 1
+                rates[name] += _rate(sum(since.get(file, 0) for file in files_of) * times, seconds)
+        return {**rates, **({"ib_speed_bps": sum(speeds)} if speeds else {})}
+
+
+def _read_counter(path: Path) -> str:
+    """Empty when there is none, or it does not answer (a link that is down has no speed)."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return (file.read() or b"").decode("ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _named_counts(text: str, prefix: str, wanted: Mapping[str, str]) -> NetworkCounts:
+    """From a line of names and one of values, as ``/proc/net/snmp`` has them."""
+    start = text.find(prefix)
+    if start < 0:
+        return {}
+    names, _, rest = text[start:].partition("\n")
+    values = rest.partition("\n")[0]
+    if not values.startswith(prefix):
+        return {}
+    told = dict(zip(names.split(), values.split(), strict=False))
+    return {name: int(told[key]) for name, key in wanted.items() if told.get(key, "").isdecimal()}
+
+
+def _since(before: Mapping[str, int], now: Mapping[str, int]) -> NetworkCounts:
+    """A counter that began anew counted what it now says at the least; nobody knows more, and it is left at nothing."""
+    return {name: max(count - before.get(name, count), 0) for name, count in now.items()}
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 1) if seconds > 0 else 0.0
+
+
+# -- mapped -----------------------------------------------------------------------------------------------------------
+# How much of a process's resident memory are pages of files that it has mapped (``/proc/PID/status``).
+#
+# A data set that is memory-mapped (Arrow, ``numpy.memmap``) fills the resident memory as it is read; the kernel takes
+# such pages back whenever it needs them, so they are no sign of a leak.
+
+PROC = Path("/proc")
+
+
+def mapped_bytes(pid: int, proc: Path = PROC) -> int | None:
+    """None where it is not told: another system, a kernel before 4.5, a process that is gone."""
+    try:
+        status = (proc / str(pid) / "status").read_bytes()
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith(b"RssFile:"):
+            words = line.split()
+            return int(words[1]) * 1024 if len(words) > 1 and words[1].isdigit() else None
+    return None
+
+
+# -- host -------------------------------------------------------------------------------------------------------------
+
+
+class HostSampler:
+    """Keeps the counters of the sample before; one per agent."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._processes: dict[int, psutil.Process] = {}
+        self._counters: dict[str, tuple[float, int]] = {}
+        self._pressure = Pressure()
+        self._network = NetworkSampler()
+        self._job = JobCpu(psutil.cpu_count() or 1)
+        psutil.cpu_percent()
+        self._counters_of_host()
+
+    def watch(self, pid: int) -> None:
+        """Begin to sample a process."""
+        try:
+            process = psutil.Process(pid)
+            process.cpu_percent()
+            self._processes[pid] = process
+        except psutil.Error:
+            return
+        self._counters_of_process(process)
+
+    def forget(self, pid: int) -> None:
+        self._processes.pop(pid, None)
+
+    def sample(self, ranks: Iterable[tuple[int, int, Path]]) -> list[dict[str, Any]]:
+        """One record for the host and one for each (pid, rank, its log) that is watched and alive."""
+        common = {"wall_ns": run_clock.wall_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
+        records = [{**common, "kind": "host", **self._host()}]
+        for pid, rank, log in ranks:
+            process = self._processes.get(pid)
+            if process is not None and (values := self._process(process)):
+                records.append({**common, "kind": "process", "pid": pid, "rank": rank, **values, **_length_of(log)})
+        return records
+
+    def _host(self) -> dict[str, Any]:
+        memory = psutil.virtual_memory()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # psutil's, in containers without /proc/vmstat
+            swap = psutil.swap_memory()
+        own = self._job.percent(self._processes)
+        return {
+            "cpu_percent": psutil.cpu_percent(),
+            "cpu_count": psutil.cpu_count() or 1,
+            "load1": round(os.getloadavg()[0], 2),
+            "mem_total": memory.total,
+            "mem_available": memory.available,
+            "swap_used": swap.used,
+            **self._network.sample(),
+            **self._counters_of_host(),
+            **self._pressure.sample(),
+            **({} if own is None else {"own_cpu_percent": own}),
+        }
+
+    def _counters_of_host(self) -> dict[str, Any]:
+        disks = psutil.disk_io_counters()
+        if disks is None:
+            return {}
+        return {
+            "disk_read_bps": self._rate("disk_read", disks.read_bytes),
+            "disk_write_bps": self._rate("disk_write", disks.write_bytes),
+        }
+
+    def _process(self, process: psutil.Process) -> dict[str, Any]:
+        mapped = mapped_bytes(process.pid)
+        try:
+            with process.oneshot():
+                return {
+                    "cpu_percent": process.cpu_percent(),
+                    "rss": process.memory_info().rss,
+                    **({} if mapped is None else {"rss_file": mapped}),
+                    "threads": process.num_threads(),
+                    **self._counters_of_process(process),
+                }
+        except psutil.Error:
+            return {}  # it just ended
+
+    def _counters_of_process(self, process: psutil.Process) -> dict[str, Any]:
+        try:
+            counters = process.io_counters()
+        except (psutil.Error, AttributeError):
+            return {}  # not told to us, or not by this system
+        return {
+            "io_read_bps": self._rate(f"{process.pid} read", counters.read_bytes),
+            "io_write_bps": self._rate(f"{process.pid} write", counters.write_bytes),
+        }
+
+    def _rate(self, name: str, count: int) -> float:
+        now = time.monotonic()
+        earlier_s, earlier = self._counters.get(name, (now, count))
+        self._counters[name] = (now, count)
+        return round(max(0, count - earlier) / (now - earlier_s), 1) if now > earlier_s else 0.0
+
+
+def _length_of(log: Path) -> dict[str, int]:
+    try:
+        return {"log_bytes": log.stat().st_size}
+    except OSError:
+        return {}  # nothing was printed, or it is not kept
+
+
+# -- memory limit -----------------------------------------------------------------------------------------------------
+# How much memory a process may use: that of the machine, or less where a cgroup says so.
+
+
+def memory_limit_of(pid: int, root: Path = Path("/"), machine: int | None = None) -> int:
+    """Bytes.  A limit of any of the cgroups around the process counts."""
+    total = psutil.virtual_memory().total if machine is None else machine
+    return min((total, *_cgroup_memory_limits(pid, root)))
+
+
+def _cgroup_memory_limits(pid: int, root: Path) -> Iterator[int]:
+    try:
+        lines = (root / "proc" / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    top = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            folder, name = top, "memory.max"
+        elif "memory" in controllers.split(","):
+            folder, name = top / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the path may be that of the host, and the limit lies at the top.
+        inside = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(inside) + 1):
+            try:
+                text = folder.joinpath(*inside[:depth], name).read_text(errors="replace").strip()
+            except OSError:
+                continue
+            if text.isdecimal():
+                yield int(text)
+
+
+# -- oom --------------------------------------------------------------------------------------------------------------
+# Whether the kernel ended a process for want of memory: its counters before and after.
+#
+# The cgroup's own counter is taken where there is one, the machine's otherwise.  They are read once a second and
+# whenever a rank vanishes; the kernel counts before it kills, so a counter that has grown by then means it.
+
+_OOM_KEY = "oom_kill "
+
+
+class OomWatch:
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._files: dict[int, Path] = {}
+        """By pid: where its kills are counted."""
+        self._counts: dict[Path, int] = {}
+
+    def watch(self, pid: int) -> None:
+        file = self._file_of(pid)
+        self._files[pid] = file
+        self._counts.setdefault(file, self._count(file))
+
+    def sample(self) -> None:
+        self._counts = {file: self._count(file) for file in set(self._files.values())}
+
+    def killed(self, pid: int) -> bool:
+        """Of a process that just vanished: whether the kernel has killed one since the last look.  Forgets it."""
+        file = self._files.pop(pid, None)
+        if file is None:
+            return False
+        before, self._counts[file] = self._counts.get(file, 0), self._count(file)
+        return self._counts[file] > before
+
+    def _file_of(self, pid: int) -> Path:
+        machine = self._root / "proc/vmstat"
+        try:
+            lines = (self._root / "proc" / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+        except OSError:
+            return machine
+        folder = self._root / "sys/fs/cgroup"
+        for line in lines:
+            _, controllers, path = (*line.split(":", 2), "", "")[:3]
+            inside = path.lstrip("/")
+            unified = [folder / inside / "memory.events"] if not controllers else []
+            split = [folder / "memory" / inside / "memory.oom_control"] if controllers == "memory" else []
+            for file in (*unified, *split):
+                if _OOM_KEY in _text_of(file):
+                    return file
+        return machine
+
+    @staticmethod
+    def _count(file: Path) -> int:
+        line = next((line for line in _text_of(file).splitlines() if line.startswith(_OOM_KEY)), "")
+        count = line.removeprefix(_OOM_KEY).strip()
+        return int(count) if count.isdecimal() else 0
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

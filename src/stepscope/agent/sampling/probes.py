@@ -1,0 +1,401 @@
+"""Probes: packets between the hosts of a job that measure round trips, and what came of them.
+
+Round trips between the agents of a job: a few small UDP packets a second, so that a slow or lossy host shows.
+
+A thread of its own asks the peers in turn and answers theirs; the agent's loop fetches the lines (``samples``).  Only
+the network is to be seen and not how busy the machines are, so arrivals are stamped by the kernel (SO_TIMESTAMPNS), an
+answer says how long its question lay about before it was answered, and that is taken off; one that was answered late
+counts as answered.  Packets are signed (``agent/sampling/probes.py``); what is not ours, or was seen before, is ignored
+and counted.  When packets come faster than any job of ours sends them, they are left in the kernel's queue, and what
+was measured in that time is thrown away.
+
+    probes = Probes("gpu-07", 7)
+    probes.port                       # for the hub, which tells the others
+    probes.peers(welcome.peers, welcome.probe_key)
+    journal.samples(probes.samples())
+    probes.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import select
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stepscope.records import run_clock
+from stepscope.wire.handshake import Peer
+
+__all__ = ["PACKET_BYTES", "Packet", "Probes", "pack_packet", "read_packet"]
+
+
+# -- probe packets ----------------------------------------------------------------------------------------------------
+# The packets that agents send one another to see how long a round trip takes.
+#
+#     0    4s   magic  b"STPR"
+#     4    u8   version
+#     5    u8   kind: 1 a question, 2 its answer
+#     6    u16  zero
+#     8    u32  node that asks
+#     12   u32  node that is asked
+#     16   16s  boot: random, of the agent that asks, one for as long as it runs
+#     32   u64  number of the question, counting up
+#     40   u64  of an answer: nanoseconds from the question's arrival (by the kernel) to the answer's departure
+#     48   16s  HMAC-SHA256 of all that stands before it, with the run's probe key; the first 16 bytes
+#
+# An answer is exactly as long as its question, so nobody can be flooded through us, and both are 64 bytes.
+
+_MAGIC = b"STPR"
+_VERSION = 1
+_BODY = struct.Struct("<4sBBHII16sQQ")
+_KINDS: tuple[Literal["question", "answer"], ...] = ("question", "answer")
+PROOF_BYTES = 16
+PACKET_BYTES = _BODY.size + PROOF_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packet:
+    kind: Literal["question", "answer"]
+    asks: int
+    """Number of a node; so is the next."""
+    asked: int
+    boot: bytes
+    number: int
+    dwell_ns: int = 0
+
+
+def pack_packet(packet: Packet, key: bytes) -> bytes:
+    kind = _KINDS.index(packet.kind) + 1
+    body = _BODY.pack(_MAGIC, _VERSION, kind, 0, packet.asks, packet.asked, packet.boot, packet.number, packet.dwell_ns)
+    return body + _proof(body, key)
+
+
+def read_packet(data: bytes, key: bytes) -> Packet | None:
+    """None: not from somebody who has the key, or nothing of this version."""
+    body, proof = data[: _BODY.size], data[_BODY.size :]
+    if len(data) != PACKET_BYTES or not hmac.compare_digest(_proof(body, key), proof):
+        return None
+    magic, version, kind, _, asks, asked, boot, number, dwell_ns = _BODY.unpack(body)
+    if magic != _MAGIC or version != _VERSION or not 1 <= kind <= len(_KINDS):
+        return None
+    return Packet(kind=_KINDS[kind - 1], asks=asks, asked=asked, boot=boot, number=number, dwell_ns=dwell_ns)
+
+
+def _proof(body: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, body, hashlib.sha256)[:PROOF_BYTES]
+
+
+# -- probes -----------------------------------------------------------------------------------------------------------
+
+ASK_S = 0.2
+"""From one question to the next, whoever is asked."""
+PATIENCE_S = 3.0
+"""For an answer.  Longer than any network takes: a busy machine may not let its agent run for a second or two."""
+LINES_S = 5.0
+MANY_LINES_S = 30.0
+"""From one line about a peer to the next …"""
+MANY_NODES = 16
+"""… in larger jobs, whose hub has enough to read."""
+MOST_PEERS = 64
+"""Whoever tells them chooses; this only bounds what is kept."""
+BLOCKED_S = 60.0
+"""Without a word from anybody: UDP does not get through."""
+TAKEN_PER_S = 500
+"""Packets that are looked at; peers send a handful."""
+BOOTS = 4096
+"""Agents whose last question is remembered."""
+SO_TIMESTAMPNS = 35
+_TIMESPEC = struct.Struct("@ll")
+_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
+
+
+@dataclass
+class _Seen:
+    """Of one peer, since the last line about it."""
+
+    sent: int = 0
+    lost: int = 0
+    rtts_us: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    peer: Peer
+    wall_ns: int
+    mono_ns: int
+
+
+class Probes:
+    """``port`` is 0, and nothing else happens, where no socket can be had."""
+
+    def __init__(self, node: str, number: int, *, address: str = "", ask_s: float = ASK_S) -> None:
+        """``node``: this host's name; ``address``: where to listen, everywhere when not told."""
+        self._node, self._number, self._ask_s = node, number, ask_s
+        self._boot = secrets.token_bytes(16)
+        self._socket = _bound(address)
+        self.port: int = self._socket.getsockname()[1] if self._socket is not None else 0
+        self._lock = threading.Lock()
+        # Shared with the thread, under the lock:
+        self._peers: list[Peer] = []
+        self._key = b""
+        self._seen: dict[int, tuple[Peer, _Seen]] = {}
+        self._ignored = {"foreign": 0, "replayed": 0}
+        self._heard = self._crowded = False
+        # The thread's own:
+        self._asked: OrderedDict[int, _Question] = OrderedDict()
+        self._boots: OrderedDict[bytes, int] = OrderedDict()
+        self._count = 0
+        self._tokens, self._tokens_s = float(TAKEN_PER_S), 0.0
+        # The loop's own:
+        self._line_s = self._began_s = time.monotonic()
+        self._told_blocked = False
+        self._thread: threading.Thread | None = None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = False
+
+    # -- for the agent's loop and its shipper -----------------------------------------------------------------------
+
+    def peers(self, peers: Iterable[Peer], key: str) -> None:
+        """Whom there is to ask, and the run's probe key (hexadecimal); may be called again with others."""
+        known = {peer.node: peer for peer in peers if peer.port and _is_address(peer.address)}
+        known.pop(self._number, None)
+        chosen = [known[node] for node in sorted(known)][:MOST_PEERS]
+        try:
+            secret = bytes.fromhex(key)
+        except ValueError:
+            return
+        with self._lock:
+            self._peers, self._key = chosen, secret
+        if self._thread is None and self._socket is not None and secret:
+            self._began_s = self._line_s = time.monotonic()
+            self._thread = threading.Thread(target=self._work, name="probes", daemon=True)
+            self._thread.start()
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def samples(self) -> list[dict[str, Any]]:
+        """A line for each peer of which something is known, every few seconds; most of the time none."""
+        with self._lock:
+            many = max((peer.node for peer in self._peers), default=0) >= MANY_NODES
+            if time.monotonic() - self._line_s < (MANY_LINES_S if many else LINES_S):
+                return []
+        return self.last_samples()
+
+    def last_samples(self) -> list[dict[str, Any]]:
+        """What there is, at once."""
+        self._line_s = time.monotonic()
+        with self._lock:
+            seen, self._seen = self._seen, {}
+            crowded, self._crowded = self._crowded, False
+        common = {
+            "wall_ns": run_clock.wall_ns(),
+            "mono_ns": time.perf_counter_ns(),
+            "node": self._node,
+            "kind": "probe",
+        }
+        return [] if crowded else [{**common, **_line(peer, own)} for peer, own in seen.values() if own.sent]
+
+    def notice(self) -> str | None:
+        """Something that is worth an event, once."""
+        with self._lock:
+            silent = self._thread is not None and self._peers and not self._heard
+        if self._told_blocked or not silent or time.monotonic() - self._began_s < BLOCKED_S:
+            return None
+        self._told_blocked = True
+        return "no agent of another node answers probes: UDP is blocked, so round trips are not known"
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Packets: ``foreign`` (not signed by this run) and ``replayed`` (seen before, or asked by nobody)."""
+        with self._lock:
+            return dict(self._ignored)
+
+    def close(self) -> None:
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        os.close(self._wake)
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        assert self._socket is not None
+        turn, next_s = 0, time.monotonic()
+        while not self._closing:
+            now_s = time.monotonic()
+            room = self._has_room(now_s)
+            fds = [self._wake, *([self._socket.fileno()] if room else [])]
+            readable = select.select(fds, [], [], max(0.0, next_s - now_s))[0]
+            if self._wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            if len(readable) > (self._wake in readable):
+                self._take()
+            if time.monotonic() >= next_s:
+                self._give_up()
+                turn = self._ask(turn)
+                next_s = max(next_s + self._ask_s, time.monotonic())
+
+    def _has_room(self, now_s: float) -> bool:
+        since_s, self._tokens_s = now_s - self._tokens_s, now_s
+        self._tokens = min(self._tokens + since_s * TAKEN_PER_S, float(TAKEN_PER_S))
+        return self._tokens >= 1.0
+
+    def _ask(self, turn: int) -> int:
+        with self._lock:
+            peers, key = self._peers, self._key
+        if not peers or not key:
+            return turn
+        peer = peers[turn % len(peers)]
+        self._count += 1
+        question = Packet(kind="question", asks=self._number, asked=peer.node, boot=self._boot, number=self._count)
+        data = pack_packet(question, key)
+        self._asked[self._count] = _Question(peer=peer, wall_ns=run_clock.wall_ns(), mono_ns=time.perf_counter_ns())
+        self._send(data, (peer.address, peer.port))
+        return turn + 1
+
+    def _send(self, data: bytes, where: tuple[str, int]) -> None:
+        assert self._socket is not None
+        host, port = where
+        if self._socket.family == socket.AF_INET6 and "." in host and ":" not in host:
+            host = f"::ffff:{host}"
+        with contextlib.suppress(OSError):  # no way there: it is lost
+            self._socket.sendto(data, (host, port))
+
+    def _take(self) -> None:
+        """What has come, as far as there is room."""
+        assert self._socket is not None
+        with self._lock:
+            key = self._key
+        while self._tokens >= 1.0:
+            try:
+                data, ancillary, _, where = self._socket.recvmsg(PACKET_BYTES + 1, _ANCILLARY)
+            except OSError:
+                return
+            self._tokens -= 1.0
+            packet = read_packet(data, key)
+            if packet is None:
+                self._ignore("foreign")
+            elif packet.kind == "question":
+                self._answer(packet, key, (where[0], where[1]), _arrived_ns(ancillary))
+            else:
+                self._answered(packet, _arrived_ns(ancillary))
+        with self._lock:
+            self._crowded = True
+
+    def _answer(self, packet: Packet, key: bytes, where: tuple[str, int], arrived_ns: int | None) -> None:
+        known = self._boots.get(packet.boot, 0)
+        if packet.asked != self._number or packet.number <= known:
+            self._ignore("replayed")
+            return
+        self._boots[packet.boot] = packet.number
+        self._boots.move_to_end(packet.boot)
+        if len(self._boots) > BOOTS:
+            self._boots.popitem(last=False)
+        dwell_ns = 0 if arrived_ns is None else min(max(time.time_ns() - arrived_ns, 0), int(PATIENCE_S * 1e9))
+        answer = Packet(
+            kind="answer",
+            asks=packet.asks,
+            asked=packet.asked,
+            boot=packet.boot,
+            number=packet.number,
+            dwell_ns=dwell_ns,
+        )
+        self._send(pack_packet(answer, key), where)
+        with self._lock:
+            self._heard = True
+
+    def _answered(self, packet: Packet, arrived_ns: int | None) -> None:
+        asked = self._asked.get(packet.number)
+        if asked is None or packet.boot != self._boot or packet.asked != asked.peer.node:
+            self._ignore("replayed")
+            return
+        del self._asked[packet.number]
+        most_ns = time.perf_counter_ns() - asked.mono_ns
+        took_ns = most_ns if arrived_ns is None else arrived_ns - asked.wall_ns
+        if not 0 <= took_ns <= most_ns:  # the clock was set meanwhile
+            took_ns = most_ns
+        with self._lock:
+            self._heard = True
+            own = self._seen.setdefault(packet.asked, (asked.peer, _Seen()))[1]
+            own.sent += 1
+            own.rtts_us.append(max(took_ns - packet.dwell_ns, 0) / 1e3)
+
+    def _give_up(self) -> None:
+        late_ns = time.perf_counter_ns() - int(PATIENCE_S * 1e9)
+        with self._lock:
+            while self._asked:
+                number, asked = next(iter(self._asked.items()))
+                if asked.mono_ns > late_ns:
+                    return
+                del self._asked[number]
+                own = self._seen.setdefault(asked.peer.node, (asked.peer, _Seen()))[1]
+                own.sent += 1
+                own.lost += 1
+
+    def _ignore(self, why: str) -> None:
+        with self._lock:
+            self._ignored[why] += 1
+
+
+def _line(peer: Peer, own: _Seen) -> dict[str, Any]:
+    line: dict[str, Any] = {"peer": peer.host, "peer_node": peer.node, "sent": own.sent, "lost": own.lost}
+    if own.rtts_us:
+        line["rtt_us_min"] = round(min(own.rtts_us), 1)
+        line["rtt_us_p50"] = round(statistics.median(own.rtts_us), 1)
+        line["rtt_us_max"] = round(max(own.rtts_us), 1)
+    return line
+
+
+def _bound(address: str) -> socket.socket | None:
+    """IPv6 and IPv4 alike where the kernel has both."""
+    v4 = (socket.AF_INET, address or "0.0.0.0")
+    families = [v4] if "." in address else [(socket.AF_INET6, address or "::"), v4]
+    for family, where in families:
+        try:
+            made = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            made.bind((where, 0))
+        except OSError:
+            made.close()
+            continue
+        with contextlib.suppress(OSError):  # another system: the clocks of Python will do
+            made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        return made
+    return None
+
+
+def _arrived_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """On the wall clock, as the kernel stamped it."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            return int(seconds * 1_000_000_000 + nanoseconds)
+    return None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return not ipaddress.ip_address(text).is_multicast
+    except ValueError:
+        return False

@@ -1,0 +1,51 @@
+"""``stepscope demo``: four ranks here and now, one of them slow, and the verdict that names it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from stepscope.cli.launch.record import JobOptions, record
+from stepscope.errors import UsageError
+
+HELP = "see it work: four gloo ranks on this machine, one of them slow"
+
+SCRIPTS = Path(__file__).parents[2] / "demo"
+SCRIPT, LAUNCHER = SCRIPTS / "slow_rank.py", SCRIPTS / "ranks.py"
+"""A launcher of its own, which loads torch once: under torchrun five processes do, and one waits twice as long."""
+RANKS = 4
+SLOW_RANK = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument("--steps", type=int, default=100, help="training steps (default: 100)")
+    parser.add_argument(
+        "--phase",
+        choices=("input", "forward", "backward", "optimizer"),
+        default="forward",
+        help=f"where rank {SLOW_RANK} is slow (default: forward)",
+    )
+    parser.add_argument(
+        "--slow-ms", type=float, default=30.0, help="by how much, in ms per step (default: 30; 0 = not at all)"
+    )
+    parser.add_argument("--live", action="store_true", help="show it on the terminal while it goes on")
+
+
+def run(args: argparse.Namespace) -> int:
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(f"the demo trains a model with torch, and {sys.executable} has none")
+    print(
+        f"{RANKS} ranks train a small model on this machine for {args.steps} steps; "
+        f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} at each.\n"
+        "Nothing in the script knows of Stepscope, and since all wait for the slowest, every rank's steps take the\n"
+        "same time. Starting them takes some seconds.\n",
+        file=sys.stderr,
+    )
+    command = [
+        sys.executable, str(LAUNCHER), str(RANKS), str(SCRIPT), "--steps", str(args.steps),
+        "--slow-rank", str(SLOW_RANK), "--slow-phase", args.phase, "--slow-ms", str(args.slow_ms),
+    ]  # fmt: skip
+    return record(JobOptions(command=command, root=args.dir, name="demo", live=args.live))

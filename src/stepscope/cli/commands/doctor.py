@@ -1,0 +1,177 @@
+"""``stepscope doctor``: will it work here, and what will be missing?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stepscope import __version__
+from stepscope.records.files import PRIVATE
+from stepscope.records.paths import session_root
+from stepscope.records.redaction import REDACTED, kept_environment
+from stepscope.records.text import printable
+from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
+from stepscope.store.liveness import process_alive
+from stepscope.store.paths import META
+
+__all__ = ["checks"]
+
+HELP = "check this machine: what Stepscope can see here and what it cannot"
+
+MOST_NAMED = 5
+GLYPH = {"good": "✔", "weak": "▲", "bad": "✖"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    state: Literal["good", "weak", "bad"]
+    what: str
+    advice: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs to check (default: runs)")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = list(checks(args.dir))
+    for check in found:
+        print(printable(f"{GLYPH[check.state]} {check.what}"))
+        if check.advice:
+            print(printable(f"    {check.advice}"))
+    return 1 if any(check.state == "bad" for check in found) else 0
+
+
+def checks(runs: Path) -> Iterator[Check]:
+    yield Check(state="good", what=f"stepscope {__version__}, Python {sys.version.split()[0]}, {sys.platform}")
+    yield _torch()
+    yield _shared_memory()
+    yield from _stale_sessions()
+    yield _runs(runs)
+    yield from _kept(runs)
+    yield _gpu()
+    yield _pidfd()
+    yield from _injection()
+
+
+def _torch() -> Check:
+    if importlib.util.find_spec("torch") is None:
+        return Check(
+            state="bad", what=f"torch is not installed for {sys.executable}", advice="install Stepscope beside torch"
+        )
+    version = importlib.metadata.version("torch")
+    if int(version.split(".")[0]) < 2:
+        return Check(state="bad", what=f"torch {version}", advice="Stepscope needs torch 2")
+    return Check(state="good", what=f"torch {version}")
+
+
+def _shared_memory() -> Check:
+    root = session_root().parent
+    needed = HEADER_BYTES + DEFAULT_CAPACITY * WORD_BYTES
+    free = shutil.disk_usage(root).free
+    what = f"{root}: {free / 2**20:,.0f} MiB free; a rank's ring takes {needed / 2**20:.0f} MiB"
+    if free < 8 * needed:
+        return Check(
+            state="weak", what=what, advice="rings that find no room go to the run directory (docker: --shm-size=1g)"
+        )
+    return Check(state="good", what=what)
+
+
+def _stale_sessions() -> Iterator[Check]:
+    root = session_root()
+    stale = (
+        [session for session in root.glob("*") if session.is_dir() and not _in_use(session)] if root.is_dir() else []
+    )
+    if stale:
+        yield Check(
+            state="weak",
+            what=f"{len(stale)} session(s) of runs that died are left in {root}",
+            advice="`stepscope report RUN` reads them into their run; what belongs to no run can be deleted",
+        )
+
+
+def _in_use(session: Path) -> bool:
+    pids = [int(ring.stem) for ring in session.glob("*.ring") if ring.stem.isdigit()]
+    if pids:
+        return any(process_alive(pid, 0) for pid in pids)
+    # One of `stepscope.init()` is called after the process it belongs to; any other may be about to get its first ring.
+    pid, _, ticks = session.name.partition("-")
+    return not (pid.isdigit() and ticks.isdigit()) or process_alive(int(pid), int(ticks))
+
+
+def _runs(runs: Path) -> Check:
+    folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        what = f"{folder} is not writable" if folder.is_dir() else f"{folder} is not a folder"
+        return Check(state="bad", what=what, advice="choose another folder with --dir")
+    return Check(
+        state="good", what=f"runs go to {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)"
+    )
+
+
+def _kept(runs: Path) -> Iterator[Check]:
+    """What a run writes down about its user, and who can read it."""
+    names = list(kept_environment(os.environ))
+    variables = ", ".join(names) if names else "none"
+    yield Check(
+        state="good",
+        what=f"kept in run.json: user, host, working directory, and the command with secrets as {REDACTED}; "
+        f"of {len(os.environ)} environment variables {len(names)}: {variables}",
+        advice="kept in logs/ and errors/ as they are: output and tracebacks; "
+        "to send a report away: `stepscope report RUN --html FILE --redact`",
+    )
+    yield Check(
+        state="good",
+        what=f"a new run in {runs.absolute()} is readable by you alone "
+        f"(folders {PRIVATE:04o}, files {PRIVATE & 0o666:04o}), unless `run --share` opens it",
+    )
+    shared = sorted(path.parent.name for path in runs.glob(f"*/{META}") if _others_can_read(path.parent))
+    if shared:
+        more = f" and {len(shared) - MOST_NAMED} more" if len(shared) > MOST_NAMED else ""
+        yield Check(
+            state="weak",
+            what=f"other users can read {len(shared)} run(s) in {runs}: {', '.join(shared[:MOST_NAMED])}{more}",
+            advice="`chmod -R go= RUN` closes one",
+        )
+
+
+def _others_can_read(run_dir: Path) -> bool:
+    try:
+        return bool(run_dir.stat().st_mode & 0o055)
+    except OSError:
+        return False
+
+
+def _gpu() -> Check:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return Check(state="weak", what="no NVIDIA driver: no GPU figures, host times only")
+    count = pynvml.nvmlDeviceGetCount()
+    pynvml.nvmlShutdown()
+    return Check(state="good", what=f"{count} NVIDIA GPU(s) visible through NVML")
+
+
+def _pidfd() -> Check:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return Check(state="weak", what="no pidfd: the death of a rank is seen by polling, a fifth of a second late")
+    return Check(state="good", what="the death of a rank is seen at once (pidfd)")
+
+
+def _injection() -> Iterator[Check]:
+    if sys.flags.ignore_environment:
+        yield Check(state="bad", what="Python ignores PYTHONPATH here", advice="do not start the job with -E or -I")
+    elif importlib.util.find_spec("sitecustomize") is not None:
+        yield Check(state="good", what="a sitecustomize of yours exists; it runs after ours, as always")

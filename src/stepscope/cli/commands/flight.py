@@ -1,0 +1,73 @@
+"""``stepscope flight``: who hangs a job, by the dumps of its ranks' Flight Recorders."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.cli.output import progress_bar, protect_inputs, write_page
+from stepscope.errors import DumpError
+
+HELP = "read Flight Recorder dumps: which rank hangs the job"
+EPILOG = """\
+Dumps of any version of torch, pickled or JSON, of NCCL or gloo, whatever their names; beside them, if there are any,
+stacks (stacks_N.txt, as faulthandler writes them), errors (err_N.txt) and torchtitan's structured_logs/.
+
+examples:
+  stepscope flight comm_traces/                         all in a folder
+  stepscope flight /tmp/nccl_trace_rank_*               or by name
+  stepscope flight dumps/ --json                        the same for programs
+  stepscope flight dumps/ --html hang.html              and as a page with the picture
+"""
+WIDEST = 100
+PAGE = b"<!doctype html>"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="+", help="folders or files of one job")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the same to this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepscope.flight.judge import judge
+    from stepscope.flight.read import read_paths
+    from stepscope.reports.flight_text import render_flight
+
+    if args.html is not None:
+        protect_inputs([args.html], [*args.paths, *_existing_output(args.html, args.paths)])
+    with progress_bar("reading dumps") as told:
+        reading = read_paths(args.paths, progress=told)
+    if not reading.dumps:
+        raise DumpError(" ".join(["there is no dump in there:", *reading.problems[:4]]))
+    verdict = judge(
+        reading.dumps,
+        stacks=reading.stacks,
+        errors=reading.errors,
+        logs=reading.logs,
+        unreadable=reading.unreadable,
+        problems=reading.problems,
+    )
+    document = verdict.to_dict()
+    if args.html is not None:
+        from stepscope.reports.flight_html import render_flight_html
+
+        write_page(args.html, render_flight_html(document))
+    if args.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+        print(render_flight(document, width=width), end="")
+    return 0
+
+
+def _existing_output(out: Path, paths: Sequence[Path]) -> list[Path]:
+    """The file itself where it lies in one of the folders, unless it is a page that we wrote there before."""
+    place = out.resolve()
+    if not place.is_file() or not any(path.is_dir() and place.is_relative_to(path.resolve()) for path in paths):
+        return []
+    with place.open("rb") as file:
+        return [] if file.read(len(PAGE)).lower() == PAGE else [out]

@@ -1,0 +1,34 @@
+"""``stepscope key``: change the key that the nodes of your jobs share, while they run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from stepscope.records.text import say
+from stepscope.wire.keys import retire_key, rotate_key
+
+HELP = "change the key that hub and agents share, without stopping a job"
+EPILOG = """\
+examples:
+  stepscope key rotate     make a new key; the old one still works
+  stepscope key retire     end the old key
+
+The key is in ~/.config/stepscope/key.  Running hubs and agents read it again.  Where nodes do not share your home
+folder, copy the file after each of the two commands: to the node with the hub first, then to the others.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("rotate", "retire"))
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "rotate":
+        path = rotate_key(os.environ)
+        say(f"{path} has a new key, and the old one still works; copy the file to nodes that do not share this folder")
+        say("when all nodes have it, `stepscope key retire` ends the old one")
+    else:
+        path = retire_key(os.environ)
+        say(f"{path} has only the new key; copy the file to nodes that do not share this folder")
+    return 0

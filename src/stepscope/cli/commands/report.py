@@ -1,0 +1,85 @@
+"""``stepscope report``: the summary of a run, whatever became of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from stepscope.cli.run_argument import RUN_HELP, locate_run
+from stepscope.errors import UsageError
+from stepscope.records.text import say
+from stepscope.store.paths import META, REDACTED_FILE, REPORT_FILE
+
+HELP = "show the summary of a run: finished, killed or still running"
+EPILOG = """\
+examples:
+  stepscope report                      of the newest run in runs/
+  stepscope report runs/NAME            the summary, as at the end of `stepscope run`
+  stepscope report runs/NAME --json     the document of summary.json (docs/schema.md)
+  stepscope report --follow             a line whenever something is found, while the run goes on
+  stepscope report runs/NAME --html     report.html in the run: its page in one file, to look at or to send
+  stepscope report NAME --html a.html   the same, elsewhere; also of a run that goes on
+  stepscope report NAME --html --redact to send away: without hosts, users, paths and values (docs/security.md)
+
+A run that is over is sealed and its summary saved beside it; one that cannot be written is only shown.
+"""
+WIDEST = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
+    parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
+    parser.add_argument("--follow", action="store_true", help="while the run goes on, say what is found as it is found")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="make the page in one file (default: report.html in the run)",
+    )
+    parser.add_argument(
+        "--redact",
+        action="store_true",
+        help="replace host names, users, paths, addresses and command-line values in what is printed and in the page; "
+        f"the page has no logs, and is {REDACTED_FILE} in the run unless --html says otherwise",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
+    parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
+
+
+def run(args: argparse.Namespace) -> int:
+    # numpy and the store's engine are loaded only now: `stepscope --help` must not wait for them.
+    from stepscope.cli.finalize import finalize_run
+
+    color = sys.stdout.isatty() and not args.no_color and not os.environ.get("NO_COLOR")
+    width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+    path, html = _paths(args.path, args.html)
+    run_dir = locate_run(path)
+    if args.follow:
+        from stepscope.cli.finalize import follow_run
+
+        follow_run(run_dir)
+    usual = run_dir / (REDACTED_FILE if args.redact else REPORT_FILE)
+    page = None if html is None else Path(html) if html else usual
+    summary, text = finalize_run(run_dir, color=color, width=width, quiet=args.quiet, html=page, redact=args.redact)
+    if args.quiet:
+        return 0
+    if page is not None:
+        say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
+    if args.redact:
+        say("redacted; exception messages, source lines and names that you chose are kept: read it before you send it")
+    print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
+    return 0
+
+
+def _paths(path: Path | None, html: str | None) -> tuple[Path | None, str | None]:
+    """The run and the file; ``--html RUN`` means the run, since no page is called like one."""
+    if html and path is None and (Path(html) / META).is_file():
+        return Path(html), ""
+    if html and Path(html).is_dir():
+        raise UsageError(f"--html {html} is a folder; name a file in it")
+    return path, html

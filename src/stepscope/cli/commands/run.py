@@ -1,0 +1,221 @@
+"""``stepscope run``: start any training job, unchanged, with the recorder in every rank."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from stepscope.agent.hangs.on_hang import REPORT, HangPolicy, seconds_from
+from stepscope.cli.launch.command import (
+    MASTER_PORT,
+    NodeOptions,
+    Nodes,
+    SlurmStep,
+    Torchrun,
+    find_nodes,
+    job_command,
+    slurm_step,
+    starts_ranks,
+)
+from stepscope.cli.launch.hub import DEFAULT_PORT, HubOptions
+from stepscope.cli.launch.record import JobOptions, record
+from stepscope.errors import UsageError
+from stepscope.records.files import PRIVATE, SHARED_WITH
+from stepscope.records.text import default_name
+
+__all__ = ["add_arguments"]
+
+HELP = "run a training script or launcher and record every step"
+EPILOG = """\
+examples:
+  stepscope run train.py --epochs 3
+  stepscope run --nproc-per-node 4 train.py
+  stepscope run --live train.py
+  stepscope run torchrun --nproc-per-node 4 train.py
+  stepscope run -m my_package.train --lr 3e-4
+  stepscope run accelerate launch train.py
+  stepscope run --nnodes 2 --node-rank 0 --master-addr node0 --name big --nproc-per-node 8 train.py
+  srun stepscope run train.py
+
+Options of ours stand before the script; everything from the script on is the job's own.
+The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were not there.
+"""
+
+OPTIONS_BEFORE_JOB = (
+    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
+    *("--share", "--max-disk", "--max_disk"),
+    *("--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port", "--master_port"),
+    *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
+)
+
+_UNITS = "KMGT"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "stepscope run [options] SCRIPT.py | -m MODULE | LAUNCHER … [arguments]"
+    parser.add_argument("--name", help="name of the run (default: the script and the time)")
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        metavar="N",
+        help="start N ranks with torchrun (a number, cpu, gpu or auto)",
+    )
+    parser.add_argument(
+        "--on-hang",
+        metavar="report|abort|CMD",
+        default=REPORT,
+        help="when the job hangs: only tell (default), end it, or start a command with STEPSCOPE_HANG_FILE set",
+    )
+    parser.add_argument(
+        "--hang-after",
+        type=_seconds,
+        metavar="SECONDS",
+        help="look into a job without progress for so long, or for five steps (default: 10; 0 = never)",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="show the run on the terminal while it goes on; what the job prints goes to logs/terminal.log",
+    )
+    parser.add_argument(
+        "--native-output",
+        "--native_output",
+        action="store_true",
+        help="keep what native code (NCCL, CUDA, the C library) prints in each rank's log, too: output goes by way of "
+        "files in the run, unless it goes to a terminal",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
+    parser.add_argument(
+        "--share",
+        choices=tuple(SHARED_WITH),
+        help="let your group, or all users of this machine, read the run (default: only you)",
+    )
+    parser.add_argument(
+        "--max-disk",
+        "--max_disk",
+        type=_size,
+        metavar="SIZE",
+        help="what the run may take on disk, on each node: 10G, 500M (default: 20G; 0 = no limit); near it samples get "
+        "coarser and logs shorter, and every step is kept",
+    )
+    parser.add_argument("--no-html", "--no_html", action="store_true", help="no report.html at the end")
+    _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
+    _add_hub(parser.add_argument_group("the hub", "what other nodes send to, and what shows the run while it lasts"))
+
+
+def _add_nodes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--nnodes", metavar="N", default="", help="how many nodes, or the least and the most (1:4)")
+    group.add_argument(
+        "--node-rank", "--node_rank", metavar="K", default="", help="which of them this is; node 0 has the hub"
+    )
+    group.add_argument("--master-addr", "--master_addr", metavar="HOST", default="", help="where node 0 is")
+    group.add_argument(
+        "--master-port", "--master_port", type=_port, metavar="P", help=f"of torchrun there (default: {MASTER_PORT})"
+    )
+
+
+def _add_hub(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--hub-host",
+        "--hub_host",
+        metavar="ADDR",
+        default="",
+        help="where it listens (default: on loopback; with several nodes, everywhere)",
+    )
+    group.add_argument(
+        "--hub-port",
+        "--hub_port",
+        type=_port,
+        metavar="P",
+        help=f"on which port (default: {DEFAULT_PORT} with several nodes, by the job's number under Slurm, else any)",
+    )
+    group.add_argument(
+        "--tls-cert", "--tls_cert", type=Path, metavar="FILE", help="its certificate (default: one made for the run)"
+    )
+    group.add_argument("--tls-key", "--tls_key", type=Path, metavar="FILE", help="the key of that certificate")
+    group.add_argument("--no-tls", "--no_tls", action="store_true", help="plain HTTP, also between nodes")
+    group.add_argument("--no-hub", "--no_hub", action="store_true", help="no hub: every node keeps what it records")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.live and args.no_hub:
+        raise UsageError("--live shows what the hub knows: not with --no-hub")
+    after_s = seconds_from(os.environ) if args.hang_after is None else args.hang_after
+    step = slurm_step(os.environ)
+    flags = NodeOptions(count=args.nnodes, rank=args.node_rank, address=args.master_addr)
+    nodes = find_nodes(flags, args.job, os.environ, step, torchrun=args.nproc_per_node is not None)
+    launches = args.nproc_per_node is not None or starts_ranks(args.job)
+    tasks = step is not None and step.tasks > 1 and not launches and not flags.count
+    if step is not None and step.tasks_here > 1 and args.nproc_per_node is not None:
+        raise UsageError("--nproc-per-node starts all ranks of a node from one task: `srun --ntasks-per-node 1 …`")
+    torchrun = None
+    if args.nproc_per_node is not None or (nodes.several and not tasks):
+        port = args.master_port or (step.master_port if step is not None else MASTER_PORT)
+        torchrun = Torchrun(ranks=args.nproc_per_node, nodes=nodes, port=port, name=args.name or "stepscope")
+    command = job_command(args.job, torchrun)
+    hub_port = args.hub_port
+    if hub_port is None and step is not None and nodes.several:
+        hub_port = step.hub_port
+    job = JobOptions(
+        command=command,
+        root=args.dir,
+        name=_name(args.name, command, nodes, step, alone=args.no_hub),
+        quiet=args.quiet,
+        html=not args.no_html,
+        on_hang=HangPolicy(after_s=after_s, action=args.on_hang),
+        nodes=nodes,
+        hub=HubOptions(
+            off=args.no_hub,
+            host=args.hub_host,
+            port=hub_port,
+            tls=not args.no_tls,
+            certificate=args.tls_cert,
+            key=args.tls_key,
+        ),
+        step=step,
+        ranks_are_tasks=tasks,
+        live=args.live,
+        mode=SHARED_WITH.get(args.share, PRIVATE),
+        max_disk=args.max_disk,
+        native_output=args.native_output,
+    )
+    return record(job)
+
+
+def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep | None, *, alone: bool) -> str | None:
+    """What the run is to be called; None: by its time.  UsageError when the nodes could not agree on that."""
+    if asked is not None:
+        return asked
+    if step is not None:
+        return default_name(command, step.name)
+    if nodes.id not in ("", "none"):
+        return default_name(command, "".join(c if c.isalnum() or c in "._" else "-" for c in nodes.id))
+    if nodes.several and not alone:
+        raise UsageError(
+            f"a job of {nodes.count} nodes needs a --name, the same on each of them: by it they find one another"
+        )
+    return None
+
+
+def _seconds(text: str) -> float:
+    """ValueError, which argparse makes a sentence of, for what is no length of time."""
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+def _size(text: str) -> int:
+    """Bytes: a number with K, M, G or T behind it (of 1,024), or none."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple(_UNITS) else (text, "")
+    if not (number.isascii() and number.replace(".", "", 1).isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is no size, as 10G or 500M are")
+    return int(float(number) * (1 << 10 * (_UNITS.find(unit) + 1 if unit else 0)))
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return int(text)

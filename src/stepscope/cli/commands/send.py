@@ -1,0 +1,118 @@
+"""``stepscope send``: what a node could not deliver to its hub in time, delivered later."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.agent.drain import drain_leftovers
+from stepscope.agent.shipping.client import split_url
+from stepscope.agent.shipping.destination import Destination
+from stepscope.agent.shipping.sender import Sender
+from stepscope.cli.output import progress_bar
+from stepscope.errors import HubError, RunError, UsageError
+from stepscope.records.text import bytes_text, count_text, say
+from stepscope.store.documents import read_meta
+from stepscope.store.liveness import clock_ahead_s, processes_alive, remove_session, sealing_barred, session_of
+from stepscope.store.locks import writing_barred
+from stepscope.store.paths import INBOX
+from stepscope.wire.keys import load_keys
+
+HELP = "send what a node of a run still holds to the run's hub"
+EPILOG = """\
+examples:
+  stepscope send runs/NAME.node1                          to the hub it was meant for
+  stepscope send runs/NAME.node1 --to https://HOST:29555  to `stepscope serve` on another machine
+
+A node that cannot reach its hub keeps its records in a folder beside the runs.  This sends what the hub does not have
+and, once it has everything, removes the folder.  It can be broken off and started again at any time.
+"""
+GIVE_UP_S = 30.0
+"""When the hub takes nothing for so long."""
+UNKNOWN_END = {"exit_code": None, "status": "unknown"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", type=Path, help="the folder that a node kept, like runs/NAME.node1")
+    parser.add_argument("--to", metavar="URL", help="another hub than the one it was meant for")
+
+
+def run(args: argparse.Namespace) -> int:
+    run_dir: Path = args.path
+    meta = read_meta(run_dir)
+    to = _destination(run_dir, meta, args.to)
+    split_url(to.url)
+    load_keys()
+    if (run_dir / INBOX).exists():
+        raise UsageError(f"{run_dir} is a run of several nodes itself, not what one of them kept")
+    if meta.get("sealed") is True:
+        raise RunError(f"{run_dir} was sealed here and can no longer be sent; `stepscope report` reads it")
+    if processes_alive(run_dir) and not clock_ahead_s(run_dir, meta):
+        raise UsageError(f"{run_dir} is still being written, and its agent sends it")
+    with progress_bar("watching whether it is still written to", None) as told:
+        barred = writing_barred(run_dir) or sealing_barred(run_dir, meta, progress=told)
+    if barred:
+        raise RunError(f"{run_dir} is not sent from here: {barred}")
+    _drain(run_dir, meta)
+    sender = Sender(run_dir, to, load_keys)
+    try:
+        _deliver(sender, meta.get("end") or UNKNOWN_END)
+    finally:
+        sender.close()
+    done = f"sent {bytes_text(sender.counts.sent_bytes)} in {count_text(sender.counts.frames, 'frame')} to {to.url}"
+    if unsent := sender.unsent():
+        say(f"{done}; {unsent}, so {run_dir} stays")
+        return RunError.exit_code
+    if Destination.from_meta(meta) is None:
+        say(done)
+        return 0
+    try:
+        shutil.rmtree(run_dir)
+    except OSError as error:
+        raise RunError(f"{done}, but {run_dir} cannot be removed: {error.strerror}") from error
+    say(f"{done}; {run_dir} is removed")
+    return 0
+
+
+def _destination(run_dir: Path, meta: Mapping[str, Any], url: str | None) -> Destination:
+    to = Destination.from_meta(meta)
+    if to is None and url is None:
+        raise UsageError(f"{run_dir} does not say which hub it belongs to: name one with --to URL")
+    if to is None:
+        return Destination(url=str(url), run=str(meta["name"]), node=0, nnodes=1)
+    return to if url is None else replace(to, url=url)
+
+
+def _drain(run_dir: Path, meta: Mapping[str, Any]) -> None:
+    """What an agent that died left in memory."""
+    session = session_of(run_dir, meta) or run_dir / "rings"
+    try:
+        drain_leftovers(run_dir, session)
+    except OSError as error:
+        raise RunError(f"cannot write to {run_dir}: {error.strerror}") from error
+    remove_session(session)
+
+
+def _deliver(sender: Sender, end: Mapping[str, Any]) -> None:
+    """HubError when the hub cannot be reached, or takes nothing for a while; UsageError when it needs nothing."""
+    turn = sender.turn(bye=end)
+    if sender.trouble:
+        raise HubError(sender.trouble)
+    if sender.local:
+        raise UsageError("that is the run itself, which its hub reads where it is: there is nothing to send")
+    total, frames, taken_s = sender.left_bytes(), 0, time.monotonic()
+    with progress_bar("sending", bytes_text) as told:
+        while not turn.delivered:
+            turn = sender.turn(bye=end)
+            if sender.counts.frames > frames:
+                frames, taken_s = sender.counts.frames, time.monotonic()
+            elif time.monotonic() - taken_s > GIVE_UP_S:
+                raise HubError(sender.trouble)
+            told(max(total - sender.left_bytes(), 0), total)
+            if not turn.delivered:
+                time.sleep(turn.wait_s)

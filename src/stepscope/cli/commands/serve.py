@@ -1,0 +1,250 @@
+"""``stepscope serve``: the HTTP API of one run, or of a folder of runs past and live."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import pwd
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.cli.links import opened_in_browser, page_link
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.records.text import say
+from stepscope.store.paths import META
+
+if TYPE_CHECKING:
+    from stepscope.hub.api.auth import TrustedProxy
+    from stepscope.hub.audit import AuditLog
+    from stepscope.hub.server import Server
+    from stepscope.hub.transport import TlsFiles
+
+HELP = "serve a run, or a folder of runs, over HTTP"
+EPILOG = """\
+examples:
+  stepscope serve                       the runs in runs/, for this machine only
+  stepscope serve runs/NAME             one run
+  stepscope serve --open                and shows them in your browser
+  stepscope serve --host 0.0.0.0        for others, too: TLS, with a certificate made for it
+  stepscope serve runs --accept         takes what nodes still hold (stepscope send)
+
+On a terminal it prints a link that opens the page signed in.  Everything needs the reader's token, which stands in a
+file that only you can read.  It is another each time, unless --token-file names a file that keeps it:
+  curl -H "Authorization: Bearer $(cat ~/.config/stepscope/serve-7070.token)" http://127.0.0.1:7070/api/v1/runs
+"""
+DEFAULT = Path("runs")
+DEFAULT_PORT = 7070
+TOKEN_FILE = "serve-{port}.token"
+ANYWHERE = ("", "0.0.0.0", "::")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="a run, or a folder of runs")
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--port", metavar="N", type=int, default=DEFAULT_PORT, help="0: any that is free")
+    parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate in PEM; with --tls-key")
+    parser.add_argument("--tls-key", metavar="FILE", type=Path, help="its private key")
+    parser.add_argument("--no-tls", action="store_true", help="plain HTTP even where others can listen in")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="keeps the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
+    )
+    parser.add_argument(
+        "--trust-header",
+        metavar="NAME",
+        help="believe a reverse proxy on this machine that names the user it has authenticated in this header",
+    )
+    parser.add_argument(
+        "--proxy-user", metavar="USER", help="as whom that proxy runs (default: you, or root); with --trust-header"
+    )
+    parser.add_argument(
+        "--audit-log",
+        metavar="FILE",
+        type=Path,
+        help="where to write who read and sent what (default: ~/.config/stepscope/audit.jsonl); see `stepscope audit`",
+    )
+    parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
+    parser.add_argument("--open", action="store_true", help="show the page in your browser")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end with standard input, too: for a program that starts this"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepscope.cli.launch.hub import HubOptions, certificate_of, listen, url_of
+    from stepscope.hub.limits import is_local
+    from stepscope.hub.server import run_loop
+
+    host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
+    options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
+    trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
+    if not args.dir.is_dir():
+        raise UsageError(f"{args.dir} is not a folder")
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: there is no such port")
+    if not any(
+        (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
+    ):
+        say(f"there is no run in {args.dir} yet; name a run, or a folder of runs")
+    with listen(host, port) as listening, _token(args.token_file, listening.getsockname()[1]) as (place, token):
+        shown = socket.gethostname() if host in ANYWHERE else host
+        secured = options.tls and (outside or options.certificate is not None)
+        tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
+        url, one = url_of(shown, listening.getsockname()[1], tls=secured), _name_of(args.dir)
+        _tell(args.dir, url, one, place, token)
+        if tls is not None:
+            _tell_certificate(tls, own=options.certificate is not None)
+        try:
+            with _shown(page_link(url, one, token)) if args.open else nullcontext():
+                run_loop(_serve(args, listening, token, tls, trusted))
+        finally:
+            if tls is not None:
+                tls.remove()
+    return 0
+
+
+def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:
+    """UsageError when others than a proxy on this machine could write that header."""
+    from stepscope.hub.api.auth import TrustedProxy
+
+    if header is None:
+        if user is not None:
+            raise UsageError("--proxy-user belongs to --trust-header")
+        return None
+    if outside:
+        raise UsageError("--trust-header works on loopback only: leave out --host, and let the proxy listen for others")
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header) or header.lower() in ("authorization", "cookie", "host"):
+        raise UsageError(f"--trust-header {header}: not a name for such a header, as X-Forwarded-User is")
+    if user is None:
+        return TrustedProxy(header=header, uids=frozenset((0, os.getuid())))
+    try:
+        return TrustedProxy(header=header, uids=frozenset((pwd.getpwnam(user).pw_uid,)))
+    except KeyError:
+        raise UsageError(f"--proxy-user {user}: there is no such user here") from None
+
+
+@contextmanager
+def _token(fixed: Path | None, port: int) -> Iterator[tuple[Path, str]]:
+    """A file with the reader's token: the user's own, which stays, or one for as long as this serves."""
+    from stepscope.wire.keys import kept_secret, key_path
+
+    if fixed is not None:
+        yield fixed, kept_secret(fixed, "token", "name another file with --token-file")
+        return
+    place = key_path(os.environ).with_name(TOKEN_FILE.format(port=port))
+    place.unlink(missing_ok=True)  # of one that was killed: the port is ours now
+    token = kept_secret(place, "token", "name another file with --token-file")
+    try:
+        yield place, token
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def _name_of(folder: Path) -> str:
+    """Of a run; empty for a folder of runs."""
+    return folder.resolve().name if (folder / META).is_file() else ""
+
+
+def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
+    """Where we listen goes to standard output, for programs too: on a terminal as the link that signs in."""
+    say(f"serving {folder}; Ctrl-C ends it")
+    say(f"the token is in {place}")
+    print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
+
+
+def _tell_certificate(tls: TlsFiles, *, own: bool) -> None:
+    made = "" if own else "; it was made for this, so a browser will ask whether you trust it"
+    say(f"the certificate's SHA-256 is {tls.fingerprint.hex()}{made}")
+
+
+@contextmanager
+def _shown(link: str) -> Iterator[None]:
+    with opened_in_browser(link) as found:
+        if not found:
+            say("there is no browser here to open it in")
+        yield
+
+
+def _audit(folder: Path, fixed: Path | None) -> AuditLog:
+    """Not in the folder that is served, which may be somebody else's, or of a run that is recorded elsewhere."""
+    from stepscope.hub.audit import AuditLog, audit_path
+
+    path = fixed if fixed is not None else audit_path(os.environ)
+    if fixed is None:
+        with suppress(OSError):  # the log says that it cannot be written
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return AuditLog(path=path, about={"served": str(folder.resolve())})
+
+
+async def _serve(
+    args: argparse.Namespace,
+    listening: socket.socket,
+    token: str,
+    tls: TlsFiles | None,
+    trusted: TrustedProxy | None,
+) -> None:
+    """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
+    from stepscope.hub.api.auth import Readers
+    from stepscope.hub.api.tokens import ReaderTokens, tokens_path
+    from stepscope.hub.app import make_app
+    from stepscope.hub.ingest.folder_ingest import FolderIngest
+    from stepscope.hub.limits import Refusals
+    from stepscope.hub.runs import Runs, open_ahead
+    from stepscope.hub.server import Server
+
+    folder: Path = args.dir
+    refusals, runs, audit = Refusals(), Runs.of_folder(folder), _audit(folder, args.audit_log)
+    fingerprint = tls.fingerprint if tls is not None else b""
+    agents = None
+    if args.accept:
+        agents = FolderIngest(runs, refusals, fingerprint=fingerprint, done=_finish, audit=audit)
+    port = listening.getsockname()[1]
+    readers = Readers(
+        token,
+        secure=tls is not None,
+        port=port,
+        named=ReaderTokens(tokens_path(os.environ)),
+        trusted=trusted,
+        audit=audit,
+    )
+    app = make_app(runs, readers, agents, refusals=refusals)
+    server = Server(app, listening, tls=tls, refusals=refusals)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop)
+    if args.until_eof:
+        loop.add_reader(0, lambda: None if os.read(0, 4096) else _end(loop, server))
+    beside = [asyncio.create_task(open_ahead(runs, folder)), asyncio.create_task(audit.keep())]
+    try:
+        await server.run()
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        if agents is not None:
+            await agents.close()
+        audit.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    loop.remove_reader(0)
+    server.stop()
+
+
+def _finish(run_dir: Path) -> None:
+    """What nodes handed in becomes a part of the run and of its summary."""
+    from stepscope.cli.finalize import finalize_run
+
+    try:
+        finalize_run(run_dir)
+    except StepscopeError as error:
+        say(str(error))

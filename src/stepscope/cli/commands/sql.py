@@ -1,0 +1,117 @@
+"""``stepscope sql``: ask a run anything."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.output import format_table, progress_bar
+from stepscope.cli.run_argument import RUN_HELP, locate_run
+from stepscope.errors import TraceError, UsageError
+from stepscope.records.text import printable, say
+from stepscope.store.paths import META
+from stepscope.store.sealed.sql import QueryResult, ask, query
+
+HELP = "query a run or traces with SQL"
+EPILOG = """\
+tables of a run: steps (a row per rank and step), samples, events, findings, ranks
+tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives (of gloo: slices named
+                  gloo:…), syncs, pythons, memory, ranks
+
+examples:
+  stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
+  stepscope sql "describe steps"                 of the newest run in runs/
+  stepscope sql --csv runs/NAME "select * from steps" > steps.csv
+  stepscope sql traces/ "select rank, name, sum(dur_ns) / 1e6 as ms from kernels group by all order by ms desc limit 9"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", type=Path, metavar="RUN", nargs="*", help=f"{RUN_HELP}; or traces, or folders of them")
+    parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
+    form.add_argument("--json", action="store_true", help="a JSON array of objects instead of a table")
+
+
+def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """``sql traces/ --csv QUERY``: the last is the query."""
+    args.paths += map(Path, [args.sql, *words[:-1]])
+    args.sql = words[-1]
+
+
+def run(args: argparse.Namespace) -> int:
+    result = _asked(args.paths, args.sql)
+    if args.json:
+        rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+        print(json.dumps(rows, indent=2, default=str))
+    elif args.csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        shown = _harmless if sys.stdout.isatty() else list
+        writer.writerows(shown(row) for row in (result.columns, *result.rows))
+    else:
+        print(_table(result))
+    return 0
+
+
+def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
+    if os.path.exists(sql):  # noqa: PTH110  (a long query is no error of the file system's)
+        raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
+    found = [_traces(path) for path in paths]
+    if len(paths) < 2 and not any(found):
+        run_dir = locate_run(paths[0] if paths else None)
+        with progress_bar("querying", None) as told:
+            return query(run_dir, sql, progress=told)
+    if not all(found):
+        raise UsageError(f"{paths[found.index(None)]} holds no trace; of several paths each must (one run at a time)")
+    files = list(dict.fromkeys(file for of_path in found for file in of_path or ()))
+    from stepscope.traces.reading.cache import Cache
+    from stepscope.traces.sql import trace_database
+
+    with trace_database(files, Cache.of_environment()) as (database, readable, notices):
+        for notice in notices:
+            say(notice)
+        return ask(database, sql, readable)
+
+
+def _traces(path: Path) -> list[Path] | None:
+    """A file, or those of a folder that is no run and holds traces."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir() or (path / META).exists():
+        return None
+    from stepscope.traces.reading.files import find_traces
+
+    try:
+        return find_traces([path])[0]
+    except TraceError:
+        return None
+
+
+def _table(result: QueryResult) -> str:
+    from stepscope.records.text import count_text
+
+    numeric = [
+        column
+        for column in range(len(result.columns))
+        if all(isinstance(row[column], int | float | None) for row in result.rows)
+    ]
+    cells = [[_cell(value) for value in row] for row in result.rows]
+    return f"{format_table(result.columns, cells, numeric=numeric)}\n({count_text(len(result.rows), 'row')})"
+
+
+def _harmless(row: Sequence[Any]) -> list[Any]:
+    return [printable(value, keep="\n\t") if isinstance(value, str) else value for value in row]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,73 @@
+"""``stepscope token``: readers' tokens with a name, a scope and an end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+
+from stepscope.cli.output import format_table
+from stepscope.errors import UsageError
+from stepscope.records.text import say
+
+HELP = "create, list and revoke tokens for readers of your runs"
+EPILOG = """\
+examples:
+  stepscope token create grafana --metrics --expires 90d   for Prometheus: /metrics and nothing else
+  stepscope token create anna --run night                  one run, for 30 days
+  stepscope token list
+  stepscope token revoke anna                              refused from the next request on, signed in or not
+
+Every hub and `stepscope serve` of yours takes them: as a header (Authorization: Bearer TOKEN), and to sign in to the
+page.  The token is printed once; what is kept is its hash.  `stepscope audit` shows who used theirs, and for what.
+"""
+SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("create", "list", "revoke"))
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of the token")
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("--run", metavar="RUN", dest="only", help="for one run only (default: all runs)")
+    scope.add_argument("--metrics", action="store_true", help="for /metrics only")
+    parser.add_argument("--expires", metavar="TIME", default="30d", help="12h, 30d, 8w (default: 30d)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepscope.hub.api.tokens import ALL, METRICS, ReaderTokens, run_scope, tokens_path
+
+    tokens = ReaderTokens(tokens_path(os.environ))
+    if args.action == "list":
+        now_s = time.time()
+        rows = [
+            (one.name, one.scope, _day(one.created_s), "expired" if one.expires_s <= now_s else _day(one.expires_s))
+            for one in tokens.all()
+        ]
+        print(format_table(("name", "for", "created", "expires"), rows) if rows else "No tokens yet.")
+        return 0
+    if args.name is None or not NAME.fullmatch(args.name):
+        raise UsageError("a token needs a name of letters, digits, dots and dashes")
+    if args.action == "revoke":
+        tokens.revoke(args.name)
+        say(f"{args.name} is revoked")
+        return 0
+    if args.only == "":
+        raise UsageError("--run needs the name of a run; leave it out for a token that reads all runs")
+    scope = METRICS if args.metrics else run_scope(args.only) if args.only is not None else ALL
+    token = tokens.create(args.name, scope, now_s=time.time(), seconds=_seconds(args.expires))
+    say(f"{args.name} is for {scope} and expires in {args.expires}; the token is not shown again")
+    print(token)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,4})([hdw])", text)
+    if found is None or not int(found[1]):
+        raise UsageError(f"--expires {text}: a number and h, d or w, as in 30d")
+    return float(int(found[1]) * SECONDS[found[2]])
+
+
+def _day(wall_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(wall_s))

@@ -1,0 +1,211 @@
+"""``stepscope trace``: the command, and what it does with traces: analysis, what-if, CSV tables, timeline.
+
+``stepscope trace``: what is wrong in the traces of a job, one file or one per rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.cli.output import progress_bar, protect_inputs, write_page
+from stepscope.errors import TraceError, UsageError
+from stepscope.records.files import replaced
+
+if TYPE_CHECKING:
+    from stepscope.traces.engine.worker import Options
+    from stepscope.traces.exports import Track
+    from stepscope.traces.job import JobAnalysis
+    from stepscope.traces.model.columns import Trace
+    from stepscope.traces.model.tables import Table
+    from stepscope.traces.path.whatif import Change, WhatIf
+
+
+# -- trace job --------------------------------------------------------------------------------------------------------
+# From paths to the analysis of a job, and to what has to look at its traces once more.
+
+
+def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
+    """All ranks of what ``find_traces`` found; a file that cannot be read is a remark, unless there is no other."""
+    from stepscope.records.text import bytes_text
+    from stepscope.traces.engine.engines import analyse_paths, engine_named
+    from stepscope.traces.engine.worker import Problem
+    from stepscope.traces.findings import analyse_job
+    from stepscope.traces.ranks.rank_files import one_per_rank
+
+    with progress_bar("reading traces", bytes_text) as told:
+        found = analyse_paths(files, options, engine_named(engine), lambda _files, _all, read, total: told(read, total))
+    problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
+    analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
+    if not analyses:
+        raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
+    ranks, chosen = one_per_rank(analyses)
+    return analyse_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
+
+
+def parse_changes(words: Sequence[str]) -> list[Change]:
+    """What ``--what-if`` asks for."""
+    from stepscope.traces.path.whatif import parse_change
+
+    try:
+        return [parse_change(word) for word in words]
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+
+
+def what_if_results(job: JobAnalysis, options: Options, changes: Sequence[Change], rank: int) -> Table:
+    """The steps after each change: of the whole job if it is to a rank, else of one rank by itself."""
+    from stepscope.traces.job import like_peers
+    from stepscope.traces.model.window import window_of
+    from stepscope.traces.path.graph import graph_of
+    from stepscope.traces.path.whatif import what_if, what_if_table
+
+    graph = None
+    if any(change.kind != "rank" for change in changes):
+        (trace,) = (trace for number, trace in _reopen_traces(job, options, rank) if number == rank)
+        graph = graph_of(window_of(trace, keep_last=options.keep_last))
+
+    def tried(change: Change) -> WhatIf:
+        if graph is None or change.kind == "rank":
+            try:
+                return like_peers(job.ranks, job.collectives, change)
+            except TraceError as error:
+                raise UsageError(str(error)) from None
+        return what_if(graph, change)
+
+    return what_if_table([tried(change) for change in changes])
+
+
+def write_tables(job: JobAnalysis, folder: Path) -> None:
+    """Of all ranks together, and those that compare them."""
+    from stepscope.traces.exports import write_csv
+
+    of_job = (job.distributed, *job.collectives.tables.values())
+    write_csv(folder, {analysis.rank: analysis.tables for analysis in job.ranks}, of_job)
+
+
+def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
+    """All ranks on one clock, with their collectives and critical paths as tracks of their own."""
+    from stepscope.traces.exports import collective_tracks, path_track, write_perfetto
+    from stepscope.traces.model.window import window_of
+
+    def tracks() -> Iterator[Track]:
+        yield from collective_tracks(job.collectives)
+        for rank, trace in _reopen_traces(job, options):
+            yield path_track(rank, window_of(trace, keep_last=options.keep_last))
+
+    try:
+        with replaced(out) as spare:
+            write_perfetto(_reopen_traces(job, options), job.clocks, spare, tracks=tracks())
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+
+
+def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) -> Iterator[tuple[int, Trace]]:
+    """Once more, one by one, or only those of one file; of a file with several processes each that was analysed."""
+    from stepscope.traces.reading.cache import open_traces
+
+    ranks: dict[str, list[int]] = {}
+    for analysis in job.ranks:
+        ranks.setdefault(analysis.meta.path, []).append(analysis.rank)
+    for path, numbers in ranks.items():
+        if only is None or only in numbers:
+            yield from zip(numbers, open_traces(Path(path), options.cache), strict=False)
+
+
+# -- trace ------------------------------------------------------------------------------------------------------------
+
+HELP = "read profiler traces: where the time goes, who waits for whom, what to change"
+EPILOG = """\
+Traces of torch.profiler (.json, .json.gz, .json.zst) and of Nsight Systems (`nsys export --type sqlite`), one file, a
+folder of them, or one per rank; ranks are read from inside the files (docs/traces.md).
+
+examples:
+  stepscope trace trace.json.gz                          one rank
+  stepscope trace traces/                                all ranks of a job: who came last, and what that costs
+  stepscope trace traces/ --html trace.html              and as a page with charts
+  stepscope trace traces/ --json                         the same for programs
+  stepscope trace traces/ --perfetto merged.json.gz      one timeline of all ranks on one clock, for ui.perfetto.dev
+  stepscope trace new/ --against old/                    what became slower, what faster, and why
+  stepscope trace traces/ --what-if comm=hidden          the step time after a change
+"""
+WIDEST = 120
+ROWS_ON_A_PAGE = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="traces of one job: files or folders")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to this file")
+    parser.add_argument("--csv", metavar="DIR", type=Path, help="write every table as a CSV file into this folder")
+    parser.add_argument("--perfetto", metavar="FILE", type=Path, help="write all ranks as one timeline (.json.gz)")
+    parser.add_argument("--last-step", action="store_true", help="count the last profiler step, too")
+    parser.add_argument("--no-cache", action="store_true", help="read afresh and keep nothing")
+    parser.add_argument("--against", metavar="PATH", type=Path, nargs="+", help="traces from before, to compare with")
+    parser.add_argument(
+        "--what-if",
+        metavar="CHANGE",
+        action="append",
+        default=[],
+        help="kernel:NAME=2x, op:NAME=0, comm=hidden …",
+    )
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="what reads the files")
+    parser.add_argument("--top", metavar="N", type=int, help="rows of each table, and all tables in the text")
+
+
+def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """``trace A --json B``: traces as well."""
+    args.paths += map(Path, words)
+
+
+def run(args: argparse.Namespace) -> int:
+    # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
+    from stepscope.reports.trace_document import document_of, rank_shown, table_document
+    from stepscope.traces.exports import tables_in
+    from stepscope.traces.reading.files import find_traces
+
+    if args.top is not None and args.top < 1:
+        raise UsageError(f"--top {args.top} shows nothing")
+    changes = parse_changes(args.what_if)
+    options = _options(args)
+    found, found_before = find_traces(args.paths), find_traces(args.against or ())
+    protect_inputs([args.html, args.perfetto, *tables_in(args.csv)], [*found[0], *found_before[0]])
+    job = analyze_traces(*found, options, args.engine)
+    before = analyze_traces(*found_before, options, args.engine) if args.against else None
+    document = document_of(job, before=before)
+    if changes:
+        document["what_if"] = table_document(what_if_results(job, options, changes, int(rank_shown(document) or 0)))
+    if args.csv is not None:
+        write_tables(job, args.csv)
+    if args.perfetto is not None:
+        write_timeline(job, options, args.perfetto)
+    if args.html is not None:
+        from stepscope.reports.trace_html import render_trace_html
+
+        write_page(args.html, render_trace_html(document, top=args.top or ROWS_ON_A_PAGE))
+    _print(document, args)
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from stepscope.traces.engine.worker import Options
+    from stepscope.traces.reading.cache import Cache
+
+    return Options(keep_last=args.last_step, cache=None if args.no_cache else Cache.of_environment())
+
+
+def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
+    from stepscope.reports.trace_text import render_trace
+
+    if args.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+        return
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+    print(render_trace(document, width=width, color=color, top=args.top), end="")

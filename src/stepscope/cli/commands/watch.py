@@ -1,0 +1,143 @@
+"""``stepscope watch``: a run on the terminal as it goes on, of this machine or of a hub elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from stepscope.cli.launch.live_view import why_no_screen
+from stepscope.cli.run_argument import RUN_HELP, locate_run
+from stepscope.errors import HubError, UsageError
+from stepscope.records.text import say
+
+if TYPE_CHECKING:
+    from stepscope.terminal.client import RunAddress
+    from stepscope.terminal.feed import Feed
+
+__all__ = ["LocalRun"]
+
+HELP = "look at a run on the terminal while it goes on, or afterwards"
+EPILOG = """\
+examples:
+  stepscope watch                            the newest run in runs/ that goes on, else the newest
+  stepscope watch runs/NAME                  this one
+  stepscope watch https://node0:29555        the run of a hub elsewhere, with --token-file or STEPSCOPE_TOKEN
+  stepscope watch http://host:7070 NAME      one of the runs of `stepscope serve`
+  stepscope watch --plain | tee log          plain lines; so it is without a terminal
+
+Keys: arrows and Enter choose a rank, s sorts, f freezes, l shows the output, ? all of them, q leaves.
+"""
+TRIES = 3
+"""To reach the hub that a run names, before we look into its files ourselves."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "stepscope watch [options] [RUN | URL [RUN]]"
+    parser.add_argument("where", metavar="RUN|URL", nargs="?", help=f"{RUN_HELP}, or the address of a hub")
+    parser.add_argument("run_id", metavar="RUN", nargs="?", help="which run of that hub (default: its newest)")
+    parser.add_argument("--token-file", metavar="FILE", type=Path, help="of the reader's token, for a hub elsewhere")
+    parser.add_argument(
+        "--fingerprint", metavar="SHA256", default="", help="of that hub's certificate, if it made it itself"
+    )
+    parser.add_argument("--plain", action="store_true", help="plain lines, as without a terminal")
+
+
+def run(args: argparse.Namespace) -> int:
+    feed = _elsewhere(args) if _is_url(args.where) else _here(args)
+    plain = args.plain
+    if not plain and (why := _no_view()):
+        say(f"{why}: plain lines")
+        plain = True
+    feed.start()
+    try:
+        return _in_lines(feed) if plain else _on_screen(feed)
+    finally:
+        feed.close()
+
+
+def _is_url(said: str | None) -> bool:
+    return said is not None and said.startswith(("http://", "https://"))
+
+
+def _elsewhere(args: argparse.Namespace) -> Feed:
+    """The run of a hub; the address may be that of the page, but not with the token in it."""
+    from stepscope.terminal.client import RunAddress, fingerprint_from, token_from
+    from stepscope.terminal.feed import Feed
+
+    url, _, fragment = args.where.partition("#")
+    said, _, parameters = fragment.removeprefix("/").partition("?")
+    if "token=" in parameters:
+        raise UsageError("that link has the token in it, which others can read on a command line: use --token-file")
+    named = unquote(said.removeprefix("run/")) if said.startswith("run/") else ""
+    place = RunAddress(
+        url=url,
+        token=token_from(args.token_file),
+        run=args.run_id or named,
+        fingerprint=fingerprint_from(args.fingerprint),
+    )
+    return Feed(lambda: place)
+
+
+def _here(args: argparse.Namespace) -> Feed:
+    from stepscope.terminal.feed import Feed
+
+    if args.run_id is not None:
+        raise UsageError(f"{args.where} is no address of a hub, and so {args.run_id} is no run of it")
+    if args.token_file is not None or args.fingerprint:
+        raise UsageError("--token-file and --fingerprint are for a hub elsewhere: name its address")
+    local = LocalRun(locate_run(None if args.where is None else Path(args.where), prefer_live=True))
+    return Feed(local.where, end=local.close)
+
+
+class LocalRun:
+    """Where to look at a run of this machine: at its own hub while it has one, else at one that is ours alone."""
+
+    def __init__(self, run_dir: Path) -> None:
+        from stepscope.store.documents import read_meta
+        from stepscope.terminal.client import PrivateHub
+
+        read_meta(run_dir)  # NotARun, before anything is started
+        self._run_dir = run_dir
+        self._private = PrivateHub(run_dir)
+        self._tries = 0
+
+    def where(self) -> RunAddress:
+        from stepscope.store.catalog import is_active
+        from stepscope.store.documents import read_hub_file
+        from stepscope.terminal.client import address_from_hub_file
+
+        about = read_hub_file(self._run_dir)
+        if about is not None and self._tries < TRIES and is_active(self._run_dir):
+            self._tries += 1
+            return address_from_hub_file(about, self._run_dir.resolve().name)
+        if about is None and self._tries and is_active(self._run_dir):
+            raise HubError("the job is over, and its summary is being made")
+        return self._private.place()
+
+    def close(self) -> None:
+        self._private.close()
+
+
+def _no_view() -> str:
+    """Why there can be no view; empty: there can."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        return "not a terminal"
+    return why_no_screen()
+
+
+def _in_lines(feed: Feed) -> int:
+    from stepscope.terminal.plain import watch_plain
+
+    watch_plain(feed, lambda line: print(line, flush=True))
+    return 0
+
+
+def _on_screen(feed: Feed) -> int:
+    from stepscope.terminal.app import WatchApp
+
+    app = WatchApp(feed)
+    app.run(mouse=False)
+    return app.return_code or 0

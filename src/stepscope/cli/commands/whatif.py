@@ -1,0 +1,44 @@
+"""``stepscope whatif``: how fast a job would be without its stragglers, and who or what they are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from stepscope.cli.output import progress_bar
+
+HELP = "replay an operation-level trace without its stragglers"
+EPILOG = """\
+The trace is a Parquet table with a row per operation: step, rank, dp_rank, stage, optype, seq_id, start_ts, duration;
+the meta file says `name: value`, a line each: dp_size, pp_size … (docs/whatif.md has both).
+
+examples:
+  stepscope whatif trace.parquet --meta meta.yaml           who makes the job slow, and by how much
+  stepscope whatif trace.parquet --meta meta.yaml --json    the same for programs
+"""
+WIDEST = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the operations, a Parquet file")
+    parser.add_argument("--meta", metavar="META", type=Path, required=True, help="the shape of the job, a YAML file")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    # numpy and DuckDB are loaded only now: `stepscope --help` must not wait for them.
+    from stepscope.reports.whatif import render_whatif, whatif_document
+    from stepscope.whatif.operations import read_meta, read_trace
+    from stepscope.whatif.replay import analyse
+
+    shape = read_meta(args.meta)
+    with progress_bar("replaying") as told:
+        found = analyse(read_trace(args.trace, shape), progress=told)
+    if args.json:
+        print(json.dumps(whatif_document(found), indent=2, allow_nan=False))
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+        print(render_whatif(found, width=width), end="")
+    return 0

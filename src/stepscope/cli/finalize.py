@@ -1,0 +1,210 @@
+"""From a run directory to its summary: seal, diagnose and save a finished run; follow a live one.
+
+From a run directory to its summary: seal what is over, diagnose, write the results beside it.
+
+Used at the end of ``stepscope run`` and by ``stepscope report``, which does the same for a run whose launcher died.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.output import progress_bar
+from stepscope.diagnosis.findings import Change, Watched, look
+from stepscope.errors import RunError, RunUnwritable
+from stepscope.page.assets import is_built
+from stepscope.records import run_clock
+from stepscope.records.files import run_umask
+from stepscope.records.paths import ENV_HTML
+from stepscope.records.redaction import Redactor
+from stepscope.records.series import RunData
+from stepscope.records.text import say
+from stepscope.reports import render_text, summarise
+from stepscope.store.documents import log_names, read_meta, remove_hub_file, save_summary
+from stepscope.store.live.logs import copy_rest
+from stepscope.store.liveness import clock_ahead_s, processes_alive, read_lease, sealing_barred
+from stepscope.store.load import open_run
+from stepscope.store.locks import writing_barred
+from stepscope.store.paths import REPORT_FILE
+from stepscope.store.sealed.seal import needs_seal, seal
+from stepscope.terminal.wording import finding_line
+
+__all__ = ["finalize_run", "follow_run"]
+
+
+# -- finalise ---------------------------------------------------------------------------------------------------------
+
+FILE_WIDTH = 80
+"""Of ``summary.txt``, whatever the terminal."""
+
+
+def finalize_run(
+    run_dir: Path,
+    *,
+    end: Mapping[str, Any] | None = None,
+    color: bool = False,
+    width: int = FILE_WIDTH,
+    quiet: bool = False,
+    html: Path | None = None,
+    redact: bool = False,
+    made_here: bool = False,
+) -> tuple[dict[str, Any], str]:
+    """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be told.
+
+    ``quiet``: nothing is shown while it is made, however long that takes.  ``html``: where somebody asked for the page
+    in one file, made from what was read for the summary; RunError when that cannot be.  ``redact``: what is returned,
+    and that page, can be sent away (``records/redaction.py``); the files of the run are as ever.  ``made_here``: by the
+    launcher of that very run.
+
+    A run that is over is sealed and its results are saved; where the directory cannot be written they are only
+    returned, and a notice says so.  A run that still goes on is left as it is, and so is one that is recorded
+    elsewhere or belongs to somebody else.  NotARun when it is none.
+    """
+    with run_umask(run_dir):
+        return _finalize(run_dir, end, color, width, quiet, html, redact=redact, made_here=made_here)
+
+
+def _finalize(
+    run_dir: Path,
+    end: Mapping[str, Any] | None,
+    color: bool,
+    width: int,
+    quiet: bool,
+    html: Path | None,
+    *,
+    redact: bool,
+    made_here: bool,
+) -> tuple[dict[str, Any], str]:
+    problems = []
+    alive = processes_alive(run_dir)
+    ahead = alive and clock_ahead_s(run_dir, read_meta(run_dir)) > 0
+    barred = None if alive and not ahead else _barred(run_dir, made_here=made_here, quiet=quiet)
+    alive = alive and (not ahead or barred is not None)
+    if barred:
+        problems.append(f"Nothing in {run_dir} was changed: {barred}.")
+    ours = not alive and barred is None
+    fresh = ours and needs_seal(run_dir)
+    if ours and _ended_or_here(run_dir):
+        copy_rest(run_dir)
+    if fresh:
+        try:
+            with progress_bar("sealing", None, quiet=quiet) as told:
+                seal(run_dir, watched=read_lease(run_dir), progress=told)
+        except RunError as error:
+            problems.append(f"Not sealed: {error}.")
+    with progress_bar("opening", None, quiet=quiet) as told:
+        run = open_run(run_dir, progress=told)
+    if run.meta.get("end") is None and end is not None:
+        run = replace(run, meta={**run.meta, "end": dict(end)})
+    summary = summarise(run, alive=alive, logs=log_names(run_dir))
+    summary["notices"] += [*_spool_notice(run_dir, run.meta), *problems]
+    saved, copied, own = ours, False, html == run_dir / REPORT_FILE and not redact
+    if saved:
+        remove_hub_file(run_dir)  # of a launcher that could not do it itself any more
+        try:
+            copied = _save_summary(run_dir, run, summary, fresh=fresh, asked=own, quiet=quiet)
+        except RunUnwritable as error:
+            saved = False
+            summary["notices"].append(f"Not saved: {error}.")
+    if html is not None and not (own and saved):
+        _write_page(html, run_dir, None if alive else run, summary, redact=redact, quiet=quiet)
+    if redact:
+        summary = Redactor(run.meta, summary).document(summary)
+    now = run_clock.now_of(run.meta) if alive else None
+    return summary, render_text(summary, width=width, color=color, saved=saved, copied=copied, now_wall_ns=now)
+
+
+def _save_summary(
+    run_dir: Path, run: RunData, summary: dict[str, Any], *, fresh: bool, asked: bool, quiet: bool
+) -> bool:
+    """Whether ``report.html`` is there; it is made when something new was sealed or somebody asked for it.
+
+    The summary comes first, since it is in there; should that fail, a notice says so, and all else is as it was.  Only
+    who asked for it gets a RunError.
+    """
+    usual = fresh and is_built() and run.meta.get("html") is not False and os.environ.get(ENV_HTML) != "0"
+    copied = usual or asked or (run_dir / REPORT_FILE).is_file()
+    save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
+    if usual or asked:
+        # The hub's resources, a quarter of a second to load: only now, and only where they are used.
+        from stepscope.hub.report_copy import KnownRun, add_copy
+
+        with progress_bar(f"making {REPORT_FILE}", None, quiet=quiet) as told:
+            why = add_copy(run_dir, KnownRun(data=run, summary=summary), told)
+        if why:
+            copied = (run_dir / REPORT_FILE).is_file()
+            summary["notices"].append(f"{REPORT_FILE} was not made: {why}.")
+            save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
+            if asked:
+                raise RunError(f"{run_dir / REPORT_FILE} was not made: {why}")
+    return copied
+
+
+def _write_page(
+    path: Path, run_dir: Path, over: RunData | None, summary: dict[str, Any], *, redact: bool, quiet: bool
+) -> None:
+    """The page elsewhere.  ``over``: what was read of a run that is; one that goes on is opened as a hub follows it."""
+    from stepscope.hub.report_copy import KnownRun, write_copy
+
+    known = None if over is None else KnownRun(data=over, summary=summary)
+    with progress_bar(f"making {path.name}", None, quiet=quiet) as told:
+        write_copy(run_dir, path, known=known, redact=redact, progress=told)
+
+
+def _spool_notice(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
+    """That a spool is not the whole run."""
+    hub = meta.get("hub")
+    if not isinstance(hub, Mapping):
+        return []
+    whole = f"This is only what node {hub.get('node')} of the run {hub.get('run')} recorded"
+    return [f"{whole}, and it is not delivered yet: `stepscope send {run_dir}`."]
+
+
+def _barred(run_dir: Path, *, made_here: bool, quiet: bool) -> str | None:
+    barred = writing_barred(run_dir, made_here=made_here)
+    if barred:
+        return barred
+    with progress_bar("watching whether it is still written to", None, quiet=quiet) as told:
+        return sealing_barred(run_dir, read_meta(run_dir), progress=told)
+
+
+def _ended_or_here(run_dir: Path) -> bool:
+    """Whether nobody can still print into the run's files: of processes on other hosts nothing is known."""
+    meta = read_meta(run_dir)
+    return bool(meta.get("end")) or meta.get("host") == platform.node()
+
+
+# -- follow -----------------------------------------------------------------------------------------------------------
+# ``stepscope report --follow``: say what is found while a run goes on, a line when something changes.
+
+FOLLOW_PAUSE_S = 1.0
+READING_SHARE = 0.2
+"""Of the time at most goes into reading the run, however long it is."""
+
+
+def follow_run(run_dir: Path) -> None:
+    """Until the run is over or somebody presses Ctrl-C."""
+    watched: tuple[Watched, ...] = ()
+    say(f"following {run_dir}; Ctrl-C ends this, not the run")
+    try:
+        while processes_alive(run_dir):
+            started_s = time.monotonic()
+            watched, changes = look(open_run(run_dir), watched)
+            for change in changes:
+                print(_change_line(change), flush=True)
+            took_s = time.monotonic() - started_s
+            time.sleep(max(FOLLOW_PAUSE_S, took_s / READING_SHARE))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+
+
+def _change_line(change: Change) -> str:
+    finding = change.finding
+    return finding_line(change.step, finding.severity, finding.title, withdrawn=change.what == "withdrawn")

@@ -1,0 +1,33 @@
+"""``stepscope attach``: the agent of a run that ``stepscope.init()`` began.  Started by the ranks, not by people."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from stepscope import __version__
+from stepscope.agent.hangs.on_hang import HangPolicy, seconds_from
+from stepscope.agent.loop import tend
+from stepscope.records import run_clock
+from stepscope.store.create import create_run_at
+from stepscope.store.paths import META
+
+HELP = "be the agent of a run that stepscope.init() began (started by its ranks)"
+OPTIONS_BEFORE_JOB = ("--session", "--run-dir", "--owner")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--session", type=Path, required=True, help="folder of the rings")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; made, or gone on with")
+    parser.add_argument(
+        "--owner", type=int, required=True, metavar="PID", help="while this process lives, so does the run"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    run_clock.follow_environment()
+    if not (args.run_dir / META).exists():
+        create_run_at(args.run_dir, args.session, args.job, version=__version__)
+    policy = HangPolicy(after_s=seconds_from(os.environ))
+    return tend(args.run_dir, args.session, owner=args.owner, on_hang=policy)

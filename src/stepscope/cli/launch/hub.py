@@ -1,0 +1,259 @@
+"""The hub, as the launcher of the first node holds it: where it listens, when it is started, how it ends.
+
+The launcher owns the listening socket.  On a job of one node it listens on loopback and the hub itself is started only
+when this user (or root) connects: until then it costs nothing.  The kernel says whose a connection is
+(``hub/transport.py``); other users of the machine are sent away, and start nothing beside somebody's training.  On a
+job of several nodes it is there from the start.  A hub that dies is started again on the same socket, so that those who
+connected meanwhile only waited; what it had is on disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.cli.launch.helpers import PASSED_FD, Helper, JobEnd, Mask, forget_signals
+from stepscope.errors import HubError, RunError, UsageError
+from stepscope.hub.transport import peer_uid
+from stepscope.records.text import say
+from stepscope.store.documents import HubFile, end_run, remove_hub_file, write_hub_file
+
+if TYPE_CHECKING:
+    from stepscope.hub.transport import TlsFiles
+
+__all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen", "may_start", "open_hub", "url_of"]
+
+DEFAULT_PORT = 29_555
+HUB_STARTS = 5
+FORGIVEN_S = 600.0
+"""A hub that lived for so long is not one that keeps dying."""
+HUB_END_S = 75.0
+"""How long a hub may wait for the last of other nodes, and then write what it has; it is bounded itself."""
+ALONE_END_S = 16.0
+"""The same without other nodes."""
+HUB_GRACE_S = 5.0
+_BACKLOG = 4096
+_AT_ONCE = 256
+"""Strangers sent away at one look."""
+_ANYWHERE = ("", "0.0.0.0", "::")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HIGH_FD = 10
+"""Above the one that it is called in the hub, so that neither stands in the other's way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    off: bool = False
+    host: str = ""
+    """Empty: loopback for one node, every interface for several."""
+    port: int | None = None
+    """None: any that is free for one node, ``DEFAULT_PORT`` for several."""
+    tls: bool = True
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("--tls-cert and --tls-key belong together: give both, or neither")
+        if self.certificate is not None and not self.tls:
+            raise UsageError("--no-tls and --tls-cert contradict one another")
+
+
+class HubChild:
+    """A listening socket, and the process behind it if there is one."""
+
+    def __init__(
+        self, run_dir: Path, listening: socket.socket, *, name: str, nnodes: int, tls: TlsFiles | None, shown: str
+    ) -> None:
+        """``name`` is what the run was to be called; ``shown`` is where users and other nodes find it."""
+        self._run_dir = run_dir
+        self._fd = fcntl.fcntl(listening, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        self._several = nnodes > 1
+        self._tls = tls
+        self._mask: Mask = set()
+        self._lost = False
+        words = ["stepscope.hub", "--run-dir", str(run_dir), "--fd", str(PASSED_FD), "--nnodes", str(nnodes)]
+        words += [f"--name={name}"]
+        if tls is not None:
+            words += ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
+        without = "the other nodes keep what they record" if self._several else "the run is recorded all the same"
+        self._helper = Helper("hub", words, starts=HUB_STARTS, without=without, forgiven_s=FORGIVEN_S, passed=self._fd)
+        self.url = shown
+
+    def start(self, mask: Mask) -> None:
+        self._mask = mask
+        if self._several:
+            self._start()
+
+    def keep_alive(self) -> None:
+        """Once a second or so: start one if somebody knocks, or if it died."""
+        if self._lost:
+            return
+        if self._helper.running:
+            if self._helper.over():
+                self._gone()
+        elif (caller := self._caller()) is not None:
+            self._start(caller)
+
+    def finish(self, end: JobEnd, *, quiet: bool = False) -> None:
+        """Tell it that this node's job is over, and wait until it has heard the last of the others."""
+        if self._helper.running:
+            self.keep_alive()
+        if self._helper.running:
+            if not self._several:
+                # So that it can conclude for those who look; whoever cannot write here hears of it when we conclude.
+                with suppress(RunError):
+                    end_run(self._run_dir, exit_code=end.exit_code, status=end.status)
+            self._helper.tell({"end": end.to_dict()})
+            self._await_end(quiet=quiet)
+        self.close()
+
+    def close(self) -> None:
+        """Nobody can knock any more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            remove_hub_file(self._run_dir)
+            if self._tls is not None:
+                self._tls.remove()
+
+    def _await_end(self, *, quiet: bool) -> None:
+        until_s = time.monotonic() + (HUB_END_S if self._several else ALONE_END_S)
+        told: list[Any] = []
+        forget_signals()
+        while not self._helper.over() and time.monotonic() < until_s:
+            for word in self._helper.said():
+                waiting = word.get("waiting")
+                if isinstance(waiting, list) and waiting and not told and not quiet:
+                    told = waiting
+                    say(f"waiting for the last of {_nodes(waiting)} … (Ctrl-C: do not wait for them)")
+            step_s = min(time.monotonic() + 0.5, until_s)
+            if not self._helper.wait(step_s, patient=False) and time.monotonic() < step_s:
+                break  # somebody lost patience
+        if not self._helper.over():
+            self._helper.end(HUB_GRACE_S)
+
+    def _start(self, caller: socket.socket | None = None) -> None:
+        """``caller``: a connection that was accepted here already; the hub answers it."""
+        fd = -1 if caller is None else fcntl.fcntl(caller, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        try:
+            self._helper.start(self._mask, caller=fd)
+        finally:
+            if caller is not None:
+                os.close(fd)
+                caller.close()
+        self._lost = not self._helper.running
+
+    def _gone(self) -> None:
+        """It ended: in order, because nobody asked it anything for long, or not."""
+        if self._helper.exit_code == 0 and not self._several:
+            self._helper.started = 0
+            return
+        say(f"the hub died ({_how(self._helper.exit_code or 0)}); it is started again")
+        self._lost = not self._helper.restart()
+
+    def _caller(self) -> socket.socket | None:
+        """The first connection that may start the hub; those before it that may not are closed."""
+        with socket.socket(fileno=os.dup(self._fd)) as listening:
+            listening.setblocking(False)
+            port = listening.getsockname()[1]
+            for _ in range(_AT_ONCE):
+                try:
+                    caller, peer = listening.accept()
+                except OSError:
+                    return None
+                if may_start(peer_uid(peer[0], peer[1], port), loopback=_is_loopback(listening)):
+                    return caller
+                caller.close()
+        return None
+
+
+def may_start(uid: int | None, *, loopback: bool) -> bool:
+    """Whether one of that user (see ``peer_uid``) may start the hub.
+
+    From another machine everybody may, where the user had the hub listen for them; where the system does not tell whose
+    a connection is, too.
+    """
+    return uid in (None, 0, os.getuid()) or (uid == -1 and not loopback)
+
+
+def _is_loopback(listening: socket.socket) -> bool:
+    return ip_address(listening.getsockname()[0]).is_loopback
+
+
+def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, address: str) -> HubChild:
+    """Listen, make a certificate if one is needed, write ``hub.json``; HubError or UsageError says why not.
+
+    ``address`` is that of this node, for those who look from elsewhere.
+    """
+    several = nnodes > 1
+    host = options.host or ("" if several else _LOOPBACK[0])
+    listening = listen(host, (DEFAULT_PORT if several else 0) if options.port is None else options.port)
+    tls: TlsFiles | None = None
+    try:
+        port = listening.getsockname()[1]
+        outside = host not in _LOOPBACK
+        if options.tls and (outside or options.certificate is not None):
+            tls = certificate_of(options, [name for name in (address, host, socket.gethostname()) if name])
+        local = url_of(_LOOPBACK[0] if host in _ANYWHERE else host, port, tls=tls is not None)
+        shown = url_of(address or socket.gethostname(), port, tls=tls is not None) if outside else local
+        fingerprint = tls.fingerprint.hex() if tls is not None else ""
+        write_hub_file(run_dir, HubFile(url=local, token=secrets.token_urlsafe(32), fingerprint=fingerprint))
+        return HubChild(run_dir, listening, name=name, nnodes=nnodes, tls=tls, shown=shown)
+    except OSError as error:
+        if tls is not None:
+            tls.remove()
+        raise HubError(f"cannot write where the hub is: {error.strerror}") from error
+    finally:
+        listening.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """On one address, or with an empty one on all; HubError says why not."""
+    tries: list[tuple[str, socket.AddressFamily, bool]] = []
+    if host in _ANYWHERE:
+        if host != "0.0.0.0" and socket.has_dualstack_ipv6():
+            tries.append(("::", socket.AF_INET6, True))
+        if host != "::":
+            tries.append(("0.0.0.0", socket.AF_INET, False))
+    else:
+        tries.append((host, socket.AF_INET6 if ":" in host else socket.AF_INET, False))
+    why = ""
+    for address, family, dual in tries:
+        try:
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        except socket.gaierror as error:
+            why = str(error.strerror)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)  # its own text has an address in it that nobody typed
+    raise HubError(f"the hub cannot listen on port {port}{f' of {host}' if host else ''}: {why}")
+
+
+def url_of(host: str, port: int, *, tls: bool) -> str:
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def certificate_of(options: HubOptions, names: list[str]) -> TlsFiles:
+    """The user's own, or one made for these names."""
+    from stepscope.hub.transport import make_certificate, user_certificate
+
+    if options.certificate is not None and options.key is not None:
+        return user_certificate(options.certificate, options.key)
+    return make_certificate(names)
+
+
+def _nodes(numbers: list[Any]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:8])
+    return f"node{'s' if len(numbers) > 1 else ''} {shown}{' …' if len(numbers) > 8 else ''}"
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

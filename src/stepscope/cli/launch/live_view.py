@@ -1,0 +1,266 @@
+"""The view beside a job (``stepscope run --live``), and the terminal that both of them would write to.
+
+The view has the terminal; what the job, the agent, the hub and we ourselves print goes to ``logs/terminal.log``, a
+plain file that nobody can ever block on, and the view shows its end.  When the view ends (``q``, or a crash, or
+``kill -9``) the terminal is put back as it was and gets the output as it comes; the job notices nothing of it.  When
+the job ends, so does the view.
+
+    job ──┐
+    agent ┼──► logs/terminal.log ──► hub ──► view ──► terminal
+    us ───┘            └───────── when there is no view: us ──► terminal
+
+The view is in our process group, as the job is: a Ctrl-C in it is sent to all of them, as the terminal would have.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.util
+import os
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.launch.helpers import Mask, spawn
+from stepscope.records.files import file_mode
+from stepscope.records.paths import helper_command, helper_environment, terminal_log
+from stepscope.records.text import say
+
+__all__ = ["LiveView", "why_no_screen", "why_no_terminal"]
+
+END_S = 3.0
+LAST_LINES = 20
+LAST_BYTES = 64 << 10
+CHUNK = 64 << 10
+MOST_AT_ONCE = 1 << 20
+FOLLOW_S = 0.1
+"""How often the output is copied to the terminal when there is no view."""
+TEND_S = 1.0
+_HIGH_FD = 10
+RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m\r\n"
+"""No mouse, no focus or paste reports, the usual keyboard and screen, a cursor: for a view that could not say so."""
+
+
+def why_no_screen() -> str:
+    """Why no view can be drawn here, whatever the streams are; empty: it can."""
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        return "this terminal can only print lines"
+    if importlib.util.find_spec("textual") is None:
+        return "Textual is not installed"
+    return ""
+
+
+def why_no_terminal() -> str:
+    """Why there is no terminal to have a view on beside a job; empty: there is."""
+    if not sys.stdout.isatty():
+        return "the output does not go to a terminal"
+    try:
+        tty = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return "there is no terminal"
+    try:
+        return "" if os.tcgetpgrp(tty) == os.getpgrp() else "the job runs in the background"
+    except OSError:
+        return "there is no terminal"
+    finally:
+        os.close(tty)
+
+
+class LiveView:
+    """From its making to ``close`` our own standard streams, and those of what we start, are not the terminal."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """OSError when the terminal or the file cannot be had."""
+        self._run_dir = run_dir
+        self.log = terminal_log(run_dir)
+        self._tty = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+        self._modes: list[Any] = termios.tcgetattr(self._tty)
+        self._pid = 0
+        self._started = 0
+        """The pid of the view, also when it is over."""
+        self._shown = -1
+        """How much of the output the terminal has got; -1: the view has the terminal."""
+        self._kept: dict[int, int] = {}
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(self.log.parent))
+        except OSError:
+            os.close(self._tty)
+            raise
+        self._log = fcntl.fcntl(log, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        os.close(log)
+        self._take_streams()
+
+    def start(self, mask: Mask) -> None:
+        """``mask``: the signal mask from before ``signals_held``."""
+        command = helper_command("stepscope.terminal", "--run-dir", str(self._run_dir))
+        # A Ctrl-C before the view has the keyboard is for the job alone.
+        held = {*mask, signal.SIGINT}
+        try:
+            self._pid = self._started = spawn(command, helper_environment(os.environ), held, terminal=self._tty)
+        except OSError as error:
+            say(f"no live view: {error.strerror}")
+            self._shown = 0
+
+    def keep_alive(self) -> float:
+        """In how many seconds to come again at the latest."""
+        if self._pid:
+            code = self._over()
+            if code is None:
+                return TEND_S
+            self._left(code)
+        return FOLLOW_S / 2 if self._copy(MOST_AT_ONCE) else FOLLOW_S
+
+    def sent(self, caught: signal.struct_siginfo) -> bool:
+        """Whether a signal is a Ctrl-C that was typed in the view, and so has reached the job already."""
+        return self._started != 0 and caught.si_pid == self._started and caught.si_signo == signal.SIGINT
+
+    def finish(self, *, quiet: bool = False) -> None:
+        """The job is over: the view ends, the terminal is ours again and gets the last of the output."""
+        if self._pid:
+            code = self._end()
+            self._restore(clean=code == 0)
+            self._shown = self._last_lines(tell=not quiet)
+        self._copy()
+        self._give_streams_back()
+
+    def close(self) -> None:
+        """What the agent and the hub had to say meanwhile; afterwards everything is as it was."""
+        if self._pid:
+            self._restore(clean=self._end() == 0)
+        self._give_streams_back()
+        if self._tty >= 0:
+            if self._shown >= 0:
+                self._copy()
+            os.close(self._tty)
+            os.close(self._log)
+            self._tty = self._log = -1
+
+    # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_streams(self) -> None:
+        """Only those that are the terminal: what the user sends elsewhere goes on to go there."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for fd, instead in ((0, nothing), (1, self._log), (2, self._log)):
+            if _is_terminal(fd):
+                self._kept[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+                os.dup2(instead, fd)
+        os.close(nothing)
+
+    def _give_streams_back(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, kept in self._kept.items():
+            os.dup2(kept, fd)
+            os.close(kept)
+        self._kept = {}
+
+    # ── the view ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _over(self) -> int | None:
+        """Its exit code, if it is over."""
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if not pid:
+            return None
+        self._pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _left(self, code: int) -> None:
+        """Somebody left it, or it died: from now on the terminal gets the output."""
+        self._restore(clean=code == 0)
+        how = "" if code == 0 else f"the view died ({f'signal {-code}' if code < 0 else f'exit code {code}'}); "
+        self._tell(f"{how}the job goes on, and this is what it prints (`stepscope watch` shows the run again)")
+        self._shown = self._last_lines(tell=False)
+
+    def _end(self) -> int:
+        for number, seconds in ((signal.SIGTERM, END_S), (signal.SIGKILL, 60.0)):
+            os.kill(self._pid, number)
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s:
+                code = self._over()
+                if code is not None:
+                    return code
+                time.sleep(0.02)
+        return -signal.SIGKILL
+
+    def _restore(self, *, clean: bool) -> None:
+        """The terminal as it was before the view, whatever that left behind."""
+        with _allowed_to_write():
+            try:
+                if not clean:
+                    self._write(RESET)
+                termios.tcsetattr(self._tty, termios.TCSANOW, self._modes)
+            except (OSError, termios.error):
+                pass  # the terminal is gone
+
+    # ── the output ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _last_lines(self, *, tell: bool) -> int:
+        """Writes the last lines to the terminal; where they end."""
+        size = os.fstat(self._log).st_size
+        begin = max(0, size - LAST_BYTES)
+        data = os.pread(self._log, size - begin, begin)
+        lines = data.splitlines(keepends=True)
+        shown = b"".join(lines[-LAST_LINES:])
+        if tell and len(shown) < size:
+            self._tell(f"the end of what was printed; all of it is in {_short(self.log)}")
+        self._write(shown)
+        return size
+
+    def _copy(self, most: int = 1 << 62) -> bool:
+        """What is new; whether there is more than that."""
+        copied = 0
+        while copied < most:
+            data = os.pread(self._log, CHUNK, self._shown)
+            if not data:
+                return False
+            self._write(data)
+            self._shown += len(data)
+            copied += len(data)
+        return True
+
+    def _tell(self, message: str) -> None:
+        self._write(f"stepscope: {message}\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._tty, view) :]
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.ENXIO):
+                raise
+            # The terminal was closed; the job may go on without one, and the file has its output.
+
+
+@contextmanager
+def _allowed_to_write() -> Iterator[None]:
+    """The terminal stops those who change it from the background; we only ever put back what was."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+def _is_terminal(fd: int) -> bool:
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+def _short(path: Path) -> str:
+    """As the user would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,569 @@
+"""Record a job from start to summary: create the run, supervise the job, pass on signals, conclude.
+
+Record a job: on its only node, on the first of several, on another of them, or as one task of Slurm's.
+
+    only node        run directory, agent, summary; a hub when somebody wants to look
+    first of several the same, with a hub from the start, which the others' agents send to; the summary is of all
+    another          a spool, which the agent sends to the hub; no summary: it would be of a part only
+    Slurm's task     the first of its node does one of these; the others start their rank in its run
+
+A job that cannot be recorded still runs, and one whose hub cannot be had is recorded where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from stepscope import __version__
+from stepscope.agent.hangs.on_hang import HangPolicy
+from stepscope.cli.launch.command import Nodes, SlurmStep, rank_variables
+from stepscope.cli.launch.helpers import (
+    ENDING,
+    AgentChild,
+    HubLink,
+    JobEnd,
+    Mask,
+    OutputForwarder,
+    aborted_end,
+    host_of,
+    job_end,
+    output_targets,
+    spawn,
+    watched_signals,
+    worst_end,
+)
+from stepscope.cli.launch.hub import DEFAULT_PORT, HubChild, HubOptions, open_hub, url_of
+from stepscope.cli.launch.live_view import LiveView, why_no_screen, why_no_terminal
+from stepscope.cli.launch.slurm_tasks import Leader, Member
+from stepscope.cli.links import page_link
+from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
+from stepscope.recorder.identity import rank_from
+from stepscope.records.files import PRIVATE
+from stepscope.records.paths import (
+    ENV_CLAIM,
+    ENV_CLOCK,
+    ENV_NATIVE,
+    ENV_RUN_DIR,
+    ENV_SESSION,
+    ENV_SWITCH,
+    ENV_TORCH_DUMPS,
+    RING_SUFFIX,
+    nccl_dumps,
+    timed_collectives,
+)
+from stepscope.records.run_clock import environment_of
+from stepscope.records.text import say
+from stepscope.store.create import RunPaths, create_run, discard_run
+from stepscope.store.documents import end_run, read_hub_file, read_meta
+from stepscope.store.liveness import process_alive
+from stepscope.store.paths import HUB, META
+from stepscope.wire.keys import ENV_KEY, load_keys
+
+__all__ = ["JobOptions", "record"]
+
+
+# -- orphans ----------------------------------------------------------------------------------------------------------
+# Ranks that outlived their launcher.
+#
+# After a Ctrl-C none may stay behind: torchrun that is interrupted twice, or killed, leaves its ranks running.
+
+ORPHAN_GRACE_S = 5.0
+"""How long they may take to end by themselves, and then when asked to."""
+
+
+def end_orphans(session: Path) -> None:
+    """Wait for the ranks to be gone; ask those that are not, then make them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + ORPHAN_GRACE_S
+        ranks = ranks_of(session)
+        while ranks and time.monotonic() < deadline:
+            time.sleep(0.02)
+            ranks = {pid for pid in ranks if process_alive(pid, 0)}
+        for pid in ranks:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+
+def ranks_of(session: Path) -> set[int]:
+    """The processes of a run that train: they have a ring, or a launcher gave them a rank and they have none yet."""
+    owners = {ring.stem for ring in session.glob(f"*{RING_SUFFIX}")}
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # gone, or another user's
+        environment = dict(os.fsdecode(one).partition("=")[::2] for one in variables)
+        if environment.get(ENV_SESSION) != str(session):
+            continue
+        # A helper of a rank (a DataLoader worker, a logger that outlives it) was started with the rank's own claim.
+        rank = rank_from(environment)
+        if entry.name in owners or (rank is not None and environment.get(ENV_CLAIM) != f"rank {rank}"):
+            found.add(int(entry.name))
+    return found
+
+
+# -- supervise --------------------------------------------------------------------------------------------------------
+# Start the job and what stands beside it, pass signals on, wait, and say how it ended.
+#
+# The launcher is the parent of them all.  It blocks the signals it cares for and takes them one by one, so that it can
+# tell a Ctrl-C from the terminal (which the job has received itself) from a ``kill`` meant for the launcher alone
+# (which it must pass on).  If the agent or the hub dies it is started again and goes on where it was; if the launcher
+# dies, the job and the agent go on without it.
+
+FROM_TERMINAL = 0x80
+"""``si_code`` of a signal that the kernel sent, as for Ctrl-C."""
+TEND_S = 1.0
+"""How often what stands beside the job is looked after."""
+ABORT_S = 10.0
+"""How long a job that hangs may take to end when it is asked to."""
+IMPATIENT = 3
+"""This many Ctrl-C end a job that does not react."""
+
+
+class OtherTasks(Protocol):
+    """Processes of the same job on this node that others launched."""
+
+    def over(self) -> bool: ...
+
+    def ends(self) -> list[JobEnd]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobServices:
+    """What stands beside a job."""
+
+    session: Path
+    agent: AgentChild
+    hub: HubChild | None = None
+    others: OtherTasks | None = None
+    view: LiveView | None = None
+    forwarder: OutputForwarder | None = None
+
+    def start(self, mask: Mask) -> None:
+        self.agent.start(mask)
+        if self.forwarder is not None:
+            self.forwarder.start(mask)
+        if self.hub is not None:
+            self.hub.start(mask)
+        if self.view is not None:
+            self.view.start(mask)
+
+    def keep_alive(self) -> float:
+        """In how many seconds to come again at the latest."""
+        self.agent.keep_alive()
+        if self.forwarder is not None:
+            self.forwarder.keep_alive()
+        if self.hub is not None:
+            self.hub.keep_alive()
+        return TEND_S if self.view is None else self.view.keep_alive()
+
+    def typed(self, caught: signal.struct_siginfo) -> bool:
+        """Whether a signal came from the keyboard, so that the job has it already."""
+        return caught.si_code == FROM_TERMINAL or (self.view is not None and self.view.sent(caught))
+
+
+@contextmanager
+def signals_held() -> Iterator[Mask]:
+    """Within, signals wait to be asked for, so that a second Ctrl-C cannot cost the summary; yields the earlier mask.
+
+    One that our parent told us to ignore stays ignored (``nohup``; a shell script's background job).
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    held = {number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {*held, signal.SIGCHLD})
+    try:
+        yield earlier
+    finally:
+        while signal.sigtimedwait(held, 0) is not None:
+            pass  # it came too late to end anything but the summary
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+def supervise(
+    command: Sequence[str], environment: Mapping[str, str], beside: JobServices, *, mask: Mask, quiet: bool = False
+) -> tuple[JobEnd, JobEnd]:
+    """Run the job to its end with an agent beside it; to be called with ``signals_held``, whose mask the job gets.
+
+    How our own job ended, and how this node's part did, with the ranks that others launched.  UsageError when the job
+    cannot be started.
+    """
+    job = _start(command, environment, mask)
+    beside.start(mask)
+    own, aborted = _wait(job, beside, lambda: _Abort(job, beside.session))
+    if beside.forwarder is not None:
+        beside.forwarder.finish()
+    if beside.view is not None:
+        beside.view.finish(quiet=quiet)
+    whole = own
+    if beside.others is not None:
+        _await_others(beside, beside.others)
+        whole = worst_end([own, *beside.others.ends()])
+    elif own.status == "interrupted" or aborted:
+        end_orphans(beside.session)
+    beside.agent.finish(whole, quiet=quiet)
+    if beside.hub is not None:
+        beside.hub.finish(whole, quiet=quiet)
+    if beside.view is not None:
+        beside.view.close()
+    return own, whole
+
+
+def supervise_alone(command: Sequence[str], environment: Mapping[str, str], *, mask: Mask) -> JobEnd:
+    """The same for a rank whose agent is another's."""
+    return _wait(_start(command, environment, mask), None)[0]
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], mask: Mask) -> int:
+    try:
+        return spawn(command, environment, mask)
+    except OSError as error:
+        raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
+
+
+def _wait(job: int, beside: JobServices | None, abort: Callable[[], _Abort] | None = None) -> tuple[JobEnd, bool]:
+    """How the job ended, and whether it was us who ended it, because it hung."""
+    watched = watched_signals()
+    interrupted: int | None = None
+    times = 0
+    pause_s = TEND_S
+    aborting: _Abort | None = None
+    while True:
+        caught = signal.sigtimedwait(watched, pause_s)
+        if caught is not None and caught.si_signo != signal.SIGCHLD:
+            interrupted = caught.si_signo
+            times += 1
+            typed = beside.typed(caught) if beside is not None else caught.si_code == FROM_TERMINAL
+            if times >= IMPATIENT:
+                os.kill(job, signal.SIGKILL)
+            elif not typed:
+                os.kill(job, caught.si_signo)
+        if beside is not None:
+            pause_s = beside.keep_alive()
+            if aborting is None and abort is not None and beside.agent.wants_end():
+                aborting = abort()
+        if aborting is not None:
+            aborting.insist()
+        pid, status = os.waitpid(job, os.WNOHANG)
+        if pid == job:
+            code = os.waitstatus_to_exitcode(status)
+            ours = aborting is not None and interrupted is None
+            return (aborted_end(code) if ours else job_end(code, interrupted)), aborting is not None
+
+
+def _await_others(beside: JobServices, others: OtherTasks) -> None:
+    """Until they are over too; whoever ends the job ends them as well, and a third Ctrl-C is for us."""
+    times = 0
+    while not others.over() and times < IMPATIENT:
+        caught = signal.sigtimedwait(watched_signals(), 0.2)
+        times += caught is not None and caught.si_signo != signal.SIGCHLD
+        beside.keep_alive()
+
+
+class _Abort:
+    """The end of a job that hangs: it is asked to end and, if it has not by then, made to, with all its ranks."""
+
+    def __init__(self, job: int, session: Path) -> None:
+        self._job = job
+        self._session = session
+        self._deadline_s = time.monotonic() + ABORT_S
+        say("the job hangs and is ended (--on-hang abort)")
+        os.kill(job, signal.SIGTERM)
+
+    def insist(self) -> None:
+        if time.monotonic() < self._deadline_s:
+            return
+        # The ranks first, as long as the session tells who they are: a stopped one hears nothing but SIGKILL.
+        for pid in {*ranks_of(self._session), self._job}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+# -- record -----------------------------------------------------------------------------------------------------------
+
+INJECTED = Path(__file__).parents[2] / "recorder" / "inject"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    command: list[str]
+    root: Path
+    name: str | None
+    quiet: bool = False
+    html: bool = True
+    """Whether the run gets a ``report.html``."""
+    on_hang: HangPolicy = field(default_factory=HangPolicy)
+    nodes: Nodes = field(default_factory=Nodes)
+    hub: HubOptions = field(default_factory=HubOptions)
+    step: SlurmStep | None = None
+    """Of Slurm, if the job is one."""
+    ranks_are_tasks: bool = False
+    """Of that step: each of its tasks is one rank."""
+    live: bool = False
+    """Show it on the terminal."""
+    mode: int = PRIVATE
+    """Of the run directory: who may read it."""
+    max_disk: int | None = None
+    """What the run may take on disk, in bytes; 0: as much as it needs; None: as always."""
+    native_output: bool = False
+    """Keep what native code prints, by way of files."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other tasks of this node belong to the same run."""
+        return self.ranks_are_tasks and self.step is not None and self.step.tasks_here > 1
+
+
+def record(job: JobOptions) -> int:
+    """Run a job, recorded, to its end; its exit code."""
+    if os.environ.get(ENV_SWITCH) == "0":
+        _run_unrecorded(job)
+    if job.shared and job.step is not None:
+        try:
+            return _lead(job, Leader(job.step)) if job.step.task_here == 0 else _follow(job, Member(job.step))
+        except RingNoSpace as error:
+            say(f"{error}; the tasks of this node cannot meet, and the job runs unrecorded")
+            _run_unrecorded(job)
+    return _record(job, None)
+
+
+def _lead(job: JobOptions, leader: Leader) -> int:
+    try:
+        return _record(job, leader)
+    finally:
+        leader.close()
+
+
+def _follow(job: JobOptions, member: Member) -> int:
+    """Run a rank in the run of this node's first task."""
+    found = member.wait()
+    if isinstance(found, str):
+        say(f"{found}; the job runs unrecorded")
+        _run_unrecorded(job)
+    with signals_held() as mask:
+        end = supervise_alone(job.command, _environment(job, *found), mask=mask)
+        member.ended(end)
+    return end.exit_code
+
+
+def _record(job: JobOptions, leader: Leader | None) -> int:
+    link = _link(job)
+    name = f"{job.name}.node{job.nodes.rank}" if job.nodes.rank else job.name
+    try:
+        paths = create_run(job.root, name, job.command, version=__version__, mode=job.mode, more=_meta(job, link))
+    except RunError as error:
+        if leader is not None:
+            leader.refuse(str(error))
+            leader.close()
+        say(f"{error}; the job runs unrecorded")
+        _run_unrecorded(job)
+    for notice in paths.notices:
+        say(notice)
+    hub, link = _open_hub(job, paths, link)
+    if leader is not None:
+        leader.announce(paths.run_dir, paths.session)
+    if not job.quiet:
+        _tell_where(job, paths.run_dir, hub, link)
+    agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
+    view = _open_view(job, paths.run_dir, hub) if job.live else None
+    forwarder = _open_forwarder(paths.run_dir) if job.native_output else None
+    beside = JobServices(session=paths.session, agent=agent, hub=hub, others=leader, view=view, forwarder=forwarder)
+    with signals_held() as mask:
+        try:
+            environment = _environment(job, paths.run_dir, paths.session)
+            if forwarder is not None:
+                environment[ENV_NATIVE] = forwarder.targets
+            if view is not None:
+                # What a script prints into a file comes only when a block of it is full, or when it ends.
+                environment.setdefault("PYTHONUNBUFFERED", "1")
+            own, whole = supervise(job.command, environment, beside, mask=mask, quiet=job.quiet)
+        except UsageError as error:
+            if view is not None:
+                view.close()
+            if hub is not None:
+                hub.close()
+            if leader is not None:
+                leader.refuse(str(error))
+            discard_run(paths)
+            raise
+        if link is not None and link.sends:
+            _hand_over(paths, whole, link, agent, quiet=job.quiet)
+        else:
+            _conclude(paths.run_dir, whole, quiet=job.quiet)
+    return own.exit_code
+
+
+def _tell_where(job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubLink | None) -> None:
+    """Where it is recorded, and how to look at it; the page is the first node's."""
+    sends = link is not None and link.sends
+    url = link.url if link is not None and sends else hub.url if hub is not None else ""
+    say(f"recording to {_short(run_dir)}{f' (hub: {url})' if url and job.nodes.several else ''}")
+    about = read_hub_file(run_dir) if not sends else None
+    if about is None:
+        return
+    if sys.stderr.isatty():
+        say(f"page: {page_link(url, run_dir.name, about.token)}")
+    else:
+        say(f"page: {page_link(url, run_dir.name)} (its token: {_short(run_dir / HUB)})")
+    if about.fingerprint and job.hub.certificate is None:
+        say(f"a browser will ask whether you trust the run's own certificate; its SHA-256 is {about.fingerprint}")
+
+
+def _link(job: JobOptions) -> HubLink | None:
+    """How this node is tied to the hub of its run; None: there is but one, or none is wanted, or it cannot be."""
+    if not job.nodes.several or job.hub.off:
+        return None
+    try:
+        load_keys(os.environ)
+    except UsageError as error:
+        say(f"{error}; this node is recorded by itself")
+        return None
+    host = job.hub.host if job.hub.host not in ("", "0.0.0.0", "::") else job.nodes.address
+    url = url_of(host, DEFAULT_PORT if job.hub.port is None else job.hub.port, tls=job.hub.tls)
+    return HubLink(url=url, run=str(job.name), node=job.nodes.rank, nnodes=job.nodes.count)
+
+
+def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[HubChild | None, HubLink | None]:
+    """The hub of the first node, or of the only one; and the link to it, which is by way of loopback from here."""
+    if job.hub.off or (link is not None and link.sends) or (link is None and job.nodes.several):
+        return None, link
+    nnodes = job.nodes.count if link is not None else 1
+    try:
+        hub = open_hub(paths.run_dir, job.hub, name=paths.wanted, nnodes=nnodes, address=job.nodes.address)
+    except (HubError, UsageError) as error:
+        alone = "; this node is recorded by itself (all nodes need the same --hub-port)" if link is not None else ""
+        say(f"{error}{alone or '; the run is recorded all the same'}")
+        return None, None
+    here = read_hub_file(paths.run_dir)
+    if link is None or here is None:
+        return hub, None
+    return hub, HubLink(url=here.url, run=link.run, node=link.node, nnodes=link.nnodes)
+
+
+def _open_view(job: JobOptions, run_dir: Path, hub: HubChild | None) -> LiveView | None:
+    """The terminal, for a view on it; None, and a line that says why, when there can be none."""
+    why = why_no_terminal() or why_no_screen()
+    if job.nodes.rank:
+        why = "it is on node 0"
+    elif hub is None:
+        why = why or "there is no hub that it could ask"
+    if not why:
+        try:
+            return LiveView(run_dir)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+    say(f"no live view here: {why}")
+    return None
+
+
+def _open_forwarder(run_dir: Path) -> OutputForwarder | None:
+    """For the output that goes by way of files; None, and a line that says why, when all of it goes to a terminal."""
+    targets = output_targets()
+    if targets is None:
+        say("--native-output does not come between a job and its terminal; with --live the output goes to a file")
+        return None
+    return OutputForwarder(run_dir, targets)
+
+
+def _meta(job: JobOptions, link: HubLink | None) -> dict[str, Any]:
+    """What ``run.json`` says of nodes, of the hub and of Slurm."""
+    found: dict[str, Any] = {}
+    if job.nodes.several:
+        found["nnodes"] = job.nodes.count
+    if link is not None and link.sends:
+        found["hub"] = link.to_dict()
+    if not job.html:
+        found["html"] = False
+    if job.max_disk is not None:
+        found["max_disk"] = job.max_disk
+    if job.step is not None:
+        found["slurm"] = {"job": job.step.job, "step": job.step.step, "restarts": job.step.restarts}
+    return found
+
+
+def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
+    """Write and show the summary; where it cannot be written it is still shown."""
+    # numpy and the store's engine are loaded only now, when the job's own memory is free again.
+    from stepscope.cli.finalize import finalize_run
+
+    try:
+        end_run(run_dir, exit_code=end.exit_code, status=end.status)
+    except RunError as error:
+        say(str(error))
+    try:
+        color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        _, text = finalize_run(run_dir, end=end.to_dict(), color=color, quiet=quiet, made_here=True)
+    except RunError as error:
+        say(f"no summary: {error}")
+        if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
+            again = f"`stepscope report {_short(run_dir)}` makes the summary when the directory is back"
+            say(f"what was recorded is kept in memory: {again}")
+        return
+    if not quiet:
+        print(text, file=sys.stderr)
+
+
+def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *, quiet: bool) -> None:
+    """The hub has all of this node's part, and it can go; or it stays for ``stepscope send``."""
+    if agent.delivered:
+        discard_run(paths)
+        if not quiet:
+            where = host_of(link.url)
+            say(f"all of node {link.node} was sent to {where}; the summary of the run {agent.run_name} is there")
+        return
+    try:
+        end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)
+    except RunError as error:
+        say(str(error))
+    short = _short(paths.run_dir)
+    why = f" ({agent.why_not})" if agent.why_not else ""
+    say(f"the hub at {host_of(link.url)} does not have all of node {link.node}{why}; send the rest later with")
+    say(f"    stepscope send {short}")
+
+
+def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str]:
+    environment = _bare_environment(job)
+    outer = environment.get(ENV_RUN_DIR)
+    if outer and environment.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(outer)):
+        del environment[ENV_TORCH_DUMPS[0]]  # of the run that this one is started in, and not the user's
+    environment.pop(ENV_CLAIM, None)
+    environment.pop(ENV_NATIVE, None)
+    earlier = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
+    environment[ENV_RUN_DIR] = str(run_dir)
+    environment[ENV_SESSION] = str(session)
+    environment.pop(ENV_CLOCK, None)
+    environment.update(environment_of(read_meta(run_dir)))
+    if not any(environment.get(name) for name in ENV_TORCH_DUMPS):
+        environment[ENV_TORCH_DUMPS[0]] = nccl_dumps(run_dir)
+    return {**timed_collectives(environment), **environment}
+
+
+def _bare_environment(job: JobOptions) -> dict[str, str]:
+    """The job's own; the key with which our nodes know one another is none of its business."""
+    ranks = rank_variables(job.step, os.environ) if job.ranks_are_tasks and job.step is not None else {}
+    return {**{name: value for name, value in os.environ.items() if name != ENV_KEY}, **ranks}
+
+
+def _run_unrecorded(job: JobOptions) -> NoReturn:
+    os.execve(job.command[0], job.command, _bare_environment(job))
+
+
+def _short(path: Path) -> str:
+    """The path as the user would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,182 @@
+"""``srun -n 8 stepscope run train.py``: the tasks of one node are one run, though each has a launcher of its own.
+
+They meet in a folder whose name follows from job, step and node.  The first task is the leader: it makes the run and
+has the agent; then it says where the run is, in a file.  Each of the others waits for that word, starts its rank in
+that run and holds a shared lock as long as the rank lives; when it is over it says how.  The leader ends when nobody
+holds the lock any more.  Nobody depends on the leader for more than the recording: without its word, because it died or
+could not make a run, a rank runs unrecorded; if it dies later, its agent goes on and finishes the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.launch.command import SlurmStep
+from stepscope.cli.launch.helpers import JobEnd
+from stepscope.errors import RingNoSpace
+from stepscope.records.files import make_session
+from stepscope.records.paths import session_root
+from stepscope.store import file_io
+
+__all__ = ["Leader", "Member"]
+
+WORD = "run.json"
+LOCK = "tasks.lock"
+LEADS = "leader.lock"
+ENDS = "end-*.json"
+PATIENCE_S = 60.0
+"""How long the leader may take to say where the run is: its Python may come from a slow file system."""
+MISSING_TASK_S = 5.0
+"""How long the leader waits, at the end, for a task that has not even begun."""
+
+
+def _meeting_folder(step: SlurmStep, base: Path | None = None) -> Path:
+    """RingNoSpace when there is no place for it."""
+    name = f"slurm-{step.job}.{step.step}-{step.restarts}-node{step.node}"
+    return make_session(session_root() if base is None else base, name, exist_ok=True)
+
+
+class Leader:
+    """Of the tasks of a step on one node; what ``supervise`` waits for."""
+
+    def __init__(self, step: SlurmStep, base: Path | None = None) -> None:
+        """RingNoSpace when there is no place to meet."""
+        self._folder = _meeting_folder(step, base)
+        self._expected = step.tasks_here - 1
+        self._lock = _open_lock(self._folder, LOCK)
+        self._leads = _open_lock(self._folder, LEADS)
+        _try_lock(self._leads)
+        self._asked_s: float | None = None
+        for left in [self._folder / WORD, *self._folder.glob(ENDS)]:
+            left.unlink(missing_ok=True)  # by a leader that was killed
+
+    def announce(self, run_dir: Path, session: Path) -> None:
+        self._say({"run_dir": str(run_dir), "session": str(session)})
+
+    def refuse(self, why: str) -> None:
+        """There is no run; the others need not wait for one."""
+        self._say({"why": why})
+
+    def over(self) -> bool:
+        """Whether all the others are; first asked when our own rank is."""
+        now_s = time.monotonic()
+        if self._asked_s is None:
+            self._asked_s = now_s
+        if len(self.ends()) >= self._expected:
+            return True
+        return now_s - self._asked_s >= MISSING_TASK_S and _try_lock(self._lock)
+
+    def ends(self) -> list[JobEnd]:
+        found = [_end(_read(path)) for path in sorted(self._folder.glob(ENDS))]
+        return [end for end in found if end is not None]
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+        os.close(self._leads)
+
+    def _say(self, word: dict[str, Any]) -> None:
+        try:
+            file_io.write_json(self._folder / WORD, word)
+        except OSError:
+            pass  # no room for a line: the others run unrecorded
+
+
+class Member:
+    """Any other task of the node."""
+
+    def __init__(self, step: SlurmStep, base: Path | None = None) -> None:
+        """RingNoSpace when there is no place to meet."""
+        self._step = step
+        self._base = base
+        self._folder = _meeting_folder(step, base)
+        self._lock = -1
+
+    def wait(self, patience_s: float = PATIENCE_S) -> tuple[Path, Path] | str:
+        """The run directory and the session; or why there is none."""
+        deadline_s = time.monotonic() + patience_s
+        while time.monotonic() < deadline_s:
+            if self._joined():
+                word = _read(self._folder / WORD)
+                if isinstance(word.get("run_dir"), str) and isinstance(word.get("session"), str):
+                    return Path(word["run_dir"]), Path(word["session"])
+                if isinstance(word.get("why"), str):
+                    return str(word["why"])
+            time.sleep(0.05)
+        return "the first task of this node does not say where the run is"
+
+    def ended(self, end: JobEnd) -> None:
+        try:
+            file_io.write_json(self._said(), end.to_dict())
+        except OSError:
+            pass  # the leader is gone, and its folder with it
+        os.close(self._lock)
+        self._clear()
+
+    def _clear(self) -> None:
+        """The last one out, where the leader was killed, sees to the folder."""
+        locks: list[int] = []
+        try:
+            locks += [os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC) for name in (LEADS, LOCK)]
+            if all(_try_lock(lock) for lock in locks):
+                shutil.rmtree(self._folder, ignore_errors=True)
+        except FileNotFoundError:
+            pass  # the leader was faster
+        finally:
+            for lock in locks:
+                os.close(lock)
+
+    def _said(self) -> Path:
+        return self._folder / ENDS.replace("*", str(self._step.task_here))
+
+    def _joined(self) -> bool:
+        """Whether we hold the lock of the folder that is there: a task may run one command after the other.
+
+        Where we have said our end already, the run is that of the command before, and its leader not done with it.
+        """
+        path = self._folder / LOCK
+        if self._lock >= 0 and not (path.exists() and os.path.samestat(os.fstat(self._lock), path.stat())):
+            os.close(self._lock)
+            self._lock = -1
+        if self._lock < 0 and not self._said().exists():
+            self._folder = _meeting_folder(self._step, self._base)
+            self._lock = _open_lock(self._folder, LOCK)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        return self._lock >= 0
+
+
+def _open_lock(folder: Path, name: str) -> int:
+    try:
+        return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise RingNoSpace(f"{folder} cannot be used ({error.strerror})") from error
+
+
+def _try_lock(lock: int) -> bool:
+    """Whether nobody else held it; it is ours now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        word = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return word if isinstance(word, dict) else {}
+
+
+def _end(word: dict[str, Any]) -> JobEnd | None:
+    code, status = word.get("exit_code"), word.get("status")
+    if isinstance(code, int) and status in ("finished", "failed", "crashed", "interrupted"):
+        return JobEnd(exit_code=code, status=status)
+    return None

@@ -1,0 +1,167 @@
+"""What commands print and write besides their results: tables, progress bars, output files.
+
+Columns of text, aligned.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepscope.errors import UsageError
+from stepscope.records.files import replaced
+from stepscope.records.text import Progress, duration_text, printable
+
+__all__ = ["format_table", "progress_bar", "protect_inputs", "write_page"]
+
+
+# -- table ------------------------------------------------------------------------------------------------------------
+
+COLUMN_GAP = "  "
+
+
+def format_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Collection[int] = (), width: int | None = None
+) -> str:
+    """Heads, a rule, rows; the ``numeric`` columns stand to the right.  What cannot be printed is escaped.
+
+    With a ``width`` the last column is cut to what is left of it, but not below its head.
+    """
+    lines = [[printable(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(heads))]
+    if width is not None:
+        left = width - sum(widths[:-1]) - len(COLUMN_GAP) * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(left, _width(lines[0][-1])))
+        lines = [[*line[:-1], _cut_to_width(line[-1], widths[-1])] for line in lines]
+    lines.insert(1, ["─" * width for width in widths])
+    return "\n".join(
+        COLUMN_GAP.join(
+            _padded(cell, widths[column], right=column in numeric) for column, cell in enumerate(line)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _width(text: str) -> int:
+    """Columns on a terminal: East Asian wide characters take two, combining ones none."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
+
+
+def _cut_to_width(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _padded(text: str, width: int, *, right: bool) -> str:
+    padding = " " * (width - _width(text))
+    return padding + text if right else text + padding
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+# A bar on the terminal while something long is under way: one way of telling it, for all commands.
+#
+#     with progress_bar("reading dumps") as told:
+#         read_paths(paths, progress=told)        # which calls it with what is done, and all there is
+#
+# It is one line on standard error, written over and gone at the end, however that comes.  What is soon done shows none,
+# and where nobody looks there never is one.
+
+BAR_CELLS = 24
+PATIENCE_S = 0.5
+"""What takes no longer needs no bar."""
+REDRAW_S = 0.1
+WORTH_TELLING_S = 5.0
+"""How long it will still take, if it is more."""
+_CLEAR = "\r\x1b[K"
+
+
+@contextmanager
+def progress_bar(
+    doing: str,
+    amount: Callable[[int], str] | None = str,
+    *,
+    quiet: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Progress]:
+    """``amount`` words a number; None: they say nothing to anybody, and a percentage is shown."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    bar = _ProgressBar(doing, amount, clock)
+    try:
+        yield bar.tell
+    finally:
+        bar.clear()
+
+
+class _ProgressBar:
+    def __init__(self, doing: str, amount: Callable[[int], str] | None, clock: Callable[[], float]) -> None:
+        self._doing = doing
+        self._amount = amount
+        self._clock = clock
+        self._began_s = clock()
+        self._drawn_s = self._began_s + PATIENCE_S - REDRAW_S
+        self._shown = False
+
+    def tell(self, done: int, total: int) -> None:
+        now_s = self._clock()
+        if now_s - self._drawn_s < REDRAW_S:
+            return
+        self._drawn_s, self._shown = now_s, True
+        done = min(done, total)
+        filled = done * BAR_CELLS // max(total, 1)
+        line = f"{self._doing} {'█' * filled}{'░' * (BAR_CELLS - filled)} {self._figures(done, total)}"
+        left_s = (now_s - self._began_s) * (total - done) / done if done else 0.0
+        if left_s > WORTH_TELLING_S:
+            line += f", {duration_text(round(left_s))} left"
+        print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
+
+    def _figures(self, done: int, total: int) -> str:
+        if self._amount is None:
+            return f"{done * 100 // max(total, 1)}%"
+        return f"{self._amount(done)}/{self._amount(total)}"
+
+    def clear(self) -> None:
+        if self._shown:
+            self._shown = False
+            print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+# What a command writes beside its text: never over what it reads, and whole or not at all.
+
+
+def protect_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> None:
+    """Refuses an output that is one of the inputs, by whatever name or link."""
+    wanted = [path for path in outputs if path is not None]
+    if not wanted:
+        return
+    taken = {_file_identity(path): path for path in inputs}
+    for path in wanted:
+        if _file_identity(path) in taken:
+            raise UsageError(f"{path} is one of the files to be read, and would be lost: write to another")
+
+
+def write_page(path: Path, text: str) -> None:
+    try:
+        with replaced(path) as spare:
+            spare.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _file_identity(path: Path) -> object:
+    """The same for every name that a file has, hard links too."""
+    try:
+        status = path.stat()
+    except OSError:
+        return path.absolute()
+    return (status.st_dev, status.st_ino)

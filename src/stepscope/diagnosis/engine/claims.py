@@ -1,0 +1,157 @@
+"""Claims: a rule's finding, how much of each step's time it explains, and how much it can save at most.
+
+What a rule answers: a finding, and which part of which step's time it explains.
+
+Rules are asked in order, the most telling first, and each works on what those before it have left: a rank that is late
+from step 40 on also makes every step longer from there on, and that is one cause, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.communication import Arrivals
+from stepscope.diagnosis.engine.statistics import mean_rank, shortest
+from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
+
+__all__ = ["Claim", "least_step_ns", "longer_by_passes", "severity_of", "unexplained"]
+
+
+# -- passes -----------------------------------------------------------------------------------------------------------
+# Steps that have more to do than most: more backward passes, so they are longer by design.
+#
+# A GAN whose generator is stepped with every fifth batch, a regularisation of every 16th step, a step that takes over
+# the batches that an epoch left: each has more passes than the usual step, and what these take is no slow step, no
+# change and nothing that could be saved.  What such a step takes beyond that is still unexplained.
+
+Floats = NDArray[np.float64]
+PASS_PHASES = (*COMPUTE_PHASES, "comm")
+"""What a pass of another model may take any time in; all else grows only as the number of passes does."""
+
+
+def longer_by_passes(view: View) -> Floats:
+    """[S]; by how much each step is longer because it has more backward passes than an ordinary one."""
+    longer: Floats = np.zeros(len(view.steps))
+    counts = view.backwards
+    usual = _usual_passes(counts)
+    more = counts > usual
+    if usual < 1 or not more.any():
+        return longer
+    inside = mean_rank(np.sum([view.phase(name) for name in PASS_PHASES], axis=0))
+    parts = (inside, thresholds.PASS_AT_MOST), (view.step_ns - inside, 1.0)
+    for count in np.unique(counts[more]):
+        at = counts == count
+        ratio = float(count / usual - 1)
+        for took_ns, most in parts:
+            usual_ns = float(np.median(took_ns[counts == usual]))
+            if at.sum() >= thresholds.ALIKE_STEPS:
+                longer[at] += np.clip(np.median(took_ns[at]) - usual_ns, 0.0, most * ratio * usual_ns)
+            else:
+                longer[at] += np.clip(took_ns[at] - usual_ns, 0.0, ratio * usual_ns)
+    return np.minimum(longer, view.step_ns)
+
+
+def _usual_passes(counts: NDArray[np.int64]) -> int:
+    """How many backward passes an ordinary step has: the least that more than a few have."""
+    values, times = np.unique(counts, return_counts=True)
+    often = values[times >= thresholds.USUAL_PASSES_SHARE * len(counts)]
+    return int(often[0]) if len(often) else 0
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    finding: Finding
+    saved_ns: Floats
+    """[S] of the view; what each step would be shorter by without it.  Zeros: it explains no time."""
+
+
+def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
+    """[S]; the length of each step without what the claims explain, and without what it has more to do than most."""
+    left = view.step_ns - longer_by_passes(view)
+    for claim in claims:
+        left -= np.clip(claim.saved_ns, 0.0, np.maximum(left, 0.0))
+    return np.asarray(left, np.float64)
+
+
+def severity_of(share: float, per_step_ns: float = float("inf")) -> Severity:
+    """By what it costs: share of all time, and per step that is hit (tiny ones cannot be helped)."""
+    if share < thresholds.WARNING_SHARE or per_step_ns < thresholds.WARNING_FLOOR_NS:
+        return "info"
+    return "critical" if share >= thresholds.CRITICAL_SHARE else "warning"
+
+
+# -- least step -------------------------------------------------------------------------------------------------------
+# How short a step can get, whatever one rank does: no price may promise more.
+#
+# A rank that is fixed leaves the next thing that a step waits for.  Three of them are known:
+#
+# - what each phase takes on the rank where it takes least, waiting for the exchange included;
+# - on NCCL, the exchange itself.  Part of it may be hidden behind the very time that would be saved: all of it stays,
+#   and so do phases that cannot hide any, since no collective is called in them, or not before a part of them is done;
+# - the host, which has to launch everything.  While its device is behind, it stands still in one phase or another, so
+#   what it takes in most steps says little; but hardly in the same phase of all steps and ranks.  Outside of all phases
+#   it may, at each ``.item()``.  One that seems to need nearly all of the step may stand still in all of them (a full
+#   queue of launches, a model that waits for its device): then its pace is not known.
+#
+# Only for views in which waiting was measured; elsewhere the phases of those who wait hold it.
+
+
+def least_step_ns(view: View, without: str = "") -> Floats:
+    """[S] of the view; ``without`` a phase, if that is what would be saved on all ranks."""
+    kept = [shortest(view.phase(name)) for name in view.phases if name != without]
+    least = np.asarray(np.sum(kept, axis=0) if kept else np.zeros(len(view.steps)), np.float64)
+    if view.clock == "device":
+        least = np.maximum(least, _least_by_host(view, without))
+        least = np.fmax(least, _least_by_exchange(view, without))
+    return least
+
+
+def _least_by_host(view: View, without: str = "") -> float:
+    names = [name for name in LAUNCHING_PHASES if name in view.window.phases and name != without]
+    places = [view.window.phases.index(name) for name in names]
+    host_ns = view.window.phase_ns[places][:, view.rows][:, :, view.window.steady]
+    if not host_ns.size:
+        return 0.0
+    pace_ns = float(np.nansum(np.nanmin(np.nanquantile(host_ns, thresholds.HOST_QUIET, axis=2), axis=1)))
+    return pace_ns if pace_ns < thresholds.HOST_FREE_SHARE * float(view.step_ns.mean()) else 0.0
+
+
+def _least_by_exchange(view: View, without: str = "") -> Floats:
+    """[S]; nan where nothing is known."""
+    unknown = np.full(len(view.steps), np.nan)
+    exchanges = view.window.communication
+    if exchanges is None or exchanges.measured is None or without == "comm":
+        return unknown
+    took = [
+        np.where(np.isnan(least_ns := flow.least_ns[view.columns].astype(np.float64)), flow.transfer_ns, least_ns)
+        for flow in exchanges.flows
+        if flow.device and len(flow.rows) > 1
+    ]
+    if not took:
+        return unknown
+    counts = _calls_by_phase(exchanges.arrivals)
+    stays_ns = np.zeros(len(view.steps))
+    for name in view.phases:
+        if name in BUILTIN_PHASES and name not in ("comm", without):
+            # Nothing can be exchanged before the first part of a phase is done; the rest may hide the exchange.
+            stays_ns += shortest(view.phase(name)) / max(counts.get(name, 1.0), 1.0)
+    # Collectives of one kind run one after the other; others may run beside them, as FSDP's gathers and scatters do.
+    return np.asarray(np.max(took, axis=0) + stays_ns, np.float64)
+
+
+def _calls_by_phase(arrivals: Arrivals) -> dict[str, float]:
+    """Collectives a step that a rank calls in each phase, on the average."""
+    steps = len(np.unique(np.stack([arrivals.call_row, arrivals.call_place]), axis=1)[0])
+    slots, counts = np.unique(arrivals.call_phase, return_counts=True)
+    named = zip(slots.tolist(), counts.tolist(), strict=True)
+    return {BUILTIN_PHASES[slot]: count / max(steps, 1) for slot, count in named if slot < len(BUILTIN_PHASES)}

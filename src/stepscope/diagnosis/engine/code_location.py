@@ -1,0 +1,297 @@
+"""Code location: the line of user or framework code that the stack samples of ranks agree on.
+
+The place in the code that stacks agree on.
+
+Of the frames of a stack only the user's own and those of a training framework (``framework_frames.py``) are named: what
+torch or a plotting library does below them explains less than the line that called it.  A frame explains the time if
+most of the stacks have it.  Of these the one deepest inside is named: the user's own line where there is one, be it
+called by a framework (a callback); else what the framework does there, and the user's line that called the framework.
+
+Within a phase that every step has, the line that calls the loader, the model or ``backward`` says nothing new: only
+what is below the hook that times the phase counts.  And every model has a line that takes most of its forward: of
+forward, backward and optimizer a line is named only if the stacks of other ranks, or of other steps, hardly have it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepscope.diagnosis.engine.view import View
+
+__all__ = ["CHECKPOINT", "EVALUATION", "seen_at"]
+
+
+# -- framework frames -------------------------------------------------------------------------------------------------
+# What the frames of a training framework mean: one table from (framework, function) to a word for people.
+#
+# A function is written as the interpreter names it, with its class where the bare name would say too little.
+
+FRAMEWORKS = {
+    "transformers": "transformers",
+    "trl": "transformers",
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "lightning_fabric": "lightning",
+    "deepspeed": "deepspeed",
+    "ray": "ray",
+}
+"""Top-level packages, and under which name the table below has them."""
+_PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
+
+CALLBACK = "a callback"
+CHECKPOINT = "a checkpoint"
+CLIPPING = "gradient clipping"
+EVALUATION = "evaluation"
+LOGGING = "logging"
+METRICS = "metrics"
+GENERATION = "generation"
+
+FRAMEWORK_WORDS = {
+    ("transformers", "call_event"): CALLBACK,
+    ("transformers", "_clip_grad_norm"): CLIPPING,
+    ("transformers", "_get_grad_norm"): CLIPPING,
+    ("transformers", "_evaluate"): EVALUATION,
+    ("transformers", "evaluate"): EVALUATION,
+    ("transformers", "evaluation_loop"): EVALUATION,
+    ("transformers", "prediction_loop"): EVALUATION,
+    ("transformers", "predict"): EVALUATION,
+    ("transformers", "compute_metrics"): METRICS,
+    ("transformers", "nested_gather"): METRICS,
+    ("transformers", "_save_checkpoint"): CHECKPOINT,
+    ("transformers", "save_model"): CHECKPOINT,
+    ("transformers", "save_pretrained"): CHECKPOINT,
+    ("transformers", "_load_best_model"): CHECKPOINT,
+    ("transformers", "Trainer.log"): LOGGING,
+    ("transformers", "_maybe_log_save_evaluate"): "logging, saving and evaluation",
+    ("transformers", "_generate_and_score_completions"): GENERATION,
+    ("transformers", "generate"): GENERATION,
+    ("accelerate", "clip_grad_norm_"): CLIPPING,
+    ("accelerate", "clip_grad_value_"): CLIPPING,
+    ("accelerate", "save_state"): CHECKPOINT,
+    ("accelerate", "save_model"): CHECKPOINT,
+    ("accelerate", "save_accelerator_state"): CHECKPOINT,
+    ("accelerate", "Accelerator.save"): CHECKPOINT,
+    ("accelerate", "Accelerator.log"): LOGGING,
+    ("accelerate", "gather_for_metrics"): METRICS,
+    ("lightning", "_call_callback_hooks"): CALLBACK,
+    ("lightning", "_call_callbacks_on_save_checkpoint"): CHECKPOINT,
+    ("lightning", "configure_gradient_clipping"): CLIPPING,
+    ("lightning", "clip_gradients"): CLIPPING,
+    ("lightning", "_clip_gradients"): CLIPPING,
+    ("lightning", "_EvaluationLoop.run"): EVALUATION,
+    ("lightning", "_PredictionLoop.run"): EVALUATION,
+    ("lightning", "_evaluation_step"): EVALUATION,
+    ("lightning", "_run_sanity_check"): EVALUATION,
+    ("lightning", "save_checkpoint"): CHECKPOINT,
+    ("lightning", "Fabric.save"): CHECKPOINT,
+    ("lightning", "log_metrics"): LOGGING,
+    ("lightning", "log_eval_end_metrics"): LOGGING,
+    ("lightning", "update_train_step_metrics"): LOGGING,
+    ("lightning", "update_train_epoch_metrics"): LOGGING,
+    ("lightning", "LightningModule.log"): LOGGING,
+    ("lightning", "log_dict"): LOGGING,
+    ("deepspeed", "clip_fp32_gradients"): CLIPPING,
+    ("deepspeed", "unscale_and_clip_grads"): CLIPPING,
+    ("deepspeed", "scaled_global_norm"): CLIPPING,
+    ("deepspeed", "get_grad_norm_direct"): CLIPPING,
+    ("deepspeed", "get_global_norm"): CLIPPING,
+    ("deepspeed", "eval_batch"): EVALUATION,
+    ("deepspeed", "save_checkpoint"): CHECKPOINT,
+    ("deepspeed", "save_16bit_model"): CHECKPOINT,
+    ("deepspeed", "_save_zero_checkpoint"): CHECKPOINT,
+    ("deepspeed", "_write_monitor"): LOGGING,
+    ("deepspeed", "_report_progress"): LOGGING,
+    ("ray", "report"): "ray.train.report",
+}
+
+
+def framework_of(path: str) -> str | None:
+    """The framework whose file that is; None for the user's own, torch's, the standard library's and any other's."""
+    for folder in _PACKAGE_FOLDERS:
+        _, found, inside = path.rpartition(folder)
+        if found:
+            return FRAMEWORKS.get(inside.partition("/")[0])
+    return None
+
+
+def word_of(framework: str, function: str) -> str | None:
+    """What the framework does in that function; None where nobody has named it."""
+    return FRAMEWORK_WORDS.get((framework, function)) or FRAMEWORK_WORDS.get((framework, function.rpartition(".")[2]))
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+RECORDER = "stepscope/recorder"
+GENERATED = ("<frozen", "<string>", "<eval_with_key>", "/torchinductor_")
+LIBRARIES = ("site-packages", "dist-packages", "/lib/python", *GENERATED, RECORDER)
+"""In the path of a frame that is not the user's own."""
+WITHIN = ("input", "forward", "backward", "optimizer")
+"""Phases of which only the frames below our hook count …"""
+COMPUTE = ("forward", "backward", "optimizer")
+"""… and those of which a line must stand out …"""
+USUAL_SHARE = 0.1
+"""… because at most this share of the other stacks has it …"""
+LITTLE_SHARE = 0.05
+"""… or because the phase takes less than that of the others' steps, and so there are none."""
+AGREE_SHARE = 0.6
+"""Of the stacks must have a frame for it to be named: the sentence says "mostly"."""
+STACKS_AT_LEAST = 2
+"""A single one may have been taken anywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Frame:
+    path: str
+    function: str
+    line: int
+    framework: str | None
+    """None: the user's own."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.path, self.function
+
+    @property
+    def word(self) -> str | None:
+        return word_of(self.framework, self.function) if self.framework is not None else None
+
+
+def seen_at(
+    view: View,
+    ranks: Collection[int] = (),
+    *,
+    phase: str | None = "other",
+    besides: Collection[int] = (),
+    steps: Collection[int] | None = None,
+    between: bool | None = None,
+) -> str:
+    """``write_report, train.py:66``: where the ranks (all when none are given) were mostly seen; empty if nowhere.
+
+    Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
+    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only what was
+    seen in these; ``between``: only what was seen between two steps, or only within one.
+    """
+    mine: list[list[_Frame]] = []
+    others: list[list[_Frame]] = []
+    for stack in view.window.stacks:
+        if stack.get("phase") != phase or stack.get("rank") in besides:
+            continue
+        if between is not None and stack.get("between") not in (None, between):
+            continue
+        frames = _named_frames(_within(stack.get("frames")) if phase in WITHIN else stack.get("frames"))
+        asked = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
+        if frames or phase in WITHIN:
+            (mine if asked else others).append(frames)
+    found = _agreed(mine)
+    if found is None or (phase in COMPUTE and not _stands_out(view, found, mine, others, phase=phase, ranks=ranks)):
+        return ""
+    return _text(*found)
+
+
+def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
+    """A stack, and where in it the frame stands on which most of them agree."""
+    if len(stacks) < STACKS_AT_LEAST:
+        return None
+    counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
+    agreed = {key for key, count in counts.items() if count >= AGREE_SHARE * len(stacks)}
+    chosen = [(frames, at) for frames in stacks if (at := _deepest(frames, agreed)) is not None]
+    if not chosen:
+        return None
+    key, count = Counter(frames[at].key for frames, at in chosen).most_common(1)[0]
+    if count < AGREE_SHARE * len(stacks):
+        return None
+    having = [(frames, at) for frames, at in chosen if frames[at].key == key]
+    line, times = Counter(frames[at].line for frames, at in having).most_common(1)[0]
+    calls_on = sum(at > 0 for _, at in having)
+    if 2 * calls_on > len(having) and times < AGREE_SHARE * len(stacks):
+        return None  # it calls now this, now that, and no line of it explains anything
+    return next((frames, at) for frames, at in having if frames[at].line == line)
+
+
+def _stands_out(
+    view: View,
+    found: tuple[list[_Frame], int],
+    mine: Sequence[list[_Frame]],
+    others: Sequence[list[_Frame]],
+    *,
+    phase: str,
+    ranks: Collection[int],
+) -> bool:
+    """Whether most of these stacks are at the very line, and hardly any of the others."""
+    frame = found[0][found[1]]
+    if sum(frame in frames for frames in mine) < AGREE_SHARE * len(mine):
+        return False
+    if len(others) >= STACKS_AT_LEAST:
+        return sum(frame in frames for frames in others) <= USUAL_SHARE * len(others)
+    rows = [row for row, rank in enumerate(view.ranks) if rank not in ranks] or list(range(len(view.ranks)))
+    share = float(np.nanmedian(view.phase(phase)[rows])) / (view.median_step_ns or 1.0)
+    return share < LITTLE_SHARE
+
+
+def _within(frames: Any) -> Any:
+    """What is below the innermost hook of ours; nothing where there is none."""
+    found: list[Any] = []
+    for frame in frames if isinstance(frames, list) else ():
+        if isinstance(frame, dict) and RECORDER in str(frame.get("file")):
+            if found:
+                return found
+            continue  # it was just in a hook itself
+        found.append(frame)
+    return []
+
+
+def _deepest(frames: list[_Frame], agreed: Collection[tuple[str, str]]) -> int | None:
+    """Where in the stack (innermost first) the agreed frame stands that explains most."""
+    at = [index for index, frame in enumerate(frames) if frame.key in agreed]
+    if not at or frames[at[0]].framework is None:
+        return at[0] if at else None
+    # A framework's: the one of its frames that has a meaning, as far as the user's line that called it.
+    own = next((index for index in at if frames[index].framework is None), len(frames))
+    return next((index for index in at if index < own and frames[index].word is not None), at[0])
+
+
+def _text(frames: list[_Frame], at: int) -> str:
+    frame, above = frames[at], frames[at + 1 :]
+    function = frame.function.rpartition("<locals>.")[2]
+    caller = next((one for one in above if one.framework is None), None)
+    if frame.framework is None:
+        # What the framework that called it was doing; beyond the user's line that called the framework, nothing counts.
+        called_by = above[: above.index(caller)] if caller is not None else above
+        word = next((one.word for one in called_by if one.word is not None), None)
+        where = f"{frame.path.rpartition('/')[2]}:{frame.line}"
+        text = where if function in ("", "<module>") else f"{function}, {where}"
+    else:
+        word = frame.word
+        text = f"{_inside_packages(frame.path)}:{frame.line} in {function}"
+        text += f", from {caller.path.rpartition('/')[2]}:{caller.line}" if caller is not None else ""
+    return f"{word}: {text}" if word else text
+
+
+def _inside_packages(path: str) -> str:
+    """``transformers/trainer.py``."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        path = path.rpartition(folder)[2]
+    return path
+
+
+def _named_frames(frames: Any) -> list[_Frame]:
+    """The user's own and the framework's, innermost first; none when they make no sense."""
+    found = []
+    for frame in frames if isinstance(frames, list) else ():
+        if not isinstance(frame, dict):
+            return []
+        path, function, line = frame.get("file"), frame.get("function"), frame.get("line")
+        if not isinstance(path, str):
+            continue
+        framework = framework_of(path)
+        if framework is None and any(part in path for part in LIBRARIES):
+            continue
+        name, number = function if isinstance(function, str) else "", line if isinstance(line, int) else 0
+        found.append(_Frame(path=path, function=name, line=number, framework=framework))
+    return found

@@ -1,0 +1,648 @@
+"""Robust statistics over ranks and steps, and of one series over time.
+
+Statistics that a few wild steps cannot move, over arrays ``[rank, step]`` in which nan means "not there".
+
+All of it is vectorised over ranks: 1,024 x 1,000 is one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+
+__all__ = [
+    "Fold",
+    "Rhythm",
+    "Trend",
+    "block_medians",
+    "chance_of_at_least",
+    "fold",
+    "levels",
+    "local_median",
+    "longest",
+    "lower_median",
+    "mean_rank",
+    "median_rank",
+    "medians",
+    "peer_deviation",
+    "persistence_z",
+    "rhythm",
+    "shortest",
+    "spread",
+    "stretch_z",
+    "trend",
+    "wander",
+    "z_needed",
+]
+
+
+# -- robust -----------------------------------------------------------------------------------------------------------
+
+MAD_TO_SIGMA = 1.4826
+"""Median absolute deviation of a normal distribution to its standard deviation."""
+MANY_RANKS = 64
+"""From here on a rank's own value hardly moves the median, and leaving it out costs three times as much."""
+MEDIAN_ERROR = 1.2533
+"""Error of a median in units of a mean's, of a normal distribution."""
+STEP_CLIP_SPREADS = 4.0
+"""Beyond it a step is a stall or the like, and tells neither the level nor the dependence of its neighbours."""
+MEMORY_STEPS = 30
+"""Dependence is followed over so many steps."""
+TREND_BLOCKS = 5
+TREND_AGREES = 0.8
+"""Kendall's tau: wander of a rank hardly ever rises in nine of ten pairs of stretches."""
+MEMORY_AT_MOST = 0.95
+"""Bound of the estimated dependence of neighbouring stretches: beyond it the estimate means nothing."""
+
+Floats = NDArray[np.float64]
+
+
+def spread(values: Floats) -> float:
+    """Robust standard deviation."""
+    if not len(values):
+        return 0.0
+    return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))
+
+
+def longest(values: Floats) -> Floats:
+    """[S]; the largest over the ranks that are there."""
+    return np.asarray(np.fmax.reduce(values, axis=0), np.float64) if len(values) else np.zeros(values.shape[1])
+
+
+def shortest(values: Floats) -> Floats:
+    """[S]; the smallest over the ranks that are there."""
+    return np.asarray(np.fmin.reduce(values, axis=0), np.float64) if len(values) else np.zeros(values.shape[1])
+
+
+def mean_rank(values: Floats) -> Floats:
+    """[S]; the mean over the ranks that are there; zero where nobody is."""
+    counts = (~np.isnan(values)).sum(axis=0)
+    return np.asarray(np.nansum(values, axis=0) / np.maximum(counts, 1), np.float64)
+
+
+def median_rank(values: Floats) -> Floats:
+    """[S]; the median over the ranks that are there, the mean of the middle two; nan where nobody is."""
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=0), np.float64)
+    ordered = np.sort(values, axis=0)  # nan last
+    counts = (~np.isnan(values)).sum(axis=0)
+    columns = np.arange(values.shape[1])
+    low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, len(values) - 1)
+    return np.asarray((ordered[low, columns] + ordered[high, columns]) / 2, np.float64)
+
+
+def medians(values: Floats) -> Floats:
+    """Median over the steps, by rank."""
+    if not values.shape[1]:
+        return np.full(values.shape[0], np.nan)
+    if not np.isnan(values).any():
+        return _row_medians(values)
+    out = np.full(values.shape[0], np.nan)
+    for index, row in enumerate(values):
+        there = row[~np.isnan(row)]
+        if len(there):
+            out[index] = np.median(there)
+    return out
+
+
+def lower_median(values: Floats) -> float:
+    """The lower of two middle values: with two ranks, the one that has less of it."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Floats:
+    """How much more a rank took than the median of the *other* ranks of its group, step by step; nan without any."""
+    if groups is not None and len(groups) and (groups != groups[0]).any():
+        out = np.full_like(values, np.nan)
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            out[members] = peer_deviation(values[members])
+        return out
+    if len(values) >= MANY_RANKS and not np.isnan(values).any():
+        return np.asarray(values - np.median(values, axis=0), np.float64)
+    out = np.full_like(values, np.nan)
+    for there, columns in _by_presence(values):
+        if there.all() and len(there) > 1 and len(columns) == values.shape[1]:
+            return values - _without_self(values)
+        if there.sum() > 1:
+            block = np.ix_(there, columns)
+            out[block] = values[block] - _without_self(values[block])
+    return out
+
+
+def block_medians(values: Floats, length: int) -> Floats:
+    """[R, B]: medians of stretches of ``length`` steps; the oldest steps that do not fill one are left out.
+
+    ``values`` has no nan.  B is 0 when there are too few steps for a single block.
+    """
+    ranks, steps = values.shape
+    count = steps // length
+    if not count:
+        return np.zeros((ranks, 0))
+    return np.asarray(np.median(values[:, steps - count * length :].reshape(ranks, count, length), axis=2), np.float64)
+
+
+def long_block(steps: int) -> int:
+    """How long the stretches are between which wander is judged, in a window of so many steps."""
+    return max(thresholds.BLOCK_STEPS, -(-steps // thresholds.WANDER_BLOCKS))
+
+
+def _short_block(steps: int) -> int:
+    """How long those are that a test counts: rounded to the nearest.
+
+    Were it rounded up, 41 steps would make 13 of them where 40 make 20, and a test over them would find less.
+    """
+    return max(thresholds.BLOCK_STEPS, round(steps / thresholds.BLOCKS))
+
+
+def persistence_z(deviation: Floats) -> float:
+    """How sure it is that a rank's deviation [S] is above zero for good, as a z; 0.0 for no evidence, inf for clear.
+
+    A t test over the medians of stretches, its spread widened by their dependence on each other; what does not stand
+    out from the scatter of long stretches is no evidence.  A deviation that only ever grows is not held against itself.
+    """
+    typical = float(np.median(deviation))
+    mostly = float((deviation > 0).mean()) >= thresholds.CLEAR_SHARE
+    noise = spread(deviation)
+    if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * noise:
+        return float("inf")
+    # Blocks of a short run have two steps, whose median is not deaf to a stall in one of them.
+    deviation = np.clip(deviation, typical - STEP_CLIP_SPREADS * noise, typical + STEP_CLIP_SPREADS * noise)
+    long_blocks = _without_trend(block_medians(deviation[None, :], long_block(len(deviation)))[0])
+    if typical < thresholds.SPREADS_APART * spread(long_blocks):
+        return 0.0
+    blocks = _without_trend(block_medians(deviation[None, :], _short_block(len(deviation)))[0])
+    count = len(blocks)
+    if count < 2 or blocks.mean() <= 0:
+        return 0.0
+    centred = blocks - blocks.mean()
+    squares = float(centred @ centred)
+    if squares == 0:
+        return float("inf")
+    widened = math.sqrt(squares / (count - 1)) * _widening(centred)
+    return _z_of_t(float(blocks.mean()) / widened * math.sqrt(count), count - 1)
+
+
+def stretch_z(deviation: Floats, at: slice) -> float:
+    """How sure it is that a stretch of a rank's deviation is above the rest of it, as a z.
+
+    The medians of the two parts are compared; their scatter is that of single steps within the parts, widened by their
+    dependence on each other.  A stretch was sought: the places where it might have been count among the comparisons.
+    """
+    inside, outside = deviation[at], np.delete(deviation, at)
+    if not len(outside):
+        return persistence_z(inside)
+    gap = float(np.median(inside) - np.median(outside))
+    centred = np.concatenate((inside - np.median(inside), outside - np.median(outside)))
+    wander = spread(block_medians(outside[None, :], long_block(len(outside)))[0])
+    if gap < thresholds.SPREADS_APART * wander:
+        return 0.0
+    noise = max(spread(inside), spread(outside))
+    if noise == 0:
+        return float("inf") if gap > 0 else 0.0
+    calm = np.clip(centred, -STEP_CLIP_SPREADS * noise, STEP_CLIP_SPREADS * noise)
+    error = MEDIAN_ERROR * noise * _long_widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
+    return max(gap / error, 0.0)
+
+
+def _widening(centred: Floats) -> float:
+    """By how much the dependence of neighbours widens the error of a mean."""
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 1.0
+    memory = float(centred[1:] @ centred[:-1]) / squares
+    # The estimate is too low by about (1 + 4 memory) / count.
+    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centred), 0.0), MEMORY_AT_MOST)
+    return math.sqrt((1 + memory) / (1 - memory))
+
+
+def _long_widening(centred: Floats) -> float:
+    """The same for single steps, whose dependence may be faint and long: all of it is added up."""
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 1.0
+    total = 1.0
+    for lag in range(1, min(MEMORY_STEPS, len(centred) // 4) + 1):
+        memory = float(centred[lag:] @ centred[:-lag]) / squares
+        if memory <= 0:
+            break
+        total += 2 * memory
+    return math.sqrt(total)
+
+
+def _without_trend(blocks: Floats) -> Floats:
+    """The blocks about their median slope when they grow all the way; else as they are."""
+    count = len(blocks)
+    if count < TREND_BLOCKS:
+        return blocks
+    late, early = np.triu_indices(count, 1)[::-1]
+    rises = (blocks[late] - blocks[early]) / (late - early)
+    if float(np.sign(rises).mean()) < TREND_AGREES:
+        return blocks
+    return np.asarray(blocks - np.median(rises) * (np.arange(count) - (count - 1) / 2), np.float64)
+
+
+def z_needed(comparisons: int) -> float:
+    """The z at which one of so many comparisons of healthy ranks fires with probability ANY_FALSE_ALARM."""
+    return NormalDist().inv_cdf(1 - thresholds.ANY_FALSE_ALARM / max(comparisons, 1))
+
+
+def _z_of_t(t: float, freedom: int) -> float:
+    """The z of the same probability as a positive t (Wallace's approximation)."""
+    return (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
+
+
+def _row_medians(values: Floats) -> Floats:
+    """``np.median`` along the last axis without its second look for nan, which costs as much as the median."""
+    middle = values.shape[-1] // 2
+    if values.shape[-1] % 2:
+        return np.asarray(np.partition(values, middle, axis=-1)[..., middle], np.float64)
+    ordered = np.partition(values, (middle - 1, middle), axis=-1)
+    return np.asarray((ordered[..., middle - 1] + ordered[..., middle]) / 2, np.float64)
+
+
+def _by_presence(values: Floats) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+    """Stretches of steps with the same ranks present; ranks only ever leave, so there are few."""
+    if not values.shape[1]:
+        return
+    there = ~np.isnan(values)
+    if there.all():
+        yield there[:, 0], np.arange(values.shape[1])
+        return
+    changes = np.flatnonzero((there[:, 1:] != there[:, :-1]).any(axis=0)) + 1
+    for columns in np.split(np.arange(values.shape[1]), changes):
+        yield there[:, columns[0]], columns
+
+
+def _without_self(values: Floats) -> Floats:
+    """The median of the others for each element of each column, from one partial sort of the columns."""
+    count = values.shape[0]
+    middle = count // 2
+    if count % 2 == 0:
+        ordered = np.partition(values, (middle - 1, middle), axis=0)
+        low, high = ordered[middle - 1], ordered[middle]
+        return np.asarray(np.where(values <= low, high, low), np.float64)
+    ordered = np.partition(values, (middle - 1, middle, middle + 1), axis=0)
+    low, centre, high = ordered[middle - 1], ordered[middle], ordered[middle + 1]
+    without_centre = (low + high) / 2
+    below, above = values < centre, values > centre
+    medians_ = np.where(below, (centre + high) / 2, np.where(above, (low + centre) / 2, without_centre))
+    return np.asarray(medians_, np.float64)
+
+
+# -- series stats -----------------------------------------------------------------------------------------------------
+# Statistics of one series over time ``[S]``: local level, trend, levels between changes, rhythm.
+#
+# All of it is robust (medians, clipping) and knows that neighbouring steps depend on each other: a slow wander of a
+# machine's speed is no trend and no change.  Long series are looked at in at most ``POINTS`` medians, so that the price
+# stays the same.
+
+POINTS = 500
+"""Change points are sought among so many points at most; then in the steps around the one that was found."""
+CHUNK = 50_000
+"""Steps whose windows are laid out at once: 8 MB."""
+POINT_CLIP_SPREADS = 3.0
+"""How far a point may lie from its local median before it is pulled back, in search of changes."""
+LEAST_SPREAD = 1e-3
+"""Of the level: no clock and no machine is more even than this; without it a constant series changes everywhere."""
+CHANGES_AT_MOST = 4
+"""Changes that the wander is not judged by; more of them are the wander."""
+FOLD_STEPS = 5_000
+"""The last so many steps are folded: a rhythm that needs more to be seen costs nothing."""
+
+
+def local_median(values: Floats, width: int = thresholds.LOCAL_STEPS) -> Floats:
+    """[S]; the median of the ``width`` steps around each; of those that are there at the ends."""
+    count, half = len(values), width // 2
+    if count <= half + 1:
+        return np.full(count, np.median(values)) if count else values.copy()
+    out = np.empty(count)
+    padded = np.concatenate((np.full(half, np.nan), values, np.full(half, np.nan)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    for start in range(half, max(count - half, half), CHUNK):
+        end = min(start + CHUNK, count - half)
+        out[start:end] = np.median(windows[start:end], axis=1)
+    for at in [*range(min(half, count)), *range(max(count - half, half), count)]:
+        out[at] = np.median(values[max(at - half, 0) : at + half + 1])
+    return out
+
+
+# -- slow growth ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    slope: float
+    """Theil–Sen, per step."""
+    start: float
+    """Of the line, at the first step."""
+    p: float
+    """Chance that a series without trend rises like this (Mann–Kendall, one-sided)."""
+    wander: float
+    """Scatter of long stretches about the line."""
+
+    def line(self, count: int) -> Floats:
+        return np.asarray(self.start + self.slope * np.arange(count), np.float64)
+
+
+def trend(values: Floats) -> Trend:
+    """Of the medians of stretches; their dependence on each other about the line widens the test."""
+    blocks, centres = _blocks(values, thresholds.BLOCKS)
+    count = len(blocks)
+    if count < thresholds.TREND_BLOCKS:
+        level = float(np.median(values)) if len(values) else 0.0
+        return Trend(slope=0.0, start=level, p=1.0, wander=0.0)
+    later, earlier = np.tril_indices(count, -1)
+    rises = blocks[later] - blocks[earlier]
+    slope = float(np.median(rises / (centres[later] - centres[earlier])))
+    start = float(np.median(blocks - slope * centres))
+    rest = blocks - (start + slope * centres)
+    ties = _ties(blocks)
+    variance = (count * (count - 1) * (2 * count + 5) - ties) / 18.0
+    if variance <= 0:
+        return Trend(slope=slope, start=start, p=1.0, wander=0.0)
+    score = float(np.sign(rises).sum())
+    memory = _memory(rest)
+    z = max(score - 1, 0.0) / math.sqrt(variance * (1 + memory) / (1 - memory))
+    about_line = values - (start + slope * np.arange(len(values)))
+    long = block_medians(about_line[None, :], long_block(len(values)))[0]
+    return Trend(slope=slope, start=start, p=NormalDist().cdf(-z), wander=spread(long))
+
+
+def _blocks(values: Floats, most: int) -> tuple[Floats, Floats]:
+    """Medians of stretches of at least two steps, and where their middles lie."""
+    count = max(min(most, len(values) // thresholds.BLOCK_STEPS), 1)
+    parts = np.array_split(np.arange(len(values)), count)
+    medians = np.array([np.median(values[part]) for part in parts if len(part)])
+    return medians, np.array([part.mean() for part in parts if len(part)])
+
+
+def _memory(rest: Floats) -> float:
+    """Correlation of neighbours, corrected for what a short series underestimates it by."""
+    centred = rest - rest.mean()
+    squares = float(centred @ centred)
+    if squares == 0:
+        return 0.0
+    memory = float(centred[1:] @ centred[:-1]) / squares
+    return min(max(memory + (1 + 4 * max(memory, 0.0)) / len(rest), 0.0), MEMORY_AT_MOST)
+
+
+def _ties(blocks: Floats) -> float:
+    _, counts = np.unique(blocks, return_counts=True)
+    return float((counts * (counts - 1) * (2 * counts + 5)).sum())
+
+
+# -- sudden changes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wander:
+    """How much the level of a stretch of ``steps`` changes by itself."""
+
+    scatter: float
+    steps: int
+    memory: float
+    """Correlation of neighbouring stretches."""
+
+    @property
+    def per_step(self) -> float:
+        """Variance of a mean over n steps is this by n, for large n."""
+        return self.scatter**2 * self.steps * (1 + self.memory) / (1 - self.memory)
+
+    @property
+    def scatter_of_neighbours(self) -> float:
+        """The same as if nothing depended on anything, which a change does not disturb."""
+        return self.scatter**2 * self.steps * (1 - self.memory)
+
+
+def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
+    """From the differences of medians of stretches some way apart, leaving out those with a change in between.
+
+    A steady slope touches all differences alike.  If neighbours differ less than stretches further apart, they depend
+    on each other.
+    """
+    steps = max(min(thresholds.SHORT_STRETCH_STEPS, len(values) // thresholds.BLOCKS), 1)
+    count = len(values) // steps
+    floor = LEAST_SPREAD * float(abs(np.median(values))) if len(values) else 0.0
+    if count < 2:
+        return Wander(scatter=floor, steps=steps, memory=0.0)
+    blocks = np.median(values[: count * steps].reshape(count, steps), axis=1)
+    level = np.searchsorted(np.sort(np.asarray(apart, np.intp)), (np.arange(count) + 0.5) * steps)
+    variances = []
+    for lag in sorted({1, 2, 4, count // 10} - {0}):
+        within = level[lag:] == level[:-lag]
+        if lag <= max(count // 5, 1) and (lag == 1 or within.sum() >= thresholds.TREND_BLOCKS):
+            variances.append(spread((blocks[lag:] - blocks[:-lag])[within]) ** 2 / 2)
+    # What independent steps would give is known better than the difference of few stretches.
+    white = (MEDIAN_ERROR * spread(np.diff(values))) ** 2 / 2 / steps
+    near, far = max(variances[0], white), float(np.mean(variances[1:] or variances))
+    memory = min(max(1 - near / far, 0.0), MEMORY_AT_MOST) if far > 0 else 0.0
+    return Wander(scatter=max(math.sqrt(max(near, far)), floor), steps=steps, memory=memory)
+
+
+def levels(values: Floats, *, least_change: float) -> tuple[list[int], Wander]:
+    """Where the level changes (the first steps of the stretches, beginning with 0), and the wander, changes included.
+
+    The best cut into stretches by squares of the clipped series; each cut must be worth more than wander would be over
+    as many steps, by a z that holds for any place in the series.  The wander is that between the largest changes of a
+    first cut that knows of none.  Then the cuts whose levels differ by less than ``least_change`` or than the wander
+    allows go, the weakest first.
+    """
+    if len(values) < 2 * thresholds.LEVEL_STEPS:
+        return [0][: len(values)], wander(values)
+    group = -(-len(values) // POINTS)
+    count = len(values) // group
+    points = np.median(values[: count * group].reshape(count, group), axis=1)
+    local = local_median(points, max(2 * thresholds.LEVEL_STEPS // group - 1, 3) | 1)
+    reach = POINT_CLIP_SPREADS * max(spread(points - local), LEAST_SPREAD * float(abs(np.median(points))))
+    calm = np.clip(points, local - reach, local + reach)
+    z = NormalDist().inv_cdf(1 - thresholds.CHANGE_CHANCE / len(points))
+    least = max(thresholds.LEVEL_STEPS // group, 2)
+    at_first = wander(calm)
+    own = wander(calm, _largest(calm, _cut(calm, worth=z * z * at_first.scatter_of_neighbours, least=least)))
+    cuts = _cut(calm, worth=z * z * own.per_step, least=least)
+    starts = [_exactly(values, cut * group, 2 * group + thresholds.LEVEL_STEPS // 2) if cut else 0 for cut in cuts]
+    return _merged(values, sorted(set(starts)), max(least_change, thresholds.SPREADS_APART * own.scatter)), at_first
+
+
+def _largest(values: Floats, starts: list[int]) -> list[int]:
+    """Of the cuts, the few with the largest change of level."""
+    level = np.array([np.median(part) for part in np.split(values, starts[1:])])
+    order = np.argsort(-np.abs(np.diff(level)), kind="stable")
+    return [starts[index + 1] for index in order[:CHANGES_AT_MOST]]
+
+
+def _cut(values: Floats, *, worth: float, least: int) -> list[int]:
+    """Optimal partitioning: starts of stretches of ``least`` points or more that minimise squares + worth * cuts."""
+    count = len(values)
+    # About the median, in its units: sums of squares of large numbers would lose the differences.
+    values = values - np.median(values)
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    squares = np.concatenate(([0.0], np.cumsum(values * values)))
+    best = np.full(count + 1, np.inf)
+    best[0] = -worth
+    cut_before = np.zeros(count + 1, np.intp)
+    for end in range(least, count + 1):
+        begin = np.arange(0, end - least + 1)
+        sums_within = sums[end] - sums[begin]
+        price = best[begin] + squares[end] - squares[begin] - sums_within * sums_within / (end - begin) + worth
+        at = int(price.argmin())
+        best[end], cut_before[end] = price[at], at
+    starts, end = [], count
+    while end > 0:
+        end = int(cut_before[end])
+        starts.append(end)
+    return starts[::-1]
+
+
+def _exactly(values: Floats, about: int, reach: int) -> int:
+    """The step at which two levels part best, by absolute deviations, near a cut."""
+    low, high = max(about - 4 * reach, 0), min(about + 4 * reach, len(values))
+    before, after = np.median(values[low : max(about, low + 1)]), np.median(values[min(about, high - 1) : high])
+    first, last = max(about - reach, low + 1), min(about + reach, high - 1)
+    if first > last:
+        return about
+    gain = np.concatenate(([0.0], np.cumsum(np.abs(values[low:high] - after) - np.abs(values[low:high] - before))))
+    places = np.arange(first, last + 1)
+    return int(places[gain[places - low].argmax()])
+
+
+def _merged(values: Floats, starts: list[int], least_change: float) -> list[int]:
+    while len(starts) > 1:
+        ends = [*starts[1:], len(values)]
+        level = np.array([np.median(values[start:end]) for start, end in zip(starts, ends, strict=True)])
+        steps = np.abs(np.diff(level))
+        weakest = int(steps.argmin())
+        if steps[weakest] >= least_change:
+            break
+        del starts[weakest + 1]
+    return starts
+
+
+# -- what comes back ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    period: int
+    """In steps."""
+    regular: float
+    """Share of the events that keep to it."""
+    p: float
+
+
+def rhythm(events: Sequence[int]) -> Rhythm | None:
+    """The period at which most of the events come, within a step, some missing; None when chance does as well.
+
+    Each event is expected a multiple of the period after the last one that kept to it.  Of those beyond the two that
+    fix the period, each would keep to it by chance with a probability of the steps allowed by the period.  ``events``
+    are step numbers: loops count ``step % n``, so multiples of the period (or the steps before them) tell more.
+    """
+    if len(events) < thresholds.PERIODIC_SPIKES:
+        return None
+    at = np.asarray(events, np.int64)
+    best: Rhythm | None = None
+    candidates = _likely_periods(at)
+    for period in candidates:
+        for slack in (0, 1) if period >= 5 else (0,):
+            for first in range(min(3, len(at) - 2)):
+                kept, beats, last = _keeping(at, first, period, slack)
+                if kept < thresholds.REGULAR_SHARE * len(at):
+                    continue
+                if kept < thresholds.BEATS_SHARE * (beats + 1):
+                    continue
+                p = chance_of_at_least(kept - 2, len(at) - 2, (2 * slack + 1) / period) * 2 * len(candidates)
+                if slack == 0 and at[first] % period in (0, period - 1):
+                    p *= 2 / period
+                if best is None or p < best.p:
+                    mean = round((last - int(at[first])) / beats)
+                    best = Rhythm(period=mean, regular=kept / len(at), p=min(p, 1.0))
+    return best if best is not None and best.p <= thresholds.RHYTHM_CHANCE else None
+
+
+def _likely_periods(at: NDArray[np.int64]) -> list[int]:
+    """The commonest distances of events from the next and the one after."""
+    distances = np.concatenate((np.diff(at), at[2:] - at[:-2]))
+    found, counts = np.unique(distances[distances > 1], return_counts=True)
+    return [int(one) for one in found[np.argsort(-counts, kind="stable")][:5]]
+
+
+def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tuple[int, int, int]:
+    """How many events keep to the period from the ``first`` on, over how many periods, and which was the last."""
+    kept, passed, last = 1, 0, int(at[first])
+    for one in at[first + 1 :].tolist():
+        beats = round((one - last) / period)
+        if beats >= 1 and abs(one - last - beats * period) <= slack:
+            kept, passed, last = kept + 1, passed + beats, one
+    return kept, passed, last
+
+
+def chance_of_at_least(hits: int, tries: int, chance: float) -> float:
+    """Probability of so many hits or more."""
+    return sum(math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(max(hits, 0), tries + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    period: int
+    at: NDArray[np.intp]
+    """The steps that stand out."""
+    excess: float
+    """Of the highest place in the period above the others, in the median."""
+    usual: float
+    """Of the other places."""
+    agrees: float
+    """Share of the periods in which that place is at least half as high."""
+    z: float
+
+
+def fold(rest: Floats) -> Fold | None:
+    """A rhythm of steps too small to be seen one by one: fold the series (about its local level) at every period.
+
+    The median of each place over the periods is set against that of the other places, in units of the scatter that is
+    left when every place has its own.  Where tails are heavy that says little, so steps half as high are counted, too:
+    they must be rarer elsewhere than chance allows.  Both hold for all the periods and places that were tried.
+    """
+    skipped = max(len(rest) - FOLD_STEPS, 0)
+    rest = rest[skipped:]
+    longest = min(thresholds.LONGEST_PERIOD, len(rest) // thresholds.FOLDS)
+    chance = thresholds.ANY_FALSE_ALARM / max(longest * (longest + 1) / 2, 1)
+    best: Fold | None = None
+    least_z = NormalDist().inv_cdf(1 - chance)
+    for period in range(2, longest + 1):
+        folded, places, error = _folded(rest, period)
+        high = int(places.argmax())
+        usual = float(np.median(np.delete(places, high)))
+        excess = float(places[high]) - usual
+        if error <= 0 or excess / error <= (best.z if best else least_z):
+            continue
+        hits = folded > usual + excess / 2
+        here = int(hits[:, high].sum())
+        elsewhere = (int(hits.sum()) - here + 1) / (hits.size - len(hits) + 1)
+        if (
+            here < thresholds.REGULAR_SHARE * len(hits)
+            or chance_of_at_least(here, len(hits), min(elsewhere, 1.0)) > chance
+        ):
+            continue
+        out = [high, *np.flatnonzero((places - usual) / error >= thresholds.CLEAR_SPREADS)]
+        at = skipped + np.flatnonzero(np.isin(np.arange(len(rest)) % period, out))
+        best = Fold(period=period, at=at, excess=excess, usual=usual, agrees=here / len(hits), z=excess / error)
+    return best
+
+
+def _folded(rest: Floats, period: int) -> tuple[Floats, Floats, float]:
+    """[periods, place], the median of each place, and the error of such a median."""
+    cycles = len(rest) // period
+    folded = rest[: cycles * period].reshape(cycles, period)
+    places = np.median(folded, axis=0)
+    noise = spread((folded - places).ravel()) * math.sqrt(cycles / (cycles - 1))
+    return folded, places, MEDIAN_ERROR * noise / math.sqrt(cycles)

@@ -1,0 +1,433 @@
+"""The view: a window's steady steps on one clock, split into work and wait, and shares of their time.
+
+The steady steps of a window as the rules see them: on which clock, and what of it is work.
+
+On a GPU the host runs ahead and blocks wherever it first needs a result, so its phases do not say where the time goes:
+where device times exist on all ranks they are used (marks on the stream partition the device's time by phase, and input
+that is hidden behind device work takes none of it).  Everywhere else host time is the truth.
+
+In a synchronous job every rank's step is equally long.  ``work = wall - comm`` tells who makes it long — when waiting
+was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.statistics import longest, lower_median, mean_rank, medians
+from stepscope.diagnosis.engine.window import Window
+from stepscope.records.steps import FLAG_EPOCH_START
+
+__all__ = [
+    "LAUNCHING_PHASES",
+    "TimeShare",
+    "View",
+    "cost_of",
+    "epoch_starts",
+    "host_excess_ns",
+    "host_ns",
+    "is_even",
+    "lower_median_rank",
+    "ordinary_steps",
+    "replay_without",
+    "slow_host_phase",
+    "steps_having",
+    "stretches_with",
+    "time_share_of",
+    "view_of",
+    "waits_for_host",
+    "where_stopped",
+]
+
+
+# -- view -------------------------------------------------------------------------------------------------------------
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """As ``Window``, but steady steps only and one clock."""
+
+    clock: Literal["host", "device"]
+    window: Window
+    """All of it, with facts, samples and memory; ``rows`` and ``columns`` say which part of it this is."""
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    groups: NDArray[np.intp]
+    """[R]; see ``Window.groups``."""
+    steps: NDArray[np.int64]
+    phases: tuple[str, ...]
+    wall_ns: Floats
+    phase_ns: Floats
+    between_ns: Floats
+    """[R, S]; of ``other``, what lies between two steps (host time)."""
+    flags: NDArray[np.uint16]
+    backwards: NDArray[np.int64]
+    """[S]; see ``Window.backwards``."""
+    comm_measured: bool
+
+    @cached_property
+    def step_ns(self) -> Floats:
+        """[S]; length of each step: in lockstep the mean over the ranks, else the longest.
+
+        In lockstep they are equal, but for a stall between two collectives, which one rank has in this step and its
+        peers, waiting, in the next: the mean is what adds up to the time that passed.
+        """
+        return mean_rank(self.wall_ns) if self.lockstep else longest(self.wall_ns)
+
+    @cached_property
+    def lockstep(self) -> bool:
+        """Whether the ranks keep pace: after all these steps none is more than a step or two ahead."""
+        together = self.wall_ns[:, ~np.isnan(self.wall_ns).any(axis=0)]
+        if not together.size:
+            return True
+        totals = together.sum(axis=1)
+        return bool(totals.max() - totals.min() <= thresholds.PACE_STEPS * together.max())
+
+    @cached_property
+    def work_ns(self) -> Floats:
+        """[R, S]; what a rank did itself; all of its step when waiting was not measured."""
+        return self.wall_ns - self.phase("comm") if self.comm_measured else self.wall_ns
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are steps enough to judge by."""
+        return len(self.steps) >= thresholds.MIN_STEPS
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last step; only of a view with any."""
+        return int(self.steps[0]), int(self.steps[-1])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Of the first rank that said anything: what all ranks have in common."""
+        return next((facts for index in self.rows if (facts := self.window.facts[index])), {})
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether several batches make a step."""
+        batches = self.window.batches[self.rows]
+        return bool(len(batches)) and float(np.median(batches)) > 1
+
+    @property
+    def hides_device(self) -> bool:
+        """Whether the run is on a device whose times are not known.
+
+        Very short or very few steps.  Where the host needs a result, or copies from ordinary memory, it waits until the
+        device has done all that came before: what it spends there is the device's work, whatever it is.
+        """
+        on_device = any(self.window.identities[row].device not in ("", "cpu") for row in self.rows)
+        return self.clock == "host" and on_device
+
+    @property
+    def nccl(self) -> bool:
+        """Whether any rank exchanges with it."""
+        return _on_nccl(self.window, self.rows)
+
+    @cached_property
+    def waited_ns(self) -> Floats | None:
+        """[R, S]; how long each rank waited for later ones, by NCCL's Flight Recorder; None: nothing is known.
+
+        Also what was hidden behind its own work.  nan in steps whose collectives were not kept one by one, or not of
+        all ranks.
+        """
+        exchanges = self.window.communication
+        if exchanges is None or not len(exchanges.arrivals.call_row):
+            return None
+        seen = exchanges.arrivals
+        row, column = np.full(len(self.window.ranks), -1, np.intp), np.full(len(self.window.steps), -1, np.intp)
+        row[self.rows] = np.arange(len(self.rows))
+        column[self.columns] = np.arange(len(self.columns))
+        rows, columns = row[seen.call_row], column[seen.call_place]
+        inside = (rows >= 0) & (columns >= 0)
+        shape = len(self.rows), len(self.columns)
+        at = rows[inside] * shape[1] + columns[inside]
+        waited = np.bincount(at, seen.call_wait_ns[inside], minlength=shape[0] * shape[1])
+        counts = np.bincount(at, minlength=shape[0] * shape[1])
+        found = np.where(counts > 0, waited, np.nan).reshape(shape)
+        return found if np.isfinite(found).any() else None
+
+    @cached_property
+    def median_step_ns(self) -> float:
+        return float(np.median(self.step_ns)) if len(self.steps) else 0.0
+
+    def phase(self, name: str) -> Floats:
+        """[R, S]; zeros when the run has no such phase."""
+        if name in self.phases:
+            return np.asarray(self.phase_ns[self.phases.index(name)], np.float64)
+        return np.zeros_like(self.wall_ns)
+
+
+def view_of(window: Window) -> View:
+    steady = window.steady
+    clock: Literal["host", "device"] = "host"
+    phase_ns, wall_ns = window.phase_ns, window.wall_ns
+    if window.device_ns is not None:
+        timed = steady & (np.isnan(window.wall_ns) | ~np.isnan(window.device_ns).any(axis=0)).all(axis=0)
+        if timed.sum() >= thresholds.MIN_STEPS:
+            clock, steady, phase_ns = "device", timed, window.device_ns
+            wall_ns = phase_ns.sum(axis=0)
+    kept = _as_index(steady)
+    # A rank that died during warm-up has no steady step.
+    there = _as_index(np.asarray(~np.isnan(wall_ns[:, kept]).all(axis=1))) if steady.any() else slice(None)
+    phase_ns = phase_ns[:, there, kept] if isinstance(there, slice) else phase_ns[:, there][:, :, kept]
+    present = np.arange(len(window.ranks))[there]
+    return View(
+        clock=clock,
+        window=window,
+        rows=present,
+        columns=np.arange(len(window.steps))[kept],
+        ranks=tuple(window.ranks[index] for index in present),
+        hosts=tuple(window.hosts[index] for index in present),
+        groups=window.groups[there],
+        steps=window.steps[kept],
+        phases=window.phases,
+        wall_ns=wall_ns[there][:, kept],
+        phase_ns=phase_ns,
+        between_ns=window.between_ns[there][:, kept],
+        flags=window.flags[there][:, kept],
+        backwards=window.backwards[kept],
+        comm_measured=_comm_measured(window.phases, phase_ns, every_rank=clock == "device")
+        and not (clock == "host" and _on_nccl(window, present)),
+    )
+
+
+def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
+    """[S]; by how much each step would have been shorter had the culprits taken at most what their peers usually take.
+
+    A step lasts as long as its slowest rank works, plus what is common to all; the common part does not change.
+    """
+    replaced = durations_ns.copy()
+    # Who is gone takes no time: in its place nothing comes, not even what is typical.
+    replaced[culprits] = np.where(np.isnan(replaced[culprits]), np.nan, np.fmin(replaced[culprits], typical_ns))
+    return longest(durations_ns) - longest(replaced)
+
+
+def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
+    """The price of a finding from what each step would have saved."""
+    # No step can save more than it lasted; a replay by phase alone does not know that.
+    saved_ns = np.clip(saved_ns, 0.0, view.step_ns)
+    total_ns = float(view.step_ns.sum())
+    saved_total_ns = float(saved_ns.sum())
+    left_ns = total_ns - saved_total_ns
+    seconds = saved_total_ns / 1e9
+    return {
+        "share": round(saved_total_ns / total_ns, 4) if total_ns else 0.0,
+        "seconds": round(seconds, 3),
+        "rank_hours": round(seconds * len(view.ranks) / 3600, 4),
+        "if_fixed": {
+            # The mean: times the speed-up it is the mean step there was, which a median would not be.
+            "step_ms": round(left_ns / len(view.steps) / 1e6, 3) if len(view.steps) else None,
+            "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
+        },
+    }
+
+
+def _as_index(mask: NDArray[np.bool_]) -> Any:
+    """A slice where what is kept is in one piece, as they mostly are: nothing is copied then."""
+    at = np.flatnonzero(mask)
+    if len(at) and at[-1] - at[0] + 1 == len(at):
+        return slice(int(at[0]), int(at[-1]) + 1)
+    return mask
+
+
+def _on_nccl(window: Window, rows: NDArray[np.intp]) -> bool:
+    """There a wait of the host only tells its stream to wait, and says nothing."""
+    return any("nccl" in window.identities[row].backend for row in rows)
+
+
+def _comm_measured(phases: tuple[str, ...], phase_ns: Floats, *, every_rank: bool) -> bool:
+    """Whether waiting was booked in most steps; a source that samples now and then tells nobody apart.
+
+    ``every_rank``: on each of them.  On a device it is marked by hooks, and a rank without them would seem to work
+    while it waits; the rank that comes last has its marks, too, with next to nothing between them.
+    """
+    if "comm" not in phases or not phase_ns.shape[2]:
+        return False
+    comm_ns = phase_ns[phases.index("comm")]
+    some = comm_ns > 0
+    if every_rank:
+        there = np.maximum((~np.isnan(comm_ns)).sum(axis=1), 1)
+        return bool((some.sum(axis=1) >= thresholds.COMM_STEPS_SHARE * there).all())
+    return bool(some.any(axis=0).mean() >= thresholds.COMM_STEPS_SHARE)
+
+
+# -- shares -----------------------------------------------------------------------------------------------------------
+# How much of the time something takes that all ranks have in common: what the rules about bottlenecks rest on.
+#
+# Shares are of the sum over steps, not of a median step: workers that fall behind make every fourth step wait four
+# times as long, and the median step would know nothing of it.
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeShare:
+    """What some durations are of the step."""
+
+    share: float
+    """Of the median rank's time."""
+    mean_ns: float
+    """Per step, of the same rank."""
+    by_rank: Floats
+
+
+def epoch_starts(view: View) -> Bools:
+    return np.asarray(((view.flags & FLAG_EPOCH_START) > 0).any(axis=0), np.bool_)
+
+
+def ordinary_steps(view: View) -> tuple[Bools, bool]:
+    """[S]; without rare epoch starts and the longest steps; and whether epoch starts are in (they are the rhythm)."""
+    starts = epoch_starts(view)
+    if bool(starts.mean() > thresholds.EPOCH_STARTS_SHARE):
+        return np.ones(len(view.steps), np.bool_), True
+    used: Bools = ~starts
+    used[np.argsort(view.step_ns)[::-1][: int(np.ceil(thresholds.STALLS_SHARE * len(view.steps)))]] = False
+    return used, False
+
+
+def time_share_of(view: View, durations_ns: Floats, used: Bools) -> TimeShare:
+    totals, counts = _sums(view.wall_ns, used)
+    there = totals > 0
+    sums, _ = _sums(durations_ns, used)
+    by_rank = np.where(there, sums / np.where(there, totals, 1.0), np.nan)
+    means = sums / np.maximum(counts, 1)
+    return TimeShare(
+        share=lower_median(by_rank[there]) if there.any() else 0.0,
+        mean_ns=lower_median(means[there]) if there.any() else 0.0,
+        by_rank=by_rank,
+    )
+
+
+def _sums(values: Floats, used: Bools) -> tuple[Floats, Floats]:
+    """[R]; over the steps that are used, and how many; a product needs no copy, and is nan where a rank left."""
+    chosen = used.astype(np.float64)
+    sums, counts = values @ chosen, np.full(len(values), chosen.sum())
+    for rank in np.flatnonzero(np.isnan(sums)):
+        own = values[rank][used]
+        sums[rank], counts[rank] = np.nansum(own), (~np.isnan(own)).sum()
+    return np.asarray(sums, np.float64), counts
+
+
+def lower_median_rank(durations_ns: Floats) -> Floats:
+    """[S]; what the median rank has, step by step (the lower middle one): a wait of few ranks is not everybody's."""
+    if not np.isnan(durations_ns).any():
+        middle = (len(durations_ns) - 1) // 2
+        return np.asarray(np.partition(durations_ns, middle, axis=0)[middle], np.float64)
+    ordered = np.sort(durations_ns, axis=0)  # nan last
+    counts = (~np.isnan(ordered)).sum(axis=0)
+    return np.asarray(ordered[np.maximum(counts - 1, 0) // 2, np.arange(ordered.shape[1])], np.float64)
+
+
+def is_even(durations_ns: Floats) -> bool:
+    """Whether every step has about as much of it; else some have much and most hardly any."""
+    return bool(np.median(durations_ns) >= durations_ns.mean() / 2)
+
+
+def steps_having(durations_ns: Floats) -> Bools:
+    """[S]; the steps that have a good part of it, where most have hardly any."""
+    return np.asarray(durations_ns > durations_ns.mean() / 2, np.bool_)
+
+
+def stretches_with(shared_ns: Floats, step_ns: Floats, least_share: float) -> float:
+    """The share of stretches of the run that show at least ``least_share`` by themselves."""
+    stretches = np.array_split(np.arange(len(step_ns)), min(thresholds.WANDER_BLOCKS, len(step_ns)))
+    return float(np.mean([shared_ns[at].sum() >= least_share * step_ns[at].sum() for at in stretches]))
+
+
+def where_stopped(view: View, stopped_ns: Floats) -> Floats:
+    """[S]; how much longer each step is for what stops the training on some rank.
+
+    What one rank does after the last collective of a step its peers wait for in the next one: there goes what this step
+    is not long enough for.
+    """
+    took = np.asarray(np.fmax.reduce(stopped_ns, axis=0), np.float64)
+    usual = float(np.median(np.maximum(view.step_ns - took, 0.0)))
+    room = np.maximum(view.step_ns - usual, 0.0)
+    here = np.minimum(took, room)
+    if view.lockstep:
+        here[1:] += np.minimum(took[:-1] - here[:-1], room[1:] - here[1:])
+    return here
+
+
+# -- host bound -------------------------------------------------------------------------------------------------------
+# A rank whose device waits for its host, on the device's clock.
+#
+# A host launches ahead of its device.  Where it does not get ahead, the device has nothing to do while the host fetches
+# input or logs: the device's time in those phases, which is otherwise hidden behind work, is as long as the host's.
+
+LAUNCHING_PHASES = ("input", "h2d", "forward", "backward", "optimizer")
+"""Phases in which a host has to get through before its device can."""
+PHASES_WITHOUT_DEVICE = ("input", "other")
+LEAST_HOST_NS = 50_000
+"""A host that does less than this a step without its device tells nothing."""
+
+
+class _LateRank(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def at(self) -> slice: ...
+    @property
+    def phase(self) -> str | None: ...
+
+
+def host_ns(view: View, phase: str, at: slice = slice(None)) -> Floats:
+    """[R, S]; host time of a view's ranks and steps."""
+    window = view.window
+    if phase not in window.phases:
+        return np.zeros((len(view.rows), len(view.columns[at])))
+    return np.asarray(window.phase_ns[window.phases.index(phase)][view.rows][:, view.columns[at]], np.float64)
+
+
+def waits_for_host(view: View, late: _LateRank) -> bool:
+    """Whether its device stands still while its host does something else, and those of its peers do not."""
+    if view.clock != "device":
+        return False
+    host = idle = 0.0
+    for name in PHASES_WITHOUT_DEVICE:
+        if name == late.phase:
+            continue  # where it is late, its device may have work
+        own_ns = float(medians(host_ns(view, name, late.at)[[late.rank]])[0])
+        device_ns = medians(view.phase(name)[:, late.at])
+        usual_ns = float(np.nanmedian(np.delete(device_ns, late.rank)))  # clipping, say: work that has no phase
+        host += own_ns
+        idle += max(min(own_ns, float(device_ns[late.rank])) - usual_ns, 0.0)
+    return host >= LEAST_HOST_NS and idle >= thresholds.IDLE_SHARE * host
+
+
+def host_excess_ns(view: View, late: _LateRank) -> float:
+    """What the host takes a step beyond the hosts of its peers, where those do not stand still themselves."""
+    by_phase = _host_excess_by_phase(view, late)
+    return sum(by_phase.values()) if by_phase else float("inf")
+
+
+def slow_host_phase(view: View, late: _LateRank) -> str | None:
+    """The phase in which the host takes most of what it takes beyond the hosts of its peers."""
+    by_phase = _host_excess_by_phase(view, late)
+    name = max(by_phase, key=lambda phase: by_phase[phase], default=None)
+    return name if name and by_phase[name] > thresholds.EXPLAINS_SHARE * sum(by_phase.values()) else None
+
+
+def _host_excess_by_phase(view: View, late: _LateRank) -> dict[str, float]:
+    """Empty for a rank without peers."""
+    peers = np.flatnonzero((view.groups == view.groups[late.rank]) & (np.arange(len(view.ranks)) != late.rank))
+    if not len(peers):
+        return {}
+    excess = {}
+    for name in (*LAUNCHING_PHASES, "other"):
+        spent = host_ns(view, name, late.at)
+        own = float(medians(spent[[late.rank]])[0])
+        usual = float(np.nanmedian(np.nanquantile(spent[peers], thresholds.HOST_QUIET, axis=1)))
+        excess[name] = max(own - usual, 0.0)
+    return excess

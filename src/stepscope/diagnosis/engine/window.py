@@ -1,0 +1,612 @@
+"""The window: which steps of which ranks are compared, and which ranks are peers.
+
+Which steps of which ranks are compared: the one window that all rules look through, live and at the end.
+
+Only steps that every live rank has completed stand in a window.  A rank that ended (died, raised, returned) is live up
+to its last step; afterwards the others are compared without it.  What a running rank has not finished yet is left out,
+and so is every step with a lost record.  Of an elastic job the last attempt counts.
+
+Everything is an array over ``[rank, step]``; 1,024 ranks of 1,000 steps are built in a fraction of a second.  A window
+over the last n steps only is the same thing with fewer columns: every rule works on either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.communication import Communication, build_communication
+from stepscope.diagnosis.engine.samples import during, of_kind
+from stepscope.diagnosis.engine.statistics import mean_rank, spread
+from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGroup, group_kind
+from stepscope.records.identity import RankIdentity
+from stepscope.records.series import RankSeries, RunData
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
+
+__all__ = ["Apart", "Window", "build_window", "is_pipeline", "last_attempt", "peer_groups", "times_the_tokens"]
+
+
+# -- peers ------------------------------------------------------------------------------------------------------------
+# Who may be compared with whom: ranks that have the same work to do.
+#
+# The recorder says for each rank which ranks are its peers, where DDP or a device mesh says so
+# (``recorder/process_groups.py``). Process groups say it as well: ranks of a data-, tensor-, context- or
+# expert-parallel group are peers.  A group without a name (``new_group``, as Megatron-style loops and DeepSpeed make
+# them) counts as one if its ranks exchange collectives in most steps and hold equally many parameters; the first and
+# the last stage that share an embedding do not.
+#
+# Where nobody says anything all ranks are peers, but for the stages of a pipeline.  That there is one is known by its
+# schedule on the stack, by the name of a group, or by ranks that send to each other in most steps and hold different
+# numbers of parameters (ranks of a ring, which send to each other too, hold the same).
+
+RANKS_AT_MOST = 1 << 24
+"""More ranks in a group than any job has: the numbers are of another hand."""
+ONE_MODEL: tuple[GroupKind, ...] = ("tensor", "context", "pipeline")
+"""Groups whose ranks hold parts of one model and train on the same samples."""
+POINT_TO_POINT = tuple(OPS.index(op) for op in ("send", "recv"))
+COLLECTIVES = tuple(OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
+
+
+def peer_groups(ranks: Sequence[RankSeries]) -> NDArray[np.intp]:
+    """[R]; equal numbers for peers, from 0 in the order of ranks."""
+    told = [_peers_key(series.facts.get("peers")) for series in ranks]
+    stages = is_pipeline(ranks)
+    if not stages and len(set(told)) <= 1:
+        return np.zeros(len(ranks), np.intp)
+    joined = _PeerSets(len(ranks))
+    first: dict[object, int] = {}
+    for row, peers in enumerate(told):
+        if peers is not None or not stages:
+            joined.join(row, first.setdefault(peers, row))
+    rows = {series.rank: row for row, series in enumerate(ranks)}
+    for members in _of_process_groups(ranks, rows):
+        for row in members[1:]:
+            joined.join(members[0], row)
+    known: dict[int, int] = {}
+    return np.array([known.setdefault(joined.root(row), len(known)) for row in range(len(ranks))], np.intp)
+
+
+def is_pipeline(ranks: Sequence[RankSeries]) -> bool:
+    """Whether the ranks are stages of a pipeline: what one does, the next goes on with."""
+    if any(
+        series.facts.get("pipeline") is True or _mesh_has(series.facts.get("mesh"), ("pipeline",)) for series in ranks
+    ):
+        return True
+    if any(group.kind == "pipeline" and group.size > 1 for series in ranks for group in series.groups):
+        return True
+    held = {_parameters(series) for series in ranks}
+    return len(held) > 1 and None not in held and all(_in_most_steps(series, POINT_TO_POINT) for series in ranks)
+
+
+def share_samples(ranks: Sequence[RankSeries]) -> bool:
+    """Whether some ranks are to read the same samples, because they hold parts of one model."""
+    return is_pipeline(ranks) or _any_has(ranks, ONE_MODEL)
+
+
+def splits_sequences(ranks: Sequence[RankSeries]) -> bool:
+    """Whether some ranks hold parts of one sequence."""
+    return _any_has(ranks, ("context",))
+
+
+def _any_has(ranks: Sequence[RankSeries], kinds: Sequence[GroupKind]) -> bool:
+    """Whether a dimension of the mesh, or a process group, is of one of these kinds."""
+    if any(_mesh_has(series.facts.get("mesh"), kinds) for series in ranks):
+        return True
+    return any(group.kind in kinds and group.size > 1 for series in ranks for group in series.groups)
+
+
+class _PeerSets:
+    """Sets of rows, joined two by two."""
+
+    def __init__(self, count: int) -> None:
+        self._above = list(range(count))
+
+    def root(self, row: int) -> int:
+        while self._above[row] != row:
+            self._above[row] = row = self._above[self._above[row]]
+        return row
+
+    def join(self, one: int, other: int) -> None:
+        low, high = sorted((self.root(one), self.root(other)))
+        self._above[high] = low
+
+
+def _of_process_groups(ranks: Sequence[RankSeries], rows: dict[int, int]) -> Iterator[list[int]]:
+    """Rows of the ranks of each group whose ranks are peers, as far as they are there."""
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for series in ranks:
+        for group in series.groups:
+            key = (group.name, group.ranks)
+            if len(group.ranks) < 2 or group.kind == "world" or key in seen:
+                continue
+            seen.add(key)
+            members = [rows[rank] for rank in group.ranks if rank in rows]
+            if group.kind in ALIKE_KINDS or (
+                group.kind == "other" and _do_the_same(series, group, [ranks[at] for at in members])
+            ):
+                yield members
+
+
+def _do_the_same(series: RankSeries, group: ProcessGroup, members: Sequence[RankSeries]) -> bool:
+    """Of a group that nobody gave a name."""
+    held = {_parameters(one) for one in members}
+    alike = len(held) == 1 and None not in held
+    return (
+        alike
+        and _in_most_steps(series, COLLECTIVES, group.slot)
+        and not _in_most_steps(series, POINT_TO_POINT, group.slot)
+    )
+
+
+def _in_most_steps(series: RankSeries, ops: Sequence[int], slot: int | None = None) -> bool:
+    """Whether a rank calls one of these operations in most of its steps, in the group of that slot or in any."""
+    if series.comm is None or not len(series.comm) or not len(series.steps):
+        return False
+    rows = series.comm[np.isin(series.comm["op"], ops)]
+    rows = rows if slot is None else rows[rows["group"] == slot]
+    return len(np.unique(rows["step"])) >= thresholds.COMM_STEPS_SHARE * len(np.unique(series.comm["step"]))
+
+
+def _parameters(series: RankSeries) -> int | None:
+    model: Any = series.facts.get("model")
+    held = model.get("parameters") if isinstance(model, dict) else None
+    return held if isinstance(held, int) else None
+
+
+def _mesh_has(mesh: Any, kinds: Sequence[GroupKind]) -> bool:
+    """Whether a dimension of a device mesh is of one of these kinds."""
+    names, shape = (mesh.get("names"), mesh.get("shape")) if isinstance(mesh, dict) else (None, None)
+    if not isinstance(names, list) or not isinstance(shape, list):
+        return False
+    pairs = zip(names, shape, strict=False)
+    return any(group_kind(str(name)) in kinds and isinstance(size, int) and size > 1 for name, size in pairs)
+
+
+def _peers_key(peers: object) -> tuple[tuple[int, ...], ...] | None:
+    """The group as it was told, as a key; None when it was not, or in a form that is not ours."""
+    if not isinstance(peers, list) or not peers:
+        return None
+    runs = []
+    for run in peers:
+        if not isinstance(run, list) or len(run) != 3 or not all(isinstance(number, int) for number in run):
+            return None
+        if not 0 <= run[1] <= RANKS_AT_MOST:
+            return None
+        runs.append(tuple(run))
+    return tuple(runs)
+
+
+# -- expert tokens ----------------------------------------------------------------------------------------------------
+# How many tokens the router of a mixture of experts sends to each rank, as far as the all_to_alls tell.
+#
+# Experts that lie on different ranks get their tokens by an all_to_all and send them back by another.  What is
+# recorded of each is the size of the rank's own input: of the first that are the tokens it has, of the second those
+# that its experts were given.  A rank whose experts get more therefore sends more bytes in a step than its peers, and
+# works longer for a reason that is neither its data loader nor its machine.
+#
+# That its batches are no larger shows in the all_to_alls that have one size on all ranks: those that tokens leave by.
+
+Rows = NDArray[np.intp]
+ALL_TO_ALL = OPS.index("all_to_all")
+SMALL_SHARE = 0.05
+"""Of the largest all_to_all: smaller ones carry the numbers of tokens, and have one size in any case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedTokens:
+    bytes: NDArray[np.float32]
+    """[R, S]; what each rank put into its all_to_alls; nan where it is not known."""
+    same_batches: bool
+    """Whether the ranks have as many tokens each before the router deals them out."""
+
+
+def routed_bytes(ranks: Sequence[RankSeries], steps: NDArray[np.int64]) -> RoutedTokens | None:
+    """None: not all ranks call all_to_all in most of their steps."""
+    if len(ranks) < 2 or not len(steps):
+        return None
+    found = np.full((len(ranks), len(steps)), np.nan, np.float32)
+    for row, series in enumerate(ranks):
+        if series.comm is None or not (series.comm["op"] == ALL_TO_ALL).any():
+            return None
+        own = series.comm[series.comm["op"] == ALL_TO_ALL]
+        at = np.searchsorted(steps, own["step"].astype(np.int64))
+        there = (at < len(steps)) & (steps[np.minimum(at, len(steps) - 1)] == own["step"])
+        sums = np.bincount(at[there], own["bytes"][there].astype(np.float64), minlength=len(steps))
+        found[row] = np.where(sums > 0, sums, np.nan)
+    if (~np.isnan(found)).mean(axis=1).min() < thresholds.COMM_STEPS_SHARE:
+        return None
+    return RoutedTokens(bytes=found, same_batches=_same_batches(ranks))
+
+
+def times_the_tokens(routed: RoutedTokens, culprits: Rows, others: Rows, at: slice) -> float:
+    """How many times the bytes of the other rows the culprits' are, in the median step; 1: as many, or not known."""
+    if not len(culprits) or not len(others):
+        return 1.0
+    own, peers = routed.bytes[culprits, at], routed.bytes[others, at]
+    known = ~(np.isnan(own).any(axis=0) | np.isnan(peers).any(axis=0))
+    if known.sum() < thresholds.MIN_STEPS:
+        return 1.0
+    return float(np.median(own[:, known].min(axis=0) / np.median(peers[:, known], axis=0)))
+
+
+def _same_batches(ranks: Sequence[RankSeries]) -> bool:
+    """Whether a good part of the large all_to_alls has one size on all ranks."""
+    sizes = [_all_to_all_sizes(series) for series in ranks]
+    common = set.intersection(*(set(own) for own in sizes))
+    alike = large = 0
+    for step in common:
+        own = [of_rank[step] for of_rank in sizes]
+        if len({len(one) for one in own}) > 1:
+            continue
+        calls = np.array(own, np.float64)
+        most = calls.max(axis=0)
+        counted = most >= SMALL_SHARE * most.max()
+        large += int(counted.sum())
+        alike += int((counted & (calls.min(axis=0) * thresholds.BYTES_ALIKE >= most)).sum())
+    return large > 0 and alike >= thresholds.SAME_SIZE_SHARE * large
+
+
+def _all_to_all_sizes(series: RankSeries) -> dict[int, list[int]]:
+    """By step, of the all_to_alls that were kept one by one, in their order."""
+    found: dict[int, list[int]] = {}
+    if series.collectives is None:
+        return found
+    own = series.collectives[series.collectives["op"] == ALL_TO_ALL]
+    for step, size in zip(own["step"].tolist(), own["bytes"].tolist(), strict=True):
+        found.setdefault(step, []).append(size)
+    return found
+
+
+# -- window -----------------------------------------------------------------------------------------------------------
+
+Reason = Literal["first", "compile", "discovery", "warm-up"]
+_ENDED = ("exited", "exception", "vanished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """A step that is not counted among the steady ones."""
+
+    step: int
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planes:
+    """The arrays of a window: R ranks, S steps, P phases."""
+
+    wall_ns: NDArray[np.float64]
+    """[R, S]; nan where a rank was not there any more, here and below."""
+    phase_ns: NDArray[np.float64]
+    """[P, R, S]; host time; sums to ``wall_ns``."""
+    device_ns: NDArray[np.float64] | None
+    """[P, R, S]; device time between the phase's marks, also nan where it was not recorded; None without any."""
+    between_ns: NDArray[np.float64]
+    """[R, S]; of the phase ``other``, what lies between two steps."""
+    allocated: NDArray[np.float64]
+    """[R, S]; bytes of the device's allocator in use at the end of the step; nan where it was not sampled."""
+    reserved: NDArray[np.float64]
+    """[R, S]; bytes the allocator holds, used or not."""
+    peak_allocated: NDArray[np.float64]
+    """[R, S]; the most bytes in use since the process began, within steps too: where it is higher than at the read
+    before, that was in the steps between the two; elsewhere a step's own peak is not known."""
+    end_wall_ns: NDArray[np.float64]
+    """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
+    flags: NDArray[np.uint16]
+    """[R, S]; 0 where a rank was not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(Planes):
+    """Of the phases, those with any time in them."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    """By rank, as ``ranks``."""
+    attempt: int
+    steps: NDArray[np.int64]
+    """Step numbers, ascending."""
+    phases: tuple[str, ...]
+    warmup: tuple[Apart, ...]
+    """Steps set apart, ascending."""
+    left_out: int
+    """Steps seen on some rank that are not in the window."""
+    identities: tuple[RankIdentity, ...]
+    """By rank, as ``ranks``; so are the facts and the groups."""
+    facts: tuple[dict[str, Any], ...]
+    ddp_ns: tuple[NDArray[np.float64], ...]
+    """By rank, how long DDP says that computing the gradients took, whenever it said so."""
+    groups: NDArray[np.intp]
+    """[R]; ranks of one number have the same work to do and may be compared."""
+    stages: bool
+    """Whether the ranks are stages of a pipeline; ranks of different groups then do different work."""
+    share_samples: bool
+    """Whether some ranks are to read the same samples, because they hold parts of one model."""
+    batches: NDArray[np.float64]
+    """[R]; how many batches make a step, in the median one; 1 without gradient accumulation, 0: not known."""
+    backwards: NDArray[np.int64]
+    """[S]; how many backward passes a step has, on the rank with the most; 0: none was seen."""
+    splits_sequences: bool
+    """Whether some ranks hold parts of one sequence (context parallelism)."""
+    routed: RoutedTokens | None
+    """What the router of a mixture of experts sent to whom; None: there is none, or it is not known."""
+    samples: tuple[dict[str, Any], ...]
+    """What the agents saw of hosts, processes and GPUs while these steps ran."""
+    probes: tuple[dict[str, Any], ...]
+    """What they said of the network between them, for some minutes at the least: it takes a while to show."""
+    stacks: tuple[dict[str, Any], ...]
+    communication: Communication | None
+    """What the ranks exchanged; None: there is one rank, or nothing was seen of it."""
+
+    @cached_property
+    def lines(self) -> dict[object, list[dict[str, Any]]]:
+        """The samples by their kind."""
+        found: dict[object, list[dict[str, Any]]] = {}
+        for line in self.samples:
+            found.setdefault(line["kind"] if isinstance(line.get("kind"), str) else None, []).append(line)
+        return found
+
+    @cached_property
+    def steady(self) -> NDArray[np.bool_]:
+        """[S]; all but the steps set apart."""
+        return _steady(self.steps, self.warmup)
+
+    @cached_property
+    def begin_wall_ns(self) -> NDArray[np.float64]:
+        """[R]; when a rank's first step began; nan without any."""
+        return np.asarray(np.fmin.reduce(self.end_wall_ns - self.wall_ns, axis=1, initial=np.nan), np.float64)
+
+    @cached_property
+    def last_wall_ns(self) -> NDArray[np.float64]:
+        """[R]; when a rank's last step ended."""
+        return np.asarray(np.fmax.reduce(self.end_wall_ns, axis=1, initial=np.nan), np.float64)
+
+    @cached_property
+    def apart_wall_ns(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]:
+        """From when to when [R] each stretch of steps that are set apart lasted; nan for ranks that were not there."""
+        at = np.flatnonzero(~self.steady)
+        found = []
+        for stretch in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else ():
+            ends = self.end_wall_ns[:, stretch]
+            begins = ends - self.wall_ns[:, stretch]
+            found.append((np.fmin.reduce(begins, axis=1), np.fmax.reduce(ends, axis=1)))
+        return tuple(found)
+
+
+def last_attempt(ranks: Sequence[RankSeries]) -> list[RankSeries]:
+    """The processes of the last attempt, by rank."""
+    last = max((series.identity.attempt for series in ranks), default=0)
+    return sorted((series for series in ranks if series.identity.attempt == last), key=lambda series: series.rank)
+
+
+def build_window(run: RunData, *, last: int | None = None) -> Window:
+    """The window over all steps, or over the ``last`` so many."""
+    current = last_attempt(run.ranks)
+    trained = [series for series in current if len(series.steps)]
+    steps, alive, seen = _complete_steps(trained)
+    if last is not None and last < len(steps):
+        seen -= len(steps) - last
+        steps, alive = steps[-last:], alive[:, -last:]
+        trained, alive = _still_there(trained, alive)
+    names = _phase_names(trained)
+    planes = _fill_planes(trained, steps, alive, names)
+    used = _used(planes.phase_ns)
+    if planes.device_ns is not None:
+        used |= _used(planes.device_ns)  # on NCCL it is the device that waits, and never the host
+    begins, ends = _period(planes)
+    warmup, groups = _set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
+    in_use: dict[str, Any] = {
+        **vars(planes),
+        "phase_ns": planes.phase_ns[used],
+        "device_ns": None if planes.device_ns is None else planes.device_ns[used],
+    }
+    return Window(
+        **in_use,
+        ranks=tuple(series.rank for series in trained),
+        hosts=tuple(series.identity.host for series in trained),
+        attempt=current[0].identity.attempt if current else 0,
+        steps=steps,
+        phases=tuple(name for name, keep in zip(names, used, strict=True) if keep),
+        warmup=warmup,
+        left_out=seen - len(steps),
+        identities=tuple(series.identity for series in trained),
+        facts=tuple(series.facts for series in trained),
+        ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
+        groups=groups,
+        stages=is_pipeline(trained),
+        share_samples=share_samples(trained),
+        batches=np.array([_batches(series) for series in trained], np.float64),
+        backwards=_backwards(trained, steps),
+        splits_sequences=splits_sequences(trained),
+        routed=routed_bytes(trained, steps),
+        samples=tuple(during(run.samples, begins, ends)),
+        probes=_probes(run, begins, ends),
+        stacks=tuple(during(run.stacks, begins, ends)),
+        communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns, groups),
+    )
+
+
+def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:
+    """Without the ranks that were gone before the window began."""
+    there = np.asarray(alive.any(axis=1))
+    return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
+
+
+def _fill_planes(
+    trained: Sequence[RankSeries], steps: NDArray[np.int64], alive: NDArray[np.bool_], names: list[str]
+) -> Planes:
+    shape = (len(trained), len(steps))
+    timed = any(len(series.device_steps) for series in trained)
+    sampled = any(series.steps["reserved"].any() for series in trained)
+    nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no room
+
+    def unknown() -> NDArray[np.float64]:
+        return np.full(shape, np.nan)
+
+    planes = Planes(
+        wall_ns=unknown(),
+        phase_ns=np.full((len(names), *shape), np.nan),
+        device_ns=np.full((len(names), *shape), np.nan) if timed else None,
+        between_ns=unknown(),
+        allocated=unknown() if sampled else nowhere,
+        reserved=unknown() if sampled else nowhere,
+        peak_allocated=unknown() if sampled else nowhere,
+        end_wall_ns=unknown(),
+        flags=np.zeros(shape, np.uint16),
+    )
+    for index, series in enumerate(trained):
+        _put(planes, index, series, steps, alive[index], names)
+    return planes
+
+
+def _put(
+    planes: Planes,
+    index: int,
+    series: RankSeries,
+    steps: NDArray[np.int64],
+    there: NDArray[np.bool_],
+    names: list[str],
+) -> None:
+    # A slice instead of a mask where nothing is missing: it saves copying every array once more.
+    at: Any = slice(None) if there.all() else there
+    rows = series.steps
+    if len(rows) != len(steps) or not there.all():
+        rows = rows[np.searchsorted(rows["step"], steps[there])]
+    planes.wall_ns[index, at] = rows["wall_ns"]
+    planes.flags[index, at] = rows["flags"]
+    planes.between_ns[index, at] = rows["between_ns"]
+    memory = ("allocated", planes.allocated), ("reserved", planes.reserved), ("peak_allocated", planes.peak_allocated)
+    for column, plane in memory if planes.reserved.flags.writeable else ():
+        plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
+    offset = series.anchor_wall_ns - series.anchor_mono_ns
+    planes.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
+    _fill(planes.phase_ns[:, index], at, rows["phase_ns"], series, names)
+    if planes.device_ns is not None:
+        found, device_rows = _device_rows(series, steps)
+        _fill(planes.device_ns[:, index], found, device_rows["phase_ns"], series, names)
+
+
+def _period(planes: Planes) -> tuple[float, float]:
+    """From the start of the first step to the end of the last, on the wall clock: start-up is another matter."""
+    if not planes.wall_ns.size:
+        return 0.0, 0.0
+    starts = planes.end_wall_ns - planes.wall_ns
+    return float(np.nanmin(starts)), float(np.nanmax(planes.end_wall_ns))
+
+
+def _probes(run: RunData, begins: float, ends: float) -> tuple[dict[str, Any], ...]:
+    lines = of_kind(run.samples, "probe")
+    since = min(begins, ends - thresholds.PROBES_BACK_S * 1e9)
+    return tuple(during(lines, since, ends + thresholds.PROBES_AFTER_S * 1e9))
+
+
+def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    if not len(steps):
+        return np.zeros(0)
+    said = series.steps["ddp_compute_ns"]
+    return np.asarray(said[(said > 0) & (series.steps["step"] >= steps[0])], np.float64)
+
+
+def _batches(series: RankSeries) -> float:
+    """Of a loop without a DataLoader, backward passes: as many, unless there are several models."""
+    taken = float(np.median(series.steps["batches"]))
+    return taken or float(np.median(series.steps["micro_batches"]))
+
+
+def _backwards(trained: Sequence[RankSeries], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    most = np.zeros(len(steps), np.int64)
+    for series in trained:
+        own = series.steps["step"].astype(np.int64)
+        at = np.minimum(np.searchsorted(own, steps), max(len(own) - 1, 0))
+        there = own[at] == steps
+        most[there] = np.maximum(most[there], series.steps["micro_batches"][at[there]])
+    return most
+
+
+def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
+    """The steps to compare, who was alive in them [R, S], and how many steps were seen at all."""
+    if not trained:
+        return np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), 0
+    numbers = [series.steps["step"].astype(np.int64) for series in trained]
+    first = numbers[0]
+    if all(len(own) == len(first) and (own == first).all() for own in numbers):
+        return first, np.ones((len(trained), len(first)), np.bool_), len(first)
+    universe = np.unique(np.concatenate(numbers))
+    have = np.stack([np.isin(universe, own, assume_unique=True) for own in numbers])
+    alive = np.ones_like(have)
+    complete = np.ones(len(universe), np.bool_)
+    for index, (series, own) in enumerate(zip(trained, numbers, strict=True)):
+        if series.state in _ENDED:
+            alive[index] = universe <= own[-1]
+        else:
+            complete &= universe <= own[-1]
+    complete &= (have | ~alive).all(axis=0)
+    return universe[complete], alive[:, complete], len(universe)
+
+
+def _phase_names(trained: Sequence[RankSeries]) -> list[str]:
+    """Ours in their order, then the users' names of any rank; two ranks may have given a slot different names."""
+    names = list(BUILTIN_PHASES)
+    for own in dict.fromkeys(series.phase_names for series in trained):
+        names.extend(name for name in own if name and name not in names)
+    return names
+
+
+def _fill(out: NDArray[np.float64], at: Any, by_slot: NDArray[Any], series: RankSeries, names: list[str]) -> None:
+    """Put a rank's times ``[step, slot]`` into its ``[phase, step]`` plane, by the names it gave its slots."""
+    out[:, at] = 0.0
+    for slot, name in enumerate(series.phase_names):
+        if name:
+            out[names.index(name), at] = by_slot[:, slot]
+
+
+def _device_rows(series: RankSeries, steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    """Where in ``steps`` there are device times, and their rows."""
+    _, found, rows = np.intersect1d(
+        steps, series.device_steps["step"].astype(np.int64), assume_unique=True, return_indices=True
+    )
+    return found, series.device_steps[rows]
+
+
+def _steady(steps: NDArray[np.int64], warmup: Sequence[Apart]) -> NDArray[np.bool_]:
+    return ~np.isin(steps, [apart.step for apart in warmup])
+
+
+def _used(phase_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.array([bool((plane > 0).any()) for plane in phase_ns], np.bool_)
+
+
+def _set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDArray[np.uint16]) -> tuple[Apart, ...]:
+    """First step, compile steps wherever they are, and the leading steps that are not yet like the rest."""
+    if not len(steps):
+        return ()
+    any_flag = np.bitwise_or.reduce(flags, axis=0)
+    reasons: list[Reason | None] = [None] * len(steps)
+    for index in range(len(steps)):
+        if any_flag[index] & FLAG_FIRST:
+            reasons[index] = "first"
+        elif any_flag[index] & FLAG_COMPILED:
+            reasons[index] = "compile"
+    length_ns = mean_rank(wall_ns)
+    at_most = int(len(steps) * thresholds.WARMUP_AT_MOST)
+    rest = length_ns[at_most:][[reason is None for reason in reasons[at_most:]]]
+    typical = float(np.median(rest)) if len(rest) else float("inf")
+    limit = typical + max(thresholds.WARMUP_SPREADS * spread(rest), thresholds.WARMUP_SHARE * typical)
+    for index in range(len(steps)):
+        if reasons[index] is not None:
+            continue
+        if any_flag[index] & FLAG_DISCOVERY:
+            reasons[index] = "discovery"
+        elif index < at_most and length_ns[index] > limit:
+            reasons[index] = "warm-up"
+        else:
+            break
+    return tuple(
+        Apart(step=int(step), reason=reason) for step, reason in zip(steps, reasons, strict=True) if reason is not None
+    )

@@ -1,0 +1,582 @@
+"""Diagnose a run: ask all families of rules, put their findings in order, or say that nothing is wrong.
+
+Ask every family of rules and put the answers in order.
+
+The order in which they are asked matters: each explains some of the time, and the next looks at what is left
+(``claims.py``).  Ranks come first, since one late rank shows in everybody's step, and what the ranks exchange; then
+what stops the training, single slow steps and trends; then where the time goes on all ranks alike.  Memory and machines
+explain no time by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim, longer_by_passes, unexplained
+from stepscope.diagnosis.engine.settings import accumulation_setting, frameworks_of
+from stepscope.diagnosis.engine.statistics import longest, mean_rank, median_rank, shortest
+from stepscope.diagnosis.engine.view import View, cost_of, lower_median_rank, view_of, where_stopped
+from stepscope.diagnosis.engine.window import Window, build_window
+from stepscope.diagnosis.rules.between_steps import STOPS, STOPS_ADVICE, find_between_steps, find_wait_heavy, stops_of
+from stepscope.diagnosis.rules.bounds import find_bounds, find_compute_bound
+from stepscope.diagnosis.rules.communication import find_communication
+from stepscope.diagnosis.rules.crashes import find_crashes
+from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
+from stepscope.diagnosis.rules.imbalance import find_uneven
+from stepscope.diagnosis.rules.machine import find_machine
+from stepscope.diagnosis.rules.memory import find_memory
+from stepscope.diagnosis.rules.network import led_by_network
+from stepscope.diagnosis.rules.spikes import find_spikes
+from stepscope.diagnosis.rules.stragglers import find_stragglers
+from stepscope.diagnosis.rules.trends import find_trends
+from stepscope.records.finding import SEVERITIES, Finding, HangKind
+from stepscope.records.series import RunData
+from stepscope.records.text import count_text, ms_text, share_text
+
+__all__ = ["AT_ONCE", "Change", "Watched", "diagnose", "follow", "live_window", "look"]
+
+
+# -- healthy ----------------------------------------------------------------------------------------------------------
+# When nothing is wrong, or nothing can be said: say so plainly, with the largest opportunity that remains.
+#
+# While that is small nothing needs to be done; a large one is no fault that we can name, but no clean bill either, and
+# the sentence says what it is instead of "no bottleneck".
+
+Floats = NDArray[np.float64]
+
+EVERY_STEP = {
+    "input": "waiting for input",
+    "h2d": "copying to the device",
+    "comm": "waiting for peers or the network",
+    "other": "work outside model and optimizer",
+}
+"""Phases of every step that are not the training itself, in words."""
+SLOWEST_RANK = "waiting for whichever rank is slowest"
+SLOW_STEPS = "a few slow steps"
+
+ADVICE = {
+    EVERY_STEP["other"]: (
+        'Put "with stepscope.phase(name):" around parts of the loop to see which of them it is.',
+        "Usual ones: .item(), printing and logging every step, metrics, copies between tensors and numpy.",
+    ),
+    EVERY_STEP["input"]: (
+        "Waits this short are what making a batch costs in Python: larger batches, or batches sliced from one tensor.",
+    ),
+    EVERY_STEP["h2d"]: ("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.",),
+    **{words: (STOPS_ADVICE[phase],) for phase, words in STOPS.items()},
+    SLOWEST_RANK: ("No rank is slow for good: look for work that varies from batch to batch (sequence lengths).",),
+    SLOW_STEPS: ('See what they have in common: stepscope sql "select * from steps order by wall_ns desc limit 5".',),
+}
+
+
+def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool = False) -> list[Finding]:
+    """Too little to judge: what there is, and what therefore cannot be said.
+
+    ``reached``: the recorder got into some process, though none of them may have trained.
+    """
+    if len(view.steps) >= thresholds.MIN_STEPS:
+        return []
+    title, advice = _too_little(run, window, len(view.steps), reached=reached)
+    return [
+        Finding(
+            kind="insufficient_data",
+            severity="info",
+            title=title,
+            steps=(int(window.steps[0]), int(window.steps[-1])) if len(window.steps) else None,
+            cost=cost_of(view, np.zeros(len(view.steps))),
+            evidence={
+                "steps": len(window.steps),
+                "steady_steps": len(view.steps),
+                "needed": thresholds.MIN_STEPS,
+                "ranks": len(window.ranks),
+                "processes": len(run.ranks),
+            },
+            advice=advice,
+        )
+    ]
+
+
+def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> tuple[str, tuple[str, ...]]:
+    if not run.ranks and reached:
+        return (
+            "Nothing was recorded: no process that the recorder got into trained a PyTorch model.",
+            (
+                "It begins with the first forward that needs gradients, backward or optimizer.step().",
+                "If the training runs in a process beyond a container, ssh or python -I, it cannot be seen from here.",
+            ),
+        )
+    if not run.ranks:
+        return (
+            "Nothing was recorded: the recorder never got into a training process.",
+            (
+                "Its way in is the environment (PYTHONPATH): python -I or -E, env -i, a container, ssh keep it out.",
+                "Where that cannot be changed, import stepscope; stepscope.init() at the top of the script does it.",
+            ),
+        )
+    if not window.ranks:
+        return (
+            "No training step was recorded, so nothing can be said about speed.",
+            (
+                "A step ends when the step() of a torch optimizer returns, and none did.",
+                'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.',
+            ),
+        )
+    seen = len(window.steps)
+    if not seen:
+        return (
+            "No step is complete on all ranks yet, so ranks cannot be compared.",
+            ("Look again when every rank has finished some steps.",),
+        )
+    apart = f" ({seen - steady} of {seen} set apart as warm-up)" if seen > steady else ""
+    cannot = "bottlenecks and stragglers" if len(window.ranks) > 1 else "bottlenecks"
+    few = f"Only {count_text(steady, 'steady step')}" if steady else "No steady step"
+    title = f"{few} to judge by{apart}: {cannot} cannot be told from chance."
+    if sum(one.reason == "compile" for one in window.warmup) > seen / 2:
+        return title, ("torch.compile compiled in most steps: shapes that change each step (mark them dynamic).",)
+    return title, (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
+
+
+def find_healthy(view: View) -> list[Finding]:
+    if len(view.steps) < thresholds.MIN_STEPS:
+        return []
+    opportunities = _opportunities(view)
+    name, saved_ns = max(opportunities.items(), key=lambda item: float(item[1].sum()))
+    cost = cost_of(view, saved_ns)
+    large = bool(cost["share"] >= thresholds.LARGE_SHARE)
+    if cost["share"] < thresholds.OPPORTUNITY_SHARE:
+        name, cost = "", cost_of(view, np.zeros(len(view.steps)))
+        title = "No bottleneck found; forward, backward and optimizer take nearly all of the step."
+        advice: tuple[str, ...] = ("Faster from here means less compute: autocast, torch.compile, a larger batch.",)
+    else:
+        title = (_large_title if large else _small_title)(view, name, saved_ns, share_text(cost["share"]))
+        advice = _advice(view, name) if large else ()
+    return [
+        Finding(
+            kind="healthy",
+            severity="info",
+            title=title,
+            phase=_phase_of(name) if large else None,
+            steps=(int(view.steps[0]), int(view.steps[-1])),
+            cost=cost,
+            evidence={**_evidence(view, name, opportunities), "large": large},
+            advice=advice,
+            confidence=0.9,
+        )
+    ]
+
+
+def _advice(view: View, name: str) -> tuple[str, ...]:
+    if name != EVERY_STEP["comm"]:
+        return ADVICE.get(name, ())
+    if view.window.stages:
+        return ("Stages of a pipeline wait while it fills and drains: more microbatches in a step make that less.",)
+    setting = None if view.accumulates else accumulation_setting(frameworks_of(view.facts))
+    ddp = "no_sync() between steps" if view.facts.get("ddp") and not view.accumulates else None
+    fewer = f", or {setting or ddp}," if setting or ddp else ""
+    return (f"The ranks are alike, so it is the exchange itself: larger batches{fewer} need fewer.",)
+
+
+def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
+    if name == SLOW_STEPS:
+        return f"{share} of the time went into a few slow steps: {_worst_step(view, saved_ns)}."
+    if name == SLOWEST_RANK:
+        return f"{share} of the time goes by waiting for whichever rank is slowest; it is not always the same one."
+    if name in STOPS.values():
+        return f"{share} of the time is {name}: {_now_and_then(view, name)}."
+    per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)}"
+    if name == EVERY_STEP["other"]:
+        return f"{share} of the step is outside input, forward, backward and optimizer: {per_step}."
+    return f"{share} of the step goes by while {name}: {per_step}."
+
+
+def _small_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
+    if name == SLOW_STEPS:
+        return f"No lasting bottleneck found, but {share} of the time went into {name}: {_worst_step(view, saved_ns)}."
+    if name == SLOWEST_RANK:
+        return f"No lasting bottleneck found; {name} takes {share} of the time."
+    if name in STOPS.values():
+        return f"No bottleneck found. Beside the training itself the most goes to {name}: {_now_and_then(view, name)}."
+    per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)} per step"
+    return f"No bottleneck found. Beside the training itself the most goes to {name}: {per_step}."
+
+
+def _now_and_then(view: View, name: str) -> str:
+    took = longest(view.phase(_phase_of(name) or ""))
+    each = ms_text(float(took[took > 0].mean()) / 1e6)
+    return f"{each} in {int((took > 0).sum()):,} of {count_text(len(took), 'step')}"
+
+
+def _worst_step(view: View, saved_ns: Floats) -> str:
+    """The slowest of the slow steps, and the phase in which most of what they are too long lies."""
+    slow = saved_ns > 0
+    at = int(np.where(slow, view.step_ns, 0.0).argmax())
+    excess = {name: _over_median(mean_rank(view.phase(name)))[slow].sum() for name in view.phases}
+    phase, most = max(excess.items(), key=lambda item: float(item[1]), default=("", 0.0))
+    mostly = most >= thresholds.EXPLAINS_SHARE * saved_ns.sum()
+    where = f", most of it in {phase}" if mostly else ""
+    return f"step {int(view.steps[at])} took {ms_text(view.step_ns[at] / 1e6)}{where}"
+
+
+def _opportunities(view: View) -> dict[str, Floats]:
+    """What each step could save at most, by name.
+
+    Of a phase of every step what all ranks have of it, so the wait of some is not counted as the network's.  Steps are
+    not called slow for what evaluation, checkpoints and further backward passes take.
+    """
+    found: dict[str, Floats] = {}
+    stopped = np.zeros_like(view.wall_ns)
+    for phase, words in EVERY_STEP.items():
+        if phase in view.phases:
+            found[words] = shortest(view.phase(phase))
+    for phase, words in STOPS.items():
+        if phase in view.phases:
+            found[words] = where_stopped(view, view.phase(phase))
+            stopped += view.phase(phase)
+    if len(view.ranks) > 1 and view.comm_measured:
+        work_ns = view.work_ns - stopped
+        found[SLOWEST_RANK] = longest(work_ns) - median_rank(work_ns)
+    found[SLOW_STEPS] = _over_median(view.step_ns - where_stopped(view, stopped) - longer_by_passes(view))
+    return found
+
+
+def _over_median(values: Floats) -> Floats:
+    return np.maximum(values - np.median(values), 0.0)
+
+
+def _phase_of(name: str) -> str | None:
+    return next((phase for phase, words in {**EVERY_STEP, **STOPS}.items() if words == name), None)
+
+
+def _evidence(view: View, name: str, opportunities: dict[str, Floats]) -> dict[str, Any]:
+    total = float(view.step_ns.sum()) or 1.0
+    return {
+        "opportunity": name or None,
+        "opportunities": {words: round(float(saved.sum()) / total, 4) for words, saved in opportunities.items()},
+        "steps_used": len(view.steps),
+        "step_ms": round(view.median_step_ns / 1e6, 3),
+    }
+
+
+# -- findings ---------------------------------------------------------------------------------------------------------
+
+REMARKS = frozenset(
+    {
+        "jitter",
+        "stall",
+        "throughput_drop",
+        "memory_creep",
+        "memory_pressure",
+        "memory_imbalance",
+        "fragmentation",
+        "low_gpu_utilisation",
+        "gpu_throttled",
+        "cpu_saturated",
+        "ram_pressure",
+        "slow_network",
+        "rank_crashed",
+    }
+)
+"""Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
+
+CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
+
+
+def diagnose(
+    run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
+) -> list[Finding]:
+    """All findings, the most severe and most costly first; never empty, never an exception for what a run lacks.
+
+    ``window``: the steps to judge by, all of them when not given; ``reached``: whether the recorder is known to have
+    got into any process, recorded or not; ``alive``: whether the job goes on.
+    """
+    window = build_window(run) if window is None else window
+    view = view_of(window)
+    hangs = find_hangs(run)
+    if all(hang.kind == "rank_crashed" for hang in hangs):  # who died first may only have waited too long
+        hangs = find_disagreement(run) or hangs
+    crashes = find_crashes(run, alive=alive)
+    survived = [crash for crash in crashes if crash.severity == "info"]
+    stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
+    slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
+    # A death is never a matter of its price, and after one nobody asks for more steps.
+    insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached)
+    findings = [*stopped, *slow, *insufficient, *survived]
+    if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
+        compute = [claim.finding for claim in find_compute_bound(view)]
+        findings = [*find_healthy(view), *findings, *compute]
+    return findings
+
+
+def _explained(view: View) -> list[Claim]:
+    claims = find_stragglers(view)
+    late = {rank for claim in claims for rank in claim.finding.ranks}
+    claims += find_uneven(view, late)
+    network = led_by_network(view, find_communication(view), claims)
+    bounds = find_bounds(view, network)
+    claims += network
+    known = {claim.finding.phase for claim in claims}
+    late = {rank for claim in claims if claim.finding.phase == "other" for rank in claim.finding.ranks}
+    between = find_between_steps(view, known, late=late)
+    # What is named by nothing but its place in the step may have begun at some step, or come and go.
+    claims += [claim for claim in between if claim.finding.phase != "other"]
+    spikes = find_spikes(view, unexplained(view, claims), claims)
+    spikes = [claim for claim in spikes if not _is_burst(claim, bounds)]
+    outside = _outside(view, between, spikes, known, late)
+    spikes = [claim for claim in spikes if not _is_part(claim, outside)]
+    claims += spikes
+    rare = [claim for claim in spikes if _is_rare(claim)]
+    bounds = find_bounds(view, network, rare) if rare else bounds
+    trends = find_trends(view, unexplained(view, claims))
+    told = _one_cause([*outside, *bounds], trends)
+    changes = [claim for claim in told if claim.finding.kind in CHANGES and claim.finding.phase == "other"]
+    if changes:  # the same moment is in one price only
+        still = {claim.finding.kind for claim in told}
+        less = {claim.finding.kind: claim for claim in _outside(view, between, [*spikes, *changes], known, late)}
+        first = {claim.finding.kind for claim in outside}
+        told = [claim for claim in told if claim.finding.kind not in first]
+        told += [claim for kind, claim in less.items() if kind in still]
+    claims += told
+    return [*_symptoms(view, claims, find_machine(view)), *find_memory(view)]
+
+
+def _outside(
+    view: View, between: list[Claim], spikes: list[Claim], known: Collection[str | None], late: Collection[int]
+) -> list[Claim]:
+    """Time in no phase, as far as neither slow steps nor what stops the training (``between``) have it in their price.
+
+    None where a host without device times may just wait for its device.
+    """
+    if view.hides_device or not view.enough:
+        return []
+    told_ns = np.zeros(len(view.steps))
+    for claim in spikes:
+        if claim.finding.phase == "other" and not _is_irregular(claim.finding):
+            told_ns += claim.saved_ns
+    stops = [claim for claim in between if claim.finding.phase != "other"]
+    if stops:
+        in_phases_ns = np.sum(list(stops_of(view).values()), axis=0)
+        told_ns += np.maximum(np.sum([claim.saved_ns for claim in stops], axis=0) - in_phases_ns, 0.0)
+    again = [] if stops else find_between_steps(view, known, told_ns=told_ns, late=late)
+    inside_ns = np.maximum(told_ns - lower_median_rank(view.between_ns), 0.0)
+    return [
+        *(claim for claim in again if claim.finding.phase == "other"),
+        *find_wait_heavy(view, inside_ns, late=late),
+    ]
+
+
+def _one_cause(always: list[Claim], trends: list[Claim]) -> list[Claim]:
+    """What takes time on all ranks, and steps that become slower: in one phase, and mostly the same time, it is one.
+
+    A phase that takes much because it began to, or grew, is told as the change, with the line in which it was seen.
+    Where the change alone would be no warning, the phase is what counts.
+    """
+    kept, changed = list(always), list(trends)
+    for phase in always:
+        for at, trend in enumerate(changed):
+            same = phase.finding.phase == trend.finding.phase is not None and not phase.finding.ranks
+            both_ns = float(np.minimum(phase.saved_ns, trend.saved_ns).sum())
+            if not same or both_ns < thresholds.EXPLAINS_SHARE * float(phase.saved_ns.sum()):
+                continue
+            if trend.finding.severity == "info" and phase.finding.severity != "info":
+                del changed[at]
+            else:
+                kept.remove(phase)
+                changed[at] = _seen_at(trend, phase.finding)
+            break
+    return [*changed, *kept]
+
+
+def _seen_at(trend: Claim, phase: Finding) -> Claim:
+    """With the line that the other finding names, and as severe as that."""
+    place, found = phase.evidence.get("place"), trend.finding
+    found = replace(found, severity=max(found.severity, phase.severity, key=SEVERITIES.index))
+    if place:
+        found = replace(
+            found,
+            title=f"{found.title[:-1]}, mostly in {place}." if found.kind != "throughput_drop" else found.title,
+            evidence={**found.evidence, "place": place},
+            advice=(f"Look at {place}: that is where the ranks were seen.", *found.advice),
+        )
+    return replace(trend, finding=found)
+
+
+def _is_part(claim: Claim, outside: list[Claim]) -> bool:
+    """Whether slow steps without a beat are what time outside all phases consists of anyway."""
+    if claim.finding.phase != "other" or not _is_irregular(claim.finding):
+        return False
+    told_ns = sum((one.saved_ns for one in outside), np.zeros(len(claim.saved_ns)))
+    covered_ns = float(np.minimum(claim.saved_ns, told_ns).sum())
+    return covered_ns >= thresholds.EXPLAINS_SHARE * float(claim.saved_ns.sum())
+
+
+def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
+    """Whether every few steps are long in a phase that bounds the job anyway: workers that fall behind, say."""
+    period = claim.finding.evidence.get("period")
+    often = isinstance(period, int) and period <= thresholds.BURST_PERIOD
+    return often and any(bound.finding.phase == claim.finding.phase for bound in bounds)
+
+
+def _is_rare(claim: Claim) -> bool:
+    """Whether long steps are warned of and come only now and then: then they are no part of a bottleneck as well."""
+    return claim.finding.severity != "info" and float((claim.saved_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
+
+
+def _symptoms(view: View, claims: list[Claim], machine: list[Claim]) -> list[Claim]:
+    """What follows from another finding is told, not warned of.
+
+    An idle GPU is what a job that waits for something looks like from outside; stages of a pipeline wait for each other
+    when one of them is slow; and on a machine whose CPUs are in other hands, steps are longer now and then and for a
+    while, and now this rank is late and now that, or one for a while.
+    """
+    uneven = any(claim.finding.severity != "info" and _of_ranks(claim.finding) for claim in claims)
+    claims = [_as_info(claim) if uneven and claim.finding.kind == "pipeline_bubble" else claim for claim in claims]
+    crowded = any(claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in machine)
+    costly = any(claim.finding.severity != "info" for claim in claims)
+    told = [_as_info(claim) if crowded and _of_crowding(view, claim.finding) else claim for claim in claims]
+    seen = [_as_info(claim) if costly and claim.finding.kind == "low_gpu_utilisation" else claim for claim in machine]
+    return [*told, *seen]
+
+
+def _of_crowding(view: View, finding: Finding) -> bool:
+    varying = finding.kind == "imbalance" and finding.evidence.get("by") == "steps"
+    kinds = ("rotating_straggler", "pipeline_bubble", "drift", "change_point", "throughput_drop", "slow_collective")
+    return _is_irregular(finding) or varying or _is_over(view, finding) or finding.kind in kinds
+
+
+def _is_over(view: View, finding: Finding) -> bool:
+    """Whether a rank computed more slowly for a while, and then as fast as the others again."""
+    slow = finding.kind in ("compute_straggler", "straggler")
+    return slow and finding.steps is not None and finding.steps[1] < view.span[1]
+
+
+def _is_irregular(finding: Finding) -> bool:
+    return finding.kind == "jitter" and finding.evidence.get("period") is None
+
+
+def _of_ranks(finding: Finding) -> bool:
+    """Whether it names ranks that the others wait for."""
+    return finding.kind.endswith("straggler") or (finding.kind == "imbalance" and bool(finding.ranks))
+
+
+def _as_info(claim: Claim) -> Claim:
+    return replace(claim, finding=replace(claim.finding, severity="info"))
+
+
+def _weight(finding: Finding) -> tuple[int, float]:
+    return SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))
+
+
+# -- live -------------------------------------------------------------------------------------------------------------
+# The same rules while a job runs, without flicker: a finding is shown when it holds on, and kept until it is gone.
+#
+# One window over the last ``LIVE_STEPS`` steps is judged at each look.  A finding that holds at two looks at least
+# ``CONFIRM_STEPS`` apart is shown; it is withdrawn after ``RELEASE_STEPS`` steps in which no look found it.  Its
+# severity rises at once and falls only after as many steps.  A death or a hang is shown at once, and withdrawn as soon
+# as it is over.
+#
+#     watch = ()
+#     while running:
+#         run = open_run(path)
+#         watch, changes = look(run, watch)
+
+AT_ONCE = frozenset(get_args(HangKind))
+"""A death among them."""
+NO_ALARM = frozenset({"healthy", "insufficient_data", "compute_bound"})
+"""What is said when there is nothing to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    finding: Finding
+    """As last found, with the severity that is shown."""
+    first_step: int
+    """Of the first look in this row."""
+    last_step: int
+    """Of the last look that found it."""
+    severe_step: int
+    """Of the last look that found it as severe as it is shown."""
+    shown: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    what: Literal["shown", "worse", "withdrawn"]
+    step: int
+    finding: Finding
+
+
+def live_window(run: RunData) -> Window:
+    return build_window(run, last=_steps_back(run))
+
+
+def look(
+    run: RunData, watched: Sequence[Watched] = (), window: Window | None = None
+) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
+    """Judge the last steps of a run; what is watched from now on, and what changed for somebody who looks on.
+
+    ``window``: what ``live_window`` made of it, for who needs it besides.
+    """
+    window = live_window(run) if window is None else window
+    step = int(window.steps[-1]) if len(window.steps) else 0
+    return follow(watched, diagnose(run, window, alive=run.meta.get("end") is None), step)
+
+
+def _steps_back(run: RunData) -> int:
+    """So many steps that, where a device is timed now and then, enough of them are timed."""
+    timed = [series.device_steps["step"] for series in run.ranks if len(series.device_steps)]
+    if not timed:
+        return thresholds.LIVE_STEPS
+    reach = max(int(own[-1]) - int(own[-thresholds.LIVE_TIMED_STEPS :][0]) + 1 for own in timed)
+    return min(max(reach, thresholds.LIVE_STEPS), thresholds.LIVE_STEPS_AT_MOST)
+
+
+def follow(
+    watched: Sequence[Watched], findings: Sequence[Finding], step: int
+) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
+    """The hysteresis alone: the findings of a look at ``step`` against those watched so far."""
+    held = {_key(finding): finding for finding in findings if finding.kind not in NO_ALARM}
+    kept: list[Watched] = []
+    changes: list[Change] = []
+    for one in watched:
+        finding = held.pop(_key(one.finding), None)
+        if finding is not None:
+            after, change = _found_again(one, finding, step)
+            kept.append(after)
+            changes += change
+        elif step - one.last_step < _release_steps(one):
+            kept.append(one)
+        elif one.shown:
+            changes.append(Change(what="withdrawn", step=step, finding=one.finding))
+    for finding in held.values():
+        shown = finding.kind in AT_ONCE
+        kept.append(Watched(finding=finding, first_step=step, last_step=step, severe_step=step, shown=shown))
+        changes += [Change(what="shown", step=step, finding=finding)] if shown else []
+    return tuple(kept), tuple(changes)
+
+
+def _found_again(one: Watched, finding: Finding, step: int) -> tuple[Watched, list[Change]]:
+    was, now = SEVERITIES.index(one.finding.severity), SEVERITIES.index(finding.severity)
+    severe_step = step if now >= was else one.severe_step
+    if now < was and step - one.severe_step < thresholds.RELEASE_STEPS:
+        finding = replace(finding, severity=one.finding.severity)
+    confirmed = one.shown or step - one.first_step >= thresholds.CONFIRM_STEPS
+    after = replace(one, finding=finding, last_step=step, severe_step=severe_step, shown=confirmed)
+    if confirmed and not one.shown:
+        return after, [Change(what="shown", step=step, finding=finding)]
+    return after, [Change(what="worse", step=step, finding=finding)] if one.shown and now > was else []
+
+
+def _release_steps(one: Watched) -> int:
+    if one.finding.kind in AT_ONCE:
+        return 0
+    return thresholds.RELEASE_STEPS if one.shown else 1
+
+
+def _key(finding: Finding) -> tuple[str, tuple[int, ...], str | None]:
+    return finding.kind, finding.ranks, finding.phase

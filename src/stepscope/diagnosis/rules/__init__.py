@@ -1,0 +1,1 @@
+"""The rules: one module per family of findings. ``diagnosis.findings`` asks them in order."""

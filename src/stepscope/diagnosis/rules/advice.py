@@ -1,0 +1,498 @@
+"""Advice: what to do about a finding, in sentences chosen by what was seen.
+
+What to do, in words: sentences chosen by what was seen.  No numbers are judged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.diagnosis.engine.settings import loader_name, loader_setting
+from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
+from stepscope.records.text import bytes_text, named_ranks, share_text
+
+__all__ = [
+    "FRAGMENTATION_ADVICE",
+    "MEMORY_CREEP_ADVICE",
+    "MEMORY_IMBALANCE_ADVICE",
+    "MEMORY_PRESSURE_ADVICE",
+    "cpu_advice",
+    "crash_advice",
+    "data_loader_advice",
+    "expert_advice",
+    "growth_advice",
+    "jitter_advice",
+    "ram_advice",
+    "slow_stretch_advice",
+    "stall_advice",
+    "straggler_advice",
+    "throttling_advice",
+    "uneven_groups_advice",
+    "utilisation_advice",
+]
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+ROUTER_ADVICE = (
+    "Balance the router: a load-balancing loss or a bias per expert; a capacity factor bounds what one expert gets.",
+    "If the same experts are always the busiest, place them on different ranks or give each a copy.",
+)
+FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
+FIRST_WORKERS = 4
+"""DataLoader workers to begin with, where there are cores for them."""
+
+
+def straggler_advice(
+    ranks: Sequence[int],
+    hosts: Sequence[str],
+    phase: str | None,
+    *,
+    world_size: int,
+    place: str = "",
+    node: bool = False,
+    side: str | None = None,
+    share_samples: bool = False,
+    splits_sequences: bool = False,
+) -> tuple[str, ...]:
+    """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host.
+
+    ``side``: ``host`` where it is known to launch late, ``device`` where its kernels are known to take longer.
+    ``share_samples``: some ranks read the same samples, because they hold parts of one model; ``splits_sequences``: or
+    parts of one sequence.
+    """
+    if node:
+        return (
+            f"It is host {hosts[0]}, not a rank: compare its clocks, temperature, power limit and load with the rest.",
+            "Leave it out of the next allocation if nothing explains it; the price above is what it costs to keep it.",
+        )
+    who = named_ranks(ranks).lower()
+    where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
+    if phase == "input":
+        first = f"Look at what {who}{where} reads: larger or remote files, fewer DataLoader workers, a busy disk."
+        second = (
+            "Ranks that hold parts of one model need the same samples: let one of them read and broadcast the batch."
+            if share_samples
+            else "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks."
+        )
+    elif phase == "h2d":
+        first = f"Check how {who}{where} reaches its device: pinned memory, NUMA binding, PCIe width."
+        second = "Copy with non_blocking=True from a DataLoader with pin_memory=True."
+    elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "host":
+        first = f"The host of {who}{where} launches its kernels late: look at the Python code that only it runs there."
+        second = "If the code is the same, its CPU is not: other processes on its cores, fewer of them, lower clocks."
+    elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "device":
+        first = (
+            f"The kernels of {who}{where} take longer, its host launches them in time: compare batch shape, sequence "
+            "length and branches with the others."
+        )
+        second = "If the work is equal, the device is not: clocks, power limit, throttling, another process on it."
+    elif phase in ("forward", "backward", GRAPH_PHASE):
+        first = f"Check that {who}{where} computes the same as the others: batch shape, sequence length, branches."
+        second = "If the work is equal, the machine is not: other processes on its cores or device, clocks, throttling."
+    elif phase == "optimizer":
+        first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
+        second = "If parameters are sharded by hand, balance the shards."
+    elif place:
+        first = f"Look at {place}: {who}{where} was seen there outside all phases."
+        second = "Do it less often, after the last step, or in a background thread."
+    elif phase in ("other", "eval", "checkpoint"):
+        first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
+        second = "Do it less often, after the last step, or in a background thread."
+    elif phase is None:
+        first = f"{named_ranks(ranks)}{where} is late in several phases: suspect the machine, not the code."
+        second = "Look for other processes on its cores or device, lower clocks, fewer CPU threads."
+    else:
+        first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
+        second = "Give every rank the same share of it, or take it out of the step."
+    if splits_sequences and phase in ("forward", "backward", GRAPH_PHASE) and side != "host":
+        second = (
+            "Ranks hold parts of one sequence: with a causal mask the later parts have more work. Deal them out in "
+            "pairs, early with late (torch's context_parallel does, unless load balancing is off)."
+        )
+    if place and phase not in ("other", None):
+        first = f"Look at {place}: {who}{where} was seen there in {phase}."
+    if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
+        second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
+    return first, second
+
+
+def expert_advice(*, same_batches: bool) -> tuple[str, ...]:
+    """``same_batches``: the ranks are known to have as many tokens each before the router deals them out."""
+    if same_batches:
+        return ROUTER_ADVICE
+    return (
+        "If the router sends its experts more tokens: a load-balancing loss, a bias per expert or a capacity factor.",
+        "If its batches are longer than those of the others: bucket samples by length, or batch by tokens.",
+    )
+
+
+def uneven_groups_advice(
+    ranks: Sequence[int], phase: str | None, *, stages: bool, share_without: float
+) -> tuple[str, ...]:
+    """``share_without``: what of the time the surplus of these ranks costs, were it not shared but gone."""
+    who, where = named_ranks(ranks).lower(), f" in {phase}" if phase else ""
+    if not stages:
+        return (
+            "Share the work evenly between the groups of ranks, or give more ranks to the group that has more of it.",
+            f"If they should have equal work, find out what slows {who} down{where}.",
+        )
+    return (
+        "Move layers from the slowest stage to the others: embedding and loss count as layers too.",
+        (
+            f"If its layers are no heavier than those of the other stages, find out what slows {who} down{where}: "
+            f"without that, steps would be {share_text(share_without)} shorter."
+        ),
+    )
+
+
+def data_loader_advice(
+    *,
+    every_step: bool,
+    epoch_starts: bool,
+    main_busy: bool | None,
+    cpu_saturated: bool,
+    cores: int | None,
+    on_device: bool,
+    loader: Mapping[str, Any],
+    frameworks: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """``every_step``: each step waits about as long; else some steps wait long and most hardly at all.
+
+    ``main_busy``: whether the training processes computed all the time; ``cores``: for each of them; None: unknown.
+    ``loader``: the facts of the live DataLoader; empty when it was not seen; ``frameworks``: what runs the loop.
+    """
+    workers = loader.get("num_workers")
+    in_process = workers == 0 if isinstance(workers, int) else every_step and bool(main_busy)
+    lines = []
+    if epoch_starts and not (isinstance(workers, int) and (workers == 0 or loader.get("persistent_workers") is True)):
+        keep = loader_name(frameworks, "persistent_workers")
+        lines.append(f"The waits come when an epoch starts: {keep}=True keeps the DataLoader's workers.")
+    elif cpu_saturated and not (in_process and cores and cores > 1):
+        lines.append("The CPUs are busy already, more workers will not help: cache decoded data or do less per sample.")
+    elif in_process:
+        name = loader_name(frameworks, "num_workers")
+        how = f"DataLoader workers ({name})"
+        if cores is not None:
+            how = loader_setting(frameworks, "num_workers", _suggested_workers(cores))
+        seen = " (num_workers=0)" if workers == 0 else ""
+        lines.append(f"The batch is made in the training process itself{seen}: let {how} do it beside.")
+    else:
+        now = f" from {workers}" if isinstance(workers, int) else ""
+        more = loader_name(frameworks, "num_workers")
+        if every_step:
+            lines.append(
+                f"Every step waits: raise {more}{now}{_up_to(cores)}; if that does not help, storage is too slow."
+            )
+        else:
+            ahead = loader_name(frameworks, "prefetch_factor")
+            lines.append(f"Workers fall behind in bursts: raise {more}{now}{_up_to(cores)}, then {ahead}.")
+    if on_device and loader.get("pin_memory") is not True:
+        pin = loader_name(frameworks, "pin_memory")
+        lines.append(f"{pin}=True and .to(device, non_blocking=True) hide the copy behind the computation.")
+    else:
+        lines.append("Find the slow part of the dataset's __getitem__: decoding, augmentation, opening files.")
+    return tuple(lines)
+
+
+def _suggested_workers(cores: int) -> int:
+    """A first try that leaves a core to the training process itself."""
+    return max(1, min(FIRST_WORKERS, cores - 1))
+
+
+def _up_to(cores: int | None) -> str:
+    return "" if cores is None else f" (a process has about {cores} core{'' if cores == 1 else 's'} here)"
+
+
+def crash_advice(
+    *,
+    cause: str,
+    signal: str,
+    others: bool,
+    memory_low: bool,
+    alone: bool,
+    last_call: Mapping[str, Any] | None = None,
+    native: bool = False,
+) -> tuple[str, ...]:
+    """``alone``: a job of one process; ``last_call``: the collective that native code ended it in; ``native``: whether
+    the run has what native code printed last."""
+    log = "its log" if alone else "the rank's log"
+    if cause == "oom_cuda":
+        return (
+            "The device ran out of memory: a smaller batch, gradient accumulation, checkpointing, autocast.",
+            "Reserved far above allocated means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        )
+    if cause == "oom_host":
+        return (
+            "The host, or a limit on the process (ulimit -v, a cgroup), had no more memory to give.",
+            FEWER_COPIES,
+        )
+    if cause == "oom_kernel":
+        return (
+            "The memory of the host, or of the job's cgroup, was used up: dmesg lists who had how much.",
+            FEWER_COPIES,
+        )
+    if signal == "SIGKILL" and memory_low:
+        return (
+            "The host had hardly any memory left: the kernel's out-of-memory killer is the likely sender (see dmesg).",
+            FEWER_COPIES,
+        )
+    said = (
+        "its last lines, shown below, say which."
+        if native
+        else "its last lines on the error output say which (`stepscope run --native-output` keeps them in the log)."
+    )
+    by_signal = {
+        "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
+        "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
+        "SIGABRT": "Native code gave up: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
+        f"different sizes; {said}",
+        "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
+        "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
+    }
+    if last_call is not None and signal in by_signal:
+        call = f"{last_call['op']} of {last_call['group']} with {bytes_text(last_call['bytes'])}"
+        compare = f"Its last call was {call}: look for a branch that only some ranks take, there or just before."
+        return by_signal[signal], compare
+    if signal in by_signal:
+        return (by_signal[signal],)
+    if cause == "exception" and alone:
+        return ("The whole traceback is in its log and in summary.json.",)
+    if cause == "exception":
+        after = "; whatever the other ranks said came after it" if others else ""
+        return (f"The traceback is where to look{after}.",)
+    if cause == "exit_code":
+        return ("It ended itself, by sys.exit() or in native code: its log has its last words.",)
+    return (f"Nothing was left behind: look into {log} and the kernel's messages (dmesg) of its host.",)
+
+
+# -- timing advice ----------------------------------------------------------------------------------------------------
+# What to do about steps that are slow at times, in words; as ``advice``, no numbers are judged here.
+
+GARBAGE_COLLECTION_ADVICE = (
+    "If it is Python's garbage collection: gc.freeze() after the set-up, gc.disable() and gc.collect() at set points.",
+    "Or work of the loop that is done now and then: logging, printing, metrics with .item(), saving.",
+)
+SLOW_STEPS_QUERY = (
+    'See what the steps have in common: stepscope sql "select * from steps order by wall_ns desc limit 20".'
+)
+
+
+def jitter_advice(
+    *,
+    phase: str | None,
+    period: int | None,
+    num_workers: int | None,
+    at_epoch_starts: bool,
+    varying_rank: bool,
+    nccl: bool,
+    place: str = "",
+) -> tuple[str, ...]:
+    """``nccl``: whether that is what the ranks exchange with; ``place``: a line of code in which they were seen."""
+    if place:
+        return (f"Look at {place}: that is where the ranks were seen in these steps.",)
+    if phase == "input":
+        if at_epoch_starts:
+            return (
+                "The waits come when an epoch starts: persistent_workers=True keeps the DataLoader's workers.",
+                "If the epochs are short by accident, a longer one (or an endless sampler) starts fewer iterators.",
+            )
+        if period is not None and period == num_workers:
+            return (
+                f"Every num_workers-th step waits ({num_workers}): the workers fall behind; raise num_workers.",
+                "If the cores are used up, do less per sample or keep decoded data.",
+            )
+        first = (
+            f"Something in the dataset comes every {period} steps: opening the next file or shard; read ahead."
+            if period
+            else "Some batches take much longer to make: look at their largest samples and at the storage."
+        )
+        return first, "A larger prefetch_factor rides out single slow batches, more workers do not."
+    if phase == "comm":
+        return (
+            "The exchange itself is slow at times: other jobs on the network, or a slower way taken now and then.",
+            "NCCL_DEBUG=INFO shows which way it takes." if nccl else SLOW_STEPS_QUERY,
+        )
+    if phase == "h2d":
+        return (
+            "Copies that are slow at times: pageable memory; pin_memory=True keeps batches pinned.",
+            SLOW_STEPS_QUERY,
+        )
+    if phase == "optimizer":
+        return ("Look for what the optimizer does now and then: a logged norm, an EMA, a scheduler.", SLOW_STEPS_QUERY)
+    if varying_rank and period is None:
+        return (
+            "Another rank each time: the machine (other processes, interrupts) or batches of varying size.",
+            "On a crowded CPU fewer threads (OMP_NUM_THREADS) and fewer DataLoader workers steady the steps.",
+        )
+    if phase not in (None, "forward", "backward", GRAPH_PHASE, "other"):
+        return (f"Look at what the phase {phase!r} does in these steps only.", SLOW_STEPS_QUERY)
+    if period is not None:
+        return (f"Look for what the loop does every {period} steps.", *GARBAGE_COLLECTION_ADVICE)
+    return GARBAGE_COLLECTION_ADVICE
+
+
+def stall_advice(*, phase: str | None, alone: bool, host: str, nccl: bool) -> tuple[str, ...]:
+    """``alone``: one rank had it and the others waited; ``nccl``: whether that is what they exchange with."""
+    where = f" (host {host})" if alone and host else ""
+    retries = "; NCCL_DEBUG=INFO shows retries" if nccl else ""
+    look = {
+        "input": "One wait for data: a cold or remote file, a worker that died and was replaced, a full page cache.",
+        "comm": f"All ranks waited for the exchange: a network hiccup{retries}.",
+        "h2d": "One slow copy to the device: memory was being moved or swapped.",
+        "optimizer": "The first use of something in the optimizer, or the process was stopped for a while.",
+        "checkpoint": "Saving took this long once: the storage was busy.",
+        "eval": "Evaluation took this long once.",
+    }.get(phase or "", "A first kernel of a new shape, garbage collection, swapping, or the process was stopped.")
+    if phase == "other":
+        look = "The loop did something of its own there: saving, an evaluation, a request over the network."
+    return (
+        f"{look[:-1]}{where}." if where else look,
+        "It happened once and needs nothing, unless it comes again: look at the log of that time.",
+    )
+
+
+def growth_advice(*, phase: str | None) -> tuple[str, ...]:
+    if phase == "input":
+        first = (
+            "Batches take longer and longer to get: a list that grows in the dataset, longer samples later, a cache."
+        )
+    elif phase == "comm":
+        first = "The exchange takes longer and longer: other jobs on the network, or a rank that wanders away."
+    elif phase in ("forward", "backward"):
+        first = "Look for a graph or a list that grows: losses kept without .detach() or .item(), longer sequences."
+    elif phase in ("other", "optimizer"):
+        first = "Look for something the loop keeps adding to: a history of losses, hooks added in it, a longer log."
+    elif phase is None:
+        first = "All phases grow: a machine that gets slower (heat, other jobs), or memory that fills up."
+    else:
+        first = f"Look at what grows in the phase {phase!r}."
+    return first, "Compare a profile of early steps with one of late ones."
+
+
+def slow_stretch_advice(*, phase: str | None, alone: bool, host: str, recovered: bool) -> tuple[str, ...]:
+    where = f" on {host}" if alone and host else ""
+    if phase == "input":
+        first = f"The data came more slowly{where}: another directory or file, the page cache full, busy storage."
+    elif phase == "comm":
+        first = "The exchange was slower: other jobs on the network, a link that fell back to a lower speed."
+    elif phase is None or phase in COMPUTE_PHASES:
+        first = f"Look for what changed{where}: other jobs on the same cores or device, clocks, batch or model size."
+    else:
+        first = f"Look for what changed{where} in {phase}: logging or metrics switched on, other data."
+    if recovered:
+        return first, "It recovered: compare with what else ran at that time."
+    return first, "The samples of the machine in the report show what began at that time."
+
+
+# -- advice machine ---------------------------------------------------------------------------------------------------
+# What to do about memory and machines, in words: sentences chosen by what was seen.  No numbers are judged here.
+
+MEMORY_CREEP_ADVICE = {
+    "host_rss": (
+        "Look for what the loop keeps: losses or outputs in a list hold their graphs; keep loss.item() or .detach().",
+        "Then lists, dicts and caches that only grow, in the dataset too; tracemalloc or memray names the line.",
+    ),
+    "device_allocated": (
+        "Something keeps tensors of past steps: total += loss holds every graph (use loss.item() or loss.detach()).",
+        "Others that do: outputs collected in a list, retain_graph=True, hooks that store what they see.",
+        "torch.cuda.memory._record_memory_history(), then _dump_snapshot() after some steps: it names the lines.",
+    ),
+    "device_reserved": (
+        "What is in use does not grow, only what the allocator holds: varying shapes leave gaps that fit nothing.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets it grow its blocks instead of adding new ones.",
+        "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is no fix.",
+    ),
+}
+FRAGMENTATION_ADVICE = (
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator grow its blocks instead of adding new ones.",
+    "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is no fix.",
+)
+MEMORY_PRESSURE_ADVICE = (
+    "Before it runs out: a smaller batch with gradient accumulation, activation checkpointing, autocast.",
+    "Optimizer state and gradients can be sharded (FSDP, ZeroRedundancyOptimizer); set_to_none=True frees gradients.",
+)
+MEMORY_IMBALANCE_ADVICE = (
+    "See what only that rank holds: a second copy of the model, gathered outputs, torch.load without map_location.",
+    "If its batches are larger, give every rank the same number of tokens; the fullest device limits all of them.",
+)
+UTILISATION_ADVICE = {
+    "input": "It waits for data: DataLoader(num_workers=…), pin_memory=True, prefetch_factor; see the time in input.",
+    "h2d": "It waits for copies: pin_memory=True and .to(device, non_blocking=True), or larger copies, fewer of them.",
+    "comm": "It waits for other ranks or the network: see whether one of them is late.",
+    "eval": "It waits through evaluation: a larger batch there, under torch.no_grad(), or less often.",
+    "checkpoint": "It waits for checkpoints: less often, or torch.distributed.checkpoint.async_save.",
+    "other": "It waits for Python between the phases: .item(), .cpu(), printing and logging in every step, metrics.",
+}
+LAUNCHING_ADVICE = (
+    "The host cannot hand out work fast enough: a larger batch, torch.compile, CUDA graphs, a fused optimizer.",
+)
+
+
+def utilisation_advice(waited_for: str | None) -> tuple[str, ...]:
+    """``waited_for``: the phase of the host in which the GPU has nothing to do; None: launching work is too slow."""
+    if waited_for is None:
+        return LAUNCHING_ADVICE
+    return (UTILISATION_ADVICE.get(waited_for, f"It waits for the phase {waited_for!r}: take it out of the step."),)
+
+
+def throttling_advice(*, thermal: bool, power_brake: bool, power_cap: bool) -> tuple[str, ...]:
+    if thermal:
+        return (
+            "It is too hot: airflow, fans, dust, neighbours in its chassis; nvidia-smi -q -d TEMPERATURE,PERFORMANCE.",
+            "Until then leave the GPU out of the job: in a synchronous job all ranks go at its pace.",
+        )
+    if power_brake:
+        return ("The machine's power supply held it back (hardware brake): power cables, supply, rack limits.",)
+    if power_cap:
+        return ("It runs at its power limit: compare power_limit_w between the GPUs (nvidia-smi -pl sets it).",)
+    return (
+        "Compare it with its peers: nvidia-smi -q -d CLOCK,PERFORMANCE (locked clocks, power limit, ECC, another job).",
+    )
+
+
+def cpu_advice(
+    *, others: bool, heavy: bool, ranks: int, cores: int | None, facts: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """``others``: processes that are not the job's take the CPU; ``ranks``: on the host; ``facts``: of a rank of it."""
+    if others:
+        return ("Something else runs there: top shows it; give the job its own cores (taskset, cgroups, --exclusive).",)
+    lines = []
+    threads, workers = _count(facts.get("threads")), _loader_workers(facts)
+    if threads > 1 and cores is not None and threads * ranks > cores:
+        fit = max(1, cores // ranks)
+        lines.append(
+            f"{ranks} ranks with {threads} threads each on {cores} cores: OMP_NUM_THREADS={fit} "
+            f"or torch.set_num_threads({fit})."
+        )
+    if workers > 0 and cores is not None and (workers + 1) * ranks > cores:
+        fit = max(0, cores // ranks - 1)
+        lines.append(f"{workers} DataLoader workers for each rank are more than the cores carry: num_workers={fit}.")
+    if not lines and cores is not None and ranks > cores:
+        lines.append(f"{ranks} ranks share {cores} cores: more of them will not be faster here.")
+    if not lines:
+        lines.append("Fewer threads (OMP_NUM_THREADS) or DataLoader workers, or less work per sample.")
+    if heavy and len(lines) == 1:
+        lines.append("More runnable threads than cores also make every step uneven.")
+    return tuple(lines)
+
+
+def ram_advice(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    workers = _loader_workers(facts)
+    if workers > 0:
+        return (
+            f"Each of {workers} DataLoader workers copies the Python objects it touches: keep indices in numpy arrays.",
+            "Fewer workers, a smaller prefetch_factor, memory-mapped data.",
+        )
+    return ("Memory-map the data or read it in pieces; fewer ranks or workers on this host.",)
+
+
+def _loader_workers(facts: Mapping[str, Any]) -> int:
+    loader = facts.get("loader")
+    return _count(loader.get("num_workers")) if isinstance(loader, dict) else 0
+
+
+def _count(value: object) -> int:
+    """0 for what is not a count."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,329 @@
+"""Time that is neither model nor data: ``between_steps`` and ``wait_heavy``.
+
+``between_steps`` is what stops the training from one step to the next: checkpoints, evaluation, logging, and the phases
+that users name.  It is named by the phase, or by the line of code in which the ranks were seen.  ``wait_heavy`` is the
+part of ``other`` inside a step, where no hook and no name explains anything.
+
+What only one rank does between its steps is ``between_steps`` too, with that rank (``late_ranks.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim
+from stepscope.diagnosis.engine.code_location import CHECKPOINT, EVALUATION, seen_at
+from stepscope.diagnosis.engine.statistics import longest
+from stepscope.diagnosis.engine.view import (
+    View,
+    cost_of,
+    is_even,
+    lower_median_rank,
+    ordinary_steps,
+    steps_having,
+    stretches_with,
+    time_share_of,
+    where_stopped,
+)
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.steps import BUILTIN_PHASES, GRAPH_PHASE
+from stepscope.records.text import count_text, ms_text, share_text
+
+__all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
+
+Floats = NDArray[np.float64]
+
+STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
+"""Phases that stop the training, on whichever rank they are, in words."""
+STOPS_SEEN = {"eval": EVALUATION, "checkpoint": CHECKPOINT}
+"""And what a place in the code is called that is part of them."""
+STOPS_ADVICE = {
+    "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
+    "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
+}
+INFERENCE = "inference without gradients"
+"""What ``eval`` is where nearly every step has it: a teacher, a reference or reward model, a frozen encoder."""
+INFERENCE_ADVICE = (
+    "A teacher, a reference or a frozen model: compute its outputs once and save them, or let it run faster "
+    "(a larger batch, bfloat16, torch.compile, torch.inference_mode()). An evaluation: less often."
+)
+AROUND = "around"
+"""Stands for what else the steps with a stop do, wherever parts are told by name."""
+OTHERS_NAMED = 2
+"""Parts beside the largest that a title names; more are counted."""
+SCHEDULE_ADVICE = "Mostly the schedule itself, which splits the batch, sends and receives: fewer, larger microbatches."
+SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
+
+
+def stops_of(view: View) -> dict[str, Floats]:
+    """[S] by phase; how much longer each step is for evaluation, checkpoints and the user's own phases."""
+    own = (*BUILTIN_PHASES, GRAPH_PHASE)
+    names = [name for name in view.phases if name in STOPS or name not in own]
+    # In every step it is a part of the step like any other, and not longer than what the median rank has of it.
+    return {
+        name: lower_median_rank(view.phase(name))
+        if _in_every_step(view, name)
+        else where_stopped(view, view.phase(name))
+        for name in names
+    }
+
+
+def _in_every_step(view: View, name: str) -> bool:
+    return float((lower_median_rank(view.phase(name)) > 0).mean()) > thresholds.BOTTLENECK_SHARE
+
+
+def find_between_steps(
+    view: View, known: Collection[str | None] = (), *, told_ns: Floats | None = None, late: Collection[int] = ()
+) -> list[Claim]:
+    """One finding, named by the largest part.  ``known``: phases in which a rank was found to be late already.
+
+    ``told_ns`` [S]: what others say of ``other`` already.  ``late``: ranks that are late in ``other`` by themselves.
+    """
+    if not view.enough:
+        return []
+    parts = {name: took for name, took in stops_of(view).items() if name not in known}
+    between_ns = _between(view)
+    if between_ns is not None:
+        parts["other"] = between_ns if told_ns is None else np.maximum(between_ns - told_ns, 0.0)
+    counted = {name: took for name, took in parts.items() if _counts(view, name, took)}
+    around_ns = _around(view, counted)
+    if around_ns is not None:
+        counted[AROUND] = around_ns
+    saved_ns = np.minimum(np.sum(list(counted.values()), axis=0), view.step_ns) if counted else None
+    if saved_ns is None or float(saved_ns.sum()) < thresholds.BETWEEN_SHARE * float(view.step_ns.sum()):
+        return []
+    ordered = sorted(counted, key=lambda name: (name != AROUND, float(counted[name].sum())), reverse=True)
+    largest = ordered[0]
+    if largest == "other":
+        place = seen_at(view, besides=late, between=True)
+    else:
+        place = seen_at(view, _alone(view, largest), phase=largest)
+    cost = cost_of(view, saved_ns)
+    finding = Finding(
+        kind="between_steps",
+        severity="info" if _infers_always(view, largest) else _severity(cost["share"]),
+        title=f"{_title(view, largest, counted[largest], place)}{_with(view, counted, ordered, cost['share'])}.",
+        ranks=_alone(view, largest),
+        phase=largest,
+        steps=view.span,
+        cost=cost,
+        evidence=_evidence(view, counted, place),
+        advice=_advice_on(view, counted, ordered, place),
+        confidence=0.95 if place or largest != "other" else 0.85,
+    )
+    return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _around(view: View, counted: Mapping[str, Floats]) -> Floats | None:
+    """[S]; what else makes the steps longer that have a stop: a framework does more to evaluate than to call the model.
+
+    Only what most of these steps have, in no phase: a single slow one among them is another story.  And not where it is
+    more than the stops themselves, unless the ranks were seen in them: then a stop goes with it, not it with the stop.
+    """
+    names = [name for name in counted if name != "other" and not _in_every_step(view, name)]
+    if not names or view.hides_device:
+        return None
+    stops_ns = np.nan_to_num(np.sum([view.phase(name) for name in names], axis=0))
+    other_ns = np.nan_to_num(view.phase("other"))
+    around_ns = np.zeros_like(other_ns)
+    for rank, stops in enumerate(stops_ns):
+        hit = stops > 0
+        if hit.any() and not hit.all():
+            more = np.maximum(other_ns[rank, hit] - np.median(other_ns[rank, ~hit]), 0.0)
+            around_ns[rank, hit] = np.minimum(more, 2 * np.median(more))
+    plain = ~(stops_ns > 0).any(axis=0)
+    if not plain.any() or not (_is_less(around_ns, stops_ns) or _seen_stopping(view, names, ~plain)):
+        return None
+    longer = where_stopped(view, stops_ns + around_ns) - where_stopped(view, stops_ns)
+    left = view.step_ns - np.median(view.step_ns[plain]) - np.sum(list(counted.values()), axis=0)
+    longer = np.clip(np.minimum(longer - counted.get("other", 0.0), left), 0.0, None)
+    return longer if float(longer.sum()) > 0 else None
+
+
+def _is_less(around_ns: Floats, stops_ns: Floats) -> bool:
+    return float(around_ns.sum()) <= float(stops_ns.sum())
+
+
+def _seen_stopping(view: View, names: Collection[str], hit: NDArray[np.bool_]) -> bool:
+    """Whether the ranks' stacks in these steps say that it is part of the stop."""
+    place = seen_at(view, steps={int(step) for step in view.steps[hit]})
+    return any(place.startswith(f"{STOPS_SEEN[name]}:") for name in names if name in STOPS_SEEN)
+
+
+def _alone(view: View, name: str) -> tuple[int, ...]:
+    """The rank that does it while its peers, which do little of it, wait; empty when several do."""
+    if name == "other" or len(view.ranks) < 2:
+        return ()
+    sums = np.nansum(view.phase(name), axis=1)
+    most = int(np.argmax(sums))
+    beside = float(np.delete(sums, most).max())
+    return (view.ranks[most],) if beside <= thresholds.BESIDE_SHARE * sums[most] else ()
+
+
+def _between(view: View) -> Floats | None:
+    """[S]; time between steps that no phase claims: on a device only as far as the device stood still for it."""
+    between_ns = view.between_ns
+    if view.clock == "device":
+        between_ns = np.minimum(between_ns, view.phase("other"))
+    used, _ = ordinary_steps(view)
+    part = time_share_of(view, between_ns, used)
+    if part.mean_ns < thresholds.OTHER_FLOOR_NS:
+        return None
+    return np.where(used, lower_median_rank(between_ns), 0.0)
+
+
+def _counts(view: View, name: str, took: Floats) -> bool:
+    if name == "other":
+        return stretches_with(took, view.step_ns, thresholds.BETWEEN_SHARE) >= thresholds.BOTTLENECK_SHARE
+    return int((took > 0).sum()) >= thresholds.STOPS_AT_LEAST
+
+
+def _severity(share: float) -> Severity:
+    return "critical" if share >= thresholds.BETWEEN_CRITICAL_SHARE else "warning"
+
+
+def _infers_always(view: View, name: str) -> bool:
+    """Whether models called without gradients are part of nearly every step, and so of training itself."""
+    return name == "eval" and bool((longest(view.phase(name)) > 0).mean() > thresholds.BOTTLENECK_SHARE)
+
+
+def _words(view: View, name: str) -> str:
+    return INFERENCE if _infers_always(view, name) else STOPS.get(name, f"the phase {name!r}")
+
+
+def _share(view: View, took: Floats) -> float:
+    return float(cost_of(view, took)["share"])
+
+
+def _title(view: View, name: str, took: Floats, place: str) -> str:
+    """Of one part, without its full stop."""
+    share = share_text(_share(view, took))
+    where = f", mostly in {place}" if place else ""
+    if name == "other":
+        return f"{share} of the time passes between steps: {_each(took, 'each time')}{where}"
+    what = _words(view, name)
+    raw_ns = longest(view.phase(name))
+    hit = raw_ns > 0
+    each = ms_text(float(raw_ns[hit].mean()) / 1e6)
+    alone = _alone(view, name)
+    who = f" on rank {alone[0]}" if alone else ""
+    often = "of every step"
+    if hit.mean() <= thresholds.BOTTLENECK_SHARE:
+        often = f"in {int(hit.sum()):,} of {count_text(len(hit), 'step')}"
+    return f"{share} of the time is {what}{who}: {each} {often}{where}"
+
+
+def _each(took: Floats, every: str) -> str:
+    """``4.2 ms of every step``, or where most steps have hardly any of it ``17 ms in 99 of 397 steps``."""
+    there = took > 0
+    if there.mean() > thresholds.BOTTLENECK_SHARE and is_even(took[there]):
+        return f"{ms_text(float(took[there].mean()) / 1e6)} {every}"
+    hit = steps_having(took)
+    return f"{ms_text(float(took[hit].mean()) / 1e6)} in {int(hit.sum()):,} of {count_text(len(took), 'step')}"
+
+
+def _with(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], share: float) -> str:
+    """What the price has in it beside the largest part; nothing where it makes no difference to the figure."""
+    if share_text(share) == share_text(_share(view, parts[ordered[0]])):
+        return ""
+    rest = [name for name in ordered[1:] if name != AROUND or "other" not in ordered]
+    if len(rest) > OTHERS_NAMED:
+        what = f"{len(rest)} others"
+    else:
+        named = {name: _words(view, name) for name in STOPS}
+        words = {"other": "the time between steps in no phase", AROUND: "what else these steps do", **named}
+        what = " and ".join(words.get(name, repr(name)) for name in rest)
+    return f"; with {what} it is {share_text(share)}"
+
+
+def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, Any]:
+    total_ns = float(view.step_ns.sum()) or 1.0
+    return {
+        "clock": view.clock,
+        "shares": {name: round(float(took.sum()) / total_ns, 4) for name, took in parts.items()},
+        "steps_with": {name: int((took > 0).sum()) for name, took in parts.items()},
+        "place": place or None,
+        "step_ms": round(view.median_step_ns / 1e6, 3),
+        "steps_used": len(view.steps),
+    }
+
+
+def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], place: str) -> tuple[str, ...]:
+    """On the largest part, and on the others that would be worth a warning by themselves."""
+    costly = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
+    worth = [name for name in costly if name != AROUND]
+    lines = [
+        (INFERENCE_ADVICE,)
+        if _infers_always(view, name)
+        else _advice(name, place, by_all=len(view.ranks) > 1 and not _alone(view, name))
+        for name in (ordered[0], *worth)
+    ]
+    return tuple(dict.fromkeys(line for several in lines for line in several))
+
+
+def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:
+    """``by_all``: several ranks do it."""
+    if name in STOPS_ADVICE:
+        return (STOPS_ADVICE[name], *([SAME_BYTES] if name == "checkpoint" and by_all else []))
+    if name != "other":
+        return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
+    first = 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step() to see which it is.'
+    if place:
+        first = f"Look at {place}: that is where the ranks were seen."
+    return first, "Usual ones: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
+
+
+def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collection[int] = ()) -> list[Claim]:
+    """``told_ns`` and ``late``: as of ``find_between_steps``."""
+    if not view.enough or "other" not in view.phases:
+        return []
+    inside_ns = np.maximum(view.phase("other") - view.between_ns, 0.0)
+    if told_ns is not None:
+        inside_ns = np.maximum(inside_ns - told_ns, 0.0)
+    used, _ = ordinary_steps(view)
+    part = time_share_of(view, inside_ns, used)
+    shared_ns = np.where(used, lower_median_rank(inside_ns), 0.0)
+    if part.share < thresholds.OTHER_SHARE or part.mean_ns < thresholds.OTHER_FLOOR_NS:
+        return []
+    if stretches_with(shared_ns, view.step_ns, thresholds.OTHER_SHARE) < thresholds.BOTTLENECK_SHARE:
+        return []
+    cost = cost_of(view, shared_ns)
+    place = seen_at(view, besides=late, between=False)
+    where = f", mostly in {place}" if place else ""
+    # A pipeline's schedule splits the batch, sends, receives and waits in Python, below the line that calls it.
+    schedule = view.window.stages and cost["share"] < thresholds.BETWEEN_CRITICAL_SHARE
+    finding = Finding(
+        kind="wait_heavy",
+        severity="info" if schedule else _severity(cost["share"]),
+        title=(
+            f"{share_text(cost['share'])} of the time lies inside the step but in no known phase: "
+            f"{_each(shared_ns[used], 'of every step')}{where}."
+        ),
+        phase="other",
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "inside_share": round(part.share, 4),
+            "inside_ms_per_step": round(part.mean_ns / 1e6, 3),
+            "place": place or None,
+            "longest_ms": round(float(longest(inside_ns).max()) / 1e6, 3),
+            "step_ms": round(view.median_step_ns / 1e6, 3),
+            "steps_used": int(used.sum()),
+        },
+        advice=(SCHEDULE_ADVICE,)
+        if schedule
+        else (
+            f"Look at {place}."
+            if place
+            else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
+            "Usual ones: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
+        ),
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=shared_ns)]

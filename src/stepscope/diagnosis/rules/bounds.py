@@ -1,0 +1,494 @@
+"""Bottlenecks that all ranks share: input_bound, h2d_bound, comm_bound, optimizer_bound, compute_bound.
+
+Where the time goes: phases that bound the step on all ranks alike.
+
+``input_bound``, ``h2d_bound``, ``comm_bound`` and ``optimizer_bound`` are one rule with different numbers: a phase
+takes at least so much of the median rank's time, in at least half of the run's stretches, and more than what is natural
+for it in Python.  ``compute_bound`` is told, never warned of: it is what training should be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim, least_step_ns
+from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.readings import host_readings, in_steady_steps, process_readings
+from stepscope.diagnosis.engine.samples import number, numbers, of_kind
+from stepscope.diagnosis.engine.settings import (
+    accumulation_setting,
+    autocast_setting,
+    compile_setting,
+    compression_setting,
+    frameworks_of,
+    fsdp_bytes_advice,
+    fsdp_offload_advice,
+    fsdp_prefetch_advice,
+    fsdp_units_advice,
+    fused_setting,
+    loader_setting,
+    unused_parameters_advice,
+)
+from stepscope.diagnosis.engine.statistics import longest, shortest
+from stepscope.diagnosis.engine.view import (
+    TimeShare,
+    View,
+    cost_of,
+    epoch_starts,
+    is_even,
+    lower_median_rank,
+    ordinary_steps,
+    stretches_with,
+    time_share_of,
+)
+from stepscope.diagnosis.rules.advice import data_loader_advice
+from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
+from stepscope.diagnosis.rules.overlap import SHARDED
+from stepscope.records.finding import Finding
+from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
+from stepscope.records.text import bytes_text, ms_text, share_text
+
+__all__ = ["find_bounds", "find_compute_bound"]
+
+
+# -- bound advice -----------------------------------------------------------------------------------------------------
+# What to do about a bottleneck that all ranks share: sentences chosen by what was seen of the live objects.
+#
+# Facts come from the recorder (``RankSeries.facts``) and may be missing one by one; then the sentence names the setting
+# without its present value.
+
+Floats = NDArray[np.float64]
+BUSY_PROCESS_PERCENT = 80.0
+"""Of one core: a training process that takes more hardly ever waits for workers."""
+BUSY_CPU_PERCENT = 90.0
+"""Median over the steady steps at which a host's CPUs are called saturated."""
+FEW_BUCKETS = 2
+"""With fewer buckets nothing can be sent while the rest of backward runs."""
+SMALL_BUCKET_MB = 4.0
+"""Below it an all-reduce is latency, not bandwidth."""
+
+
+def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
+    waits = shared_ns[~np.isnan(shared_ns)]
+    starts = epoch_starts(view)[~np.isnan(shared_ns)]
+    at_starts = float(waits[starts].sum() / waits.sum()) if waits.sum() else 0.0
+    _, hosts = host_readings(view)
+    return data_loader_advice(
+        every_step=is_even(waits),
+        epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
+        main_busy=_main_busy(view),
+        cpu_saturated=_saturated(_known(hosts.of("cpu_percent")), _known(hosts.of("own_cpu_percent"))),
+        cores=_cores_each(view, numbers(of_kind(view.window.samples, "host"), "cpu_count")),
+        on_device=view.clock == "device",
+        loader=_facts(view, "loader"),
+        frameworks=frameworks_of(view.facts),
+    )
+
+
+def h2d_advice(view: View, _: Floats) -> tuple[str, ...]:
+    pinned = _facts(view, "loader").get("pin_memory")
+    if pinned is False:
+        pin = loader_setting(frameworks_of(view.facts), "pin_memory", True)
+        first = f"The DataLoader has pin_memory=False: copies from pageable memory block; set {pin} …"
+        return (
+            first,
+            "… and copy with .to(device, non_blocking=True), so that the next batch travels behind the computation.",
+        )
+    return (
+        "Copy with .to(device, non_blocking=True) from pinned memory; a second stream for the next batch hides it.",
+        "Send fewer bytes: uint8 pictures converted on the device, lengths instead of masks.",
+    )
+
+
+def comm_advice(view: View, _: Floats) -> tuple[str, ...]:
+    ddp, model, fsdp = _facts(view, "ddp"), _facts(view, "model"), _fsdp_facts(view)
+    lines = [*fsdp_units_advice(fsdp), *fsdp_bytes_advice(fsdp), *fsdp_offload_advice(fsdp)]
+    if fsdp:
+        lines += [] if len(lines) > 1 else fsdp_prefetch_advice(fsdp)
+    else:
+        lines += unused_parameters_advice(ddp)
+    gradient_mb, bucket_mb = number(ddp, "gradient_mb"), number(ddp, "bucket_mb")
+    if gradient_mb and bucket_mb and gradient_mb >= SMALL_BUCKET_MB:
+        if gradient_mb / bucket_mb < FEW_BUCKETS:
+            lines.append(
+                f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while "
+                f"backward still runs: try bucket_cap_mb={max(1, round(gradient_mb / 4))}."
+            )
+        elif bucket_mb < SMALL_BUCKET_MB:
+            lines.append(f"Buckets of {bucket_mb:.1f} MB are all latency: leave bucket_cap_mb at 25 or above.")
+    if number(model, "sync_batchnorm"):
+        lines.append(
+            f"{model['sync_batchnorm']} SyncBatchNorm layers exchange statistics in every forward: plain BatchNorm or "
+            "GroupNorm does not."
+        )
+    lines += [] if fsdp else _smaller_exchange_advice(view)
+    lines.append(
+        "All ranks wait alike, so no rank is to blame: look at the links between the hosts."
+        if len(set(view.hosts)) > 1
+        else "All ranks wait alike and share one host: neither a rank nor a network is to blame."
+    )
+    return tuple(lines[:3])
+
+
+def _smaller_exchange_advice(view: View) -> Iterator[str]:
+    """How to exchange less, by what is exchanged; FSDP's settings are told elsewhere."""
+    rows, frameworks = exchanges_of(view), frameworks_of(view.facts)
+    kind = rows[0]["kind"] if rows else "data"
+    if kind == "tensor":
+        yield (
+            "Tensor parallelism exchanges in every layer: keep its groups within a host, or make them smaller and use "
+            "more data parallelism."
+        )
+    elif rows and rows[0]["op"] == "all_to_all":
+        yield (
+            "An all_to_all is part of each layer that has one: keep its group within a host, or smaller, and start it "
+            "before work that does not need its result."
+        )
+    elif kind in ("context", "expert"):
+        yield f"Ranks of a {kind}-parallel group exchange in every layer: keep the group within a host, or smaller."
+    elif "deepspeed" in frameworks:
+        yield (
+            'DeepSpeed config: "overlap_comm": true hides the exchange behind backward, a larger "reduce_bucket_size" '
+            "needs fewer calls, and a lower ZeRO stage gathers less."
+        )
+        yield from _accumulation_advice(view)
+    elif _facts(view, "ddp"):
+        yield from _accumulation_advice(view)
+        yield f"Send bfloat16 ({compression_setting(frameworks)}), or take larger batches."
+    else:
+        yield from _accumulation_advice(view)
+        yield "Send fewer bytes (bfloat16 gradients), or take larger batches."
+
+
+def _accumulation_advice(view: View) -> Iterator[str]:
+    """That gradients can be accumulated; nothing where they are."""
+    frameworks = frameworks_of(view.facts)
+    if view.accumulates:
+        return
+    setting = accumulation_setting(frameworks)
+    if setting is None:
+        setting = "all but the last backward under model.no_sync()" if _facts(view, "ddp") else ""
+    how = f": {setting}" if setting else ""
+    yield f"Accumulate gradients over several batches, so that they are exchanged less often{how}."
+
+
+def optimizer_advice(view: View, _: Floats) -> tuple[str, ...]:
+    optimizer = _facts(view, "optimizer")
+    name = optimizer.get("class") or "the optimizer"
+    frameworks = frameworks_of(view.facts)
+    lines = [*fsdp_offload_advice(_facts(view, "fsdp"))]
+    if optimizer.get("fused") is not True:
+        lines.append(f"{name} does not run fused: {fused_setting(frameworks)} updates all tensors in a few kernels.")
+    if optimizer.get("foreach") is False:
+        lines.append("foreach=False updates one tensor after the other: leave it out.")
+    if not view.accumulates:
+        setting = accumulation_setting(frameworks)
+        how = f": {setting}" if setting else ""
+        lines.append(f"Accumulate gradients over several batches, so that it runs less often{how}.")
+    if _facts(view, "ddp") and len(view.ranks) > 1:
+        lines.append("Every rank updates all parameters: ZeroRedundancyOptimizer shares that among them.")
+    return tuple(lines) or ("Larger batches need fewer updates.",)
+
+
+def compute_advice(view: View) -> tuple[str, ...]:
+    """What is not yet used of what makes compute faster."""
+    model, optimizer, facts = _facts(view, "model"), _facts(view, "optimizer"), view.facts
+    on_device, frameworks = view.clock == "device", frameworks_of(facts)
+    lines = []
+    if on_device and facts and facts.get("autocast") is None and model.get("dtype") in (None, "float32"):
+        lines.append(f"The model computes in float32: {autocast_setting(frameworks)} uses the tensor cores.")
+    if model and model.get("compiled") is False:
+        lines.append(f"The model is not compiled: {compile_setting(frameworks)} fuses its small kernels.")
+    if on_device and optimizer and optimizer.get("fused") is not True:
+        lines.append(f"{optimizer.get('class') or 'The optimizer'}(fused=True) takes fewer kernels.")
+    if on_device and facts.get("tf32") is False:
+        lines.append('torch.set_float32_matmul_precision("high") lets float32 products use TF32.')
+    lines.append("Faster from here means less compute per sample: autocast, torch.compile, a larger batch.")
+    return tuple(lines[:2])
+
+
+def _fsdp_facts(view: View) -> Mapping[str, Any]:
+    """The facts about FSDP; {} where the ranks wait for something else: tensor parallelism, say."""
+    rows = exchanges_of(view)
+    if rows and rows[0]["op"] not in SHARDED and rows[0]["kind"] != "data":
+        return {}
+    return _facts(view, "fsdp")
+
+
+def _facts(view: View, name: str) -> Mapping[str, Any]:
+    facts = view.facts.get(name)
+    return facts if isinstance(facts, dict) else {}
+
+
+def _saturated(percent: Floats, own_percent: Floats) -> bool:
+    """Whether the job has used up the CPUs itself; unknown whose the load is, it is taken for the job's."""
+    if not len(percent) or np.median(percent) < BUSY_CPU_PERCENT:
+        return False
+    return not len(own_percent) or bool(np.median(own_percent) >= thresholds.CPU_OTHERS_SHARE * np.median(percent))
+
+
+def _main_busy(view: View) -> bool | None:
+    """Whether the training processes themselves were busy all the time; None without samples of them."""
+    readings = process_readings(view)
+    used, wall_ns = readings.of("cpu_percent"), readings.of("wall_ns")
+    steady = [in_steady_steps(view.window, (int(row),), wall_ns[at]) for at, row in enumerate(view.rows)]
+    known = _known(used[np.array(steady, np.bool_).reshape(used.shape)])
+    return float(np.median(known)) >= BUSY_PROCESS_PERCENT if len(known) else None
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
+
+
+def _cores_each(view: View, counts: list[float]) -> int | None:
+    """Cores of the smallest host by the ranks on the fullest one."""
+    ranks = Counter(view.window.hosts)
+    return max(1, int(min(counts)) // max(ranks.values())) if counts and ranks else None
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    kind: str
+    phase: str
+    share: float
+    critical: float
+    floor_ns: float
+    words: str
+    """How the title begins."""
+    advice: Callable[[View, Floats], tuple[str, ...]]
+    """Of the view and what the phase takes of each step [S]."""
+
+
+BOUND_RULES = (
+    _Rule(
+        kind="input_bound",
+        phase="input",
+        share=thresholds.INPUT_SHARE,
+        critical=thresholds.INPUT_CRITICAL_SHARE,
+        floor_ns=thresholds.INPUT_FLOOR_NS,
+        words="Training waits for input:",
+        advice=input_advice,
+    ),
+    _Rule(
+        kind="h2d_bound",
+        phase="h2d",
+        share=thresholds.H2D_SHARE,
+        critical=thresholds.INPUT_CRITICAL_SHARE,
+        floor_ns=thresholds.H2D_FLOOR_NS,
+        words="Copies to the device take",
+        advice=h2d_advice,
+    ),
+    _Rule(
+        kind="comm_bound",
+        phase="comm",
+        share=thresholds.COMM_SHARE,
+        critical=thresholds.COMM_CRITICAL_SHARE,
+        floor_ns=thresholds.COMM_FLOOR_NS,
+        words="All ranks wait for the network:",
+        advice=comm_advice,
+    ),
+    _Rule(
+        kind="optimizer_bound",
+        phase="optimizer",
+        share=thresholds.OPTIMIZER_SHARE,
+        critical=thresholds.OPTIMIZER_CRITICAL_SHARE,
+        floor_ns=thresholds.OPTIMIZER_FLOOR_NS,
+        words="The optimizer takes",
+        advice=optimizer_advice,
+    ),
+)
+
+
+def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim] = ()) -> list[Claim]:
+    """``network``: what is explained already of the time that all ranks wait; ``rare``: steps that are long at times.
+
+    A step that is long at times in a phase says nothing of what the phase takes of the others.
+    """
+    if not view.enough:
+        return []
+    unknown = {"h2d"} if view.hides_device else set()
+    if all(view.window.identities[row].world_size <= 1 for row in view.rows):
+        unknown.add("comm")  # DDP of one process exchanges with nobody: what it says of that is its own work
+    rules = [rule for rule in BOUND_RULES if rule.phase in view.phases and rule.phase not in unknown]
+    return [claim for rule in rules for claim in _apply(view, rule, network, rare)]
+
+
+def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> list[Claim]:
+    used, epoch_starts_count = ordinary_steps(view)
+    for claim in rare:
+        if claim.finding.phase == rule.phase:
+            used &= ~(claim.saved_ns > 0)
+    durations_ns = _durations(view, rule, network)
+    part = time_share_of(view, durations_ns, used)
+    if part.share < rule.share or part.mean_ns < rule.floor_ns:
+        return []
+    shared_ns = lower_median_rank(durations_ns)
+    if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
+        return []
+    saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
+    taken_share = cost_of(view, saved_ns)["share"]
+    if view.comm_measured:
+        saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view, rule.phase))
+    # Nobody gets rid of all of it; how much of it depends on what is done.
+    cost = {**cost_of(view, saved_ns), "up_to": True}
+    finite = part.by_rank[~np.isnan(part.by_rank)]
+    exchanges = exchanges_of(view) if rule.phase == "comm" else []
+    place = seen_at(view, phase="input") if rule.phase == "input" else ""
+    if rule.phase == "comm" and between_stages(view):
+        return [_bubble(view, part, saved_ns, shared_ns[used], exchanges)]
+    finding = Finding(
+        kind=rule.kind,
+        severity="critical" if part.share >= rule.critical else "warning",
+        title=(
+            f"{_words(view, rule)} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
+            f"{share_text(taken_share)} of the time"
+            f"{f', mostly in {place}' if place else _mostly(exchanges, part.mean_ns)}."
+        ),
+        phase=rule.phase,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            f"{rule.phase}_share": round(part.share, 4),
+            f"{rule.phase}_ms_per_step": round(part.mean_ns / 1e6, 3),
+            "taken_share": round(taken_share, 4),
+            "lowest_share": round(float(finite.min()), 4),
+            "highest_share": round(float(finite.max()), 4),
+            "step_ms": round(view.median_step_ns / 1e6, 3),
+            "steps_used": int(used.sum()),
+            "epoch_starts_included": epoch_starts_count,
+            **({"place": place or None} if rule.phase == "input" else {}),
+            **({"exchanges": exchanges} if exchanges else {}),
+        },
+        advice=(
+            *([f"Look at {place}: that is where the ranks were seen."] if place else []),
+            *rule.advice(view, np.where(used, shared_ns, np.nan)),
+        ),
+        confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
+    )
+    return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _words(view: View, rule: _Rule) -> str:
+    if rule.phase == "comm" and len(set(view.hosts)) == 1:
+        return "All ranks wait for the exchange:"
+    return rule.words
+
+
+def _bubble(view: View, part: TimeShare, saved_ns: Floats, shared_ns: Floats, exchanges: list[dict[str, Any]]) -> Claim:
+    """Stages of a pipeline that wait for each other: while it fills and drains, some have nothing to do.
+
+    As much of that as even stages have is a matter of the schedule, and no fault.
+    """
+    least = bubble_share(view)
+    finding = Finding(
+        kind="pipeline_bubble",
+        severity="warning" if least is None or part.share >= least + thresholds.BUBBLE_SLACK else "info",
+        title=(
+            f"Pipeline stages wait for each other: {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns)}, "
+            f"{share_text(part.share)} of the time"
+            f"{'' if least is None else f' ({share_text(least)} if all were even)'}."
+        ),
+        phase="comm",
+        steps=view.span,
+        cost={**cost_of(view, saved_ns), "up_to": True},
+        evidence={
+            "clock": view.clock,
+            "comm_share": round(part.share, 4),
+            "comm_ms_per_step": round(part.mean_ns / 1e6, 3),
+            "even_share": None if least is None else round(least, 4),
+            "stages": len(np.unique(view.groups)),
+            "step_ms": round(view.median_step_ns / 1e6, 3),
+            "exchanges": exchanges,
+            "steps_used": len(shared_ns),
+        },
+        advice=(
+            "Split the batch into more microbatches: filling and draining the pipeline takes a smaller part of a step.",
+            "An interleaved schedule (several smaller stages per rank) or zero-bubble one leaves less idle.",
+        ),
+        confidence=0.8,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _how_often(shared_ns: Floats) -> str:
+    return "of every step" if is_even(shared_ns) else "a step on average"
+
+
+def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
+    """[R, S]; of communication only what every rank has: the rest is waiting for a rank, not for the network."""
+    durations_ns = view.phase(rule.phase)
+    if rule.phase != "comm" or len(view.ranks) < 2:
+        return durations_ns
+    left_ns = shortest(durations_ns)
+    for claim in network:
+        left_ns = np.maximum(left_ns - claim.saved_ns, 0.0)
+    return np.where(np.isnan(durations_ns), np.nan, left_ns)
+
+
+def _mostly(exchanges: Sequence[dict[str, Any]], mean_ns: float) -> str:
+    """The operation that takes most of it, where one does."""
+    if not exchanges or exchanges[0]["ms_per_step"] < thresholds.EXPLAINS_SHARE * mean_ns / 1e6:
+        return ""
+    most = exchanges[0]
+    size = f" of {bytes_text(most['bytes_per_step'])}" if most["bytes_per_step"] else ""
+    where = f" in group {most['group']} ({most['kind']})" if most["group"] else ""
+    return f", mostly in {most['op']}{size}{where}"
+
+
+def _saved(view: View, rule: _Rule, durations_ns: Floats, shared_ns: Floats) -> Floats:
+    """[S]; what would be saved without it: with waits measured, by replay; else what the median rank has of it."""
+    if view.comm_measured and rule.phase != "comm":
+        return longest(view.work_ns) - longest(view.work_ns - durations_ns)
+    return shared_ns
+
+
+def _everywhere(saved_ns: Floats, used: NDArray[np.bool_]) -> Floats:
+    """[S]; of steps that say nothing about it (the longest, epoch starts) at most what the others have on average.
+
+    They wait as the others do; what they have beyond that is for other rules to tell.
+    """
+    return np.where(used, saved_ns, np.minimum(saved_ns, saved_ns[used].mean()))
+
+
+def find_compute_bound(view: View) -> list[Claim]:
+    """Forward, backward and optimizer take nearly all of the step: said beside ``healthy``."""
+    if not view.enough:
+        return []
+    used, _ = ordinary_steps(view)
+    durations_ns = np.sum([view.phase(name) for name in COMPUTE_PHASES], axis=0)
+    part = time_share_of(view, durations_ns, used)
+    if part.share < thresholds.COMPUTE_SHARE:
+        return []
+    names = [name for name in COMPUTE_PHASES if name != GRAPH_PHASE or name in view.phases]
+    by_phase: dict[str, Any] = {name: round(time_share_of(view, view.phase(name), used).share, 4) for name in names}
+    graphed = by_phase.get(GRAPH_PHASE, 0.0)
+    what = "forward, backward and optimizer" if part.share - graphed >= thresholds.OPPORTUNITY_SHARE else ""
+    what = " and ".join(filter(None, (what, "replays of a CUDA graph" if graphed else "")))
+    finding = Finding(
+        kind="compute_bound",
+        severity="info",
+        title=f"The time goes into the training itself: {what} are {share_text(part.share)}.",
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "clock": view.clock,
+            "compute_share": round(part.share, 4),
+            "shares": by_phase,
+            "step_ms": round(view.median_step_ns / 1e6, 3),
+            "steps_used": int(used.sum()),
+        },
+        advice=compute_advice(view),
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]

@@ -1,0 +1,367 @@
+"""Uneven ranks of which none is slow for good: ``rotating_straggler`` and ``imbalance``.
+
+Both cost the wait for whichever rank is slowest in a step.  In a *rotation* each step has one rank that stands far out
+from the others (a job that wanders over the machine, work given to one rank in turn).  In an *imbalance* the ranks'
+work differs by design: in every step anew (sequence lengths), when forward and backward of the same rank and step are
+long together; or for good between groups that do different work (pipeline stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim, severity_of
+from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.statistics import (
+    longest,
+    median_rank,
+    medians,
+    peer_deviation,
+    persistence_z,
+    spread,
+    z_needed,
+)
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
+from stepscope.records.finding import Finding
+from stepscope.records.text import ms_text, named_ranks, share_text
+
+__all__ = ["find_uneven"]
+
+Floats = NDArray[np.float64]
+LEVEL_QUANTILE = 0.25
+STAGE_KINDS = {
+    "input": ("input_straggler", "in input"),
+    "h2d": ("h2d_straggler", "in h2d"),
+    "eval": ("between_steps", "evaluating"),
+    "checkpoint": ("between_steps", "in checkpoints"),
+    "other": ("between_steps", "outside all phases"),
+}
+"""What a stage is that is slow in a phase without layers, and how that is said."""
+
+
+def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
+    """``late``: ranks that were found to be late for good."""
+    if len(view.ranks) < 2 or not view.enough:
+        return []
+    by_design = _groups_differ(view, late)
+    kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
+    kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]
+    if len(kept) < 2 or _share_devices(view):
+        return by_design
+    return [*by_design, *_step_by_step(view, np.array(kept))]
+
+
+def _share_devices(view: View) -> bool:
+    """Ranks that share a GPU get into each other's way in turns, and no device time of theirs is their own."""
+    devices = [view.window.identities[row].device_uuid for row in view.rows]
+    known = [uuid for uuid in devices if uuid]
+    return view.clock == "device" and len(set(known)) < len(known)
+
+
+def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
+    work_ns = _own_work(view)[kept]
+    # A rank's own level is not what changes from step to step; in turns, half of its steps may be above it.
+    levels = np.quantile(work_ns, LEVEL_QUANTILE, axis=1)
+    even_ns = work_ns - levels[:, None] + np.median(levels)
+    top = even_ns.argmax(axis=0)
+    columns = np.arange(len(view.steps))
+    excess_ns = even_ns[top, columns] - _second_or_median(even_ns)
+    typical_ns = float(np.median(excess_ns))
+    floor_ns = max(thresholds.UNEVEN_SHARE * view.median_step_ns, thresholds.UNEVEN_FLOOR_NS)
+    if typical_ns < floor_ns:
+        return []
+    turns = np.bincount(top, minlength=len(kept)) / len(top)
+    noise_ns = _noise_of_others(even_ns, top)
+    saved_ns = np.maximum(excess_ns, 0.0)
+    correlation = _together(view, kept)
+    stands_out = typical_ns >= thresholds.ROTATING_SPREADS * noise_ns
+    alike = typical_ns >= thresholds.ROTATING_EVEN * spread(excess_ns)
+    if _is_routed(view, kept, top):
+        return [_routed(view, kept, saved_ns, typical_ns)]
+    if stands_out and alike and turns.max() <= thresholds.ROTATING_TURNS:
+        return [_rotation(view, kept, top, saved_ns, typical_ns, turns)]
+    if correlation >= thresholds.IMBALANCE_CORRELATION:
+        return [_varying(view, kept, saved_ns, correlation)]
+    return []
+
+
+def _own_work(view: View) -> Floats:
+    """[R, S]; work where waiting is known; else the phases before the first collective, which no wait hides in."""
+    if view.comm_measured or not view.lockstep:
+        return view.work_ns
+    return np.asarray(np.sum([view.phase(name) for name in ("input", "h2d", "forward")], axis=0), np.float64)
+
+
+def _second_or_median(even_ns: Floats) -> Floats:
+    """[S]; of two ranks the other one, else the median."""
+    return np.asarray(even_ns.min(axis=0) if len(even_ns) == 2 else np.median(even_ns, axis=0), np.float64)
+
+
+def _noise_of_others(even_ns: Floats, top: NDArray[np.intp]) -> float:
+    """How far the ranks that are not last in a step scatter about each other; of two ranks, over the steps."""
+    others = even_ns[np.arange(len(even_ns))[:, None] != top].reshape(-1, even_ns.shape[1])
+    return spread(others[0]) if len(others) == 1 else float(np.median(others.std(axis=0, ddof=1)))
+
+
+def _together(view: View, kept: NDArray[np.intp]) -> float:
+    """Rank correlation of forward and backward over all ranks and steps, each rank's and step's own level removed."""
+    if not view.comm_measured and view.lockstep:
+        return 0.0
+    pair = []
+    for name in ("forward", "backward"):
+        times = view.phase(name)[kept]
+        apart = times - np.median(times, axis=1, keepdims=True)
+        apart = apart - apart.mean(axis=0)
+        pair.append(apart.ravel().argsort().argsort().astype(np.float64))
+    if pair[0].std() == 0 or pair[1].std() == 0:
+        return 0.0
+    return float(np.corrcoef(pair[0], pair[1])[0, 1])
+
+
+def _rotation(
+    view: View, kept: NDArray[np.intp], top: NDArray[np.intp], saved_ns: Floats, typical_ns: float, turns: Floats
+) -> Claim:
+    columns = np.arange(len(view.steps))
+    by_phase = {
+        name: float(np.median(peer_deviation(view.phase(name)[kept])[top, columns]))
+        for name in view.phases
+        if name != "comm"
+    }
+    name, most = max(by_phase.items(), key=lambda item: item[1])
+    phase = name if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
+    cost = cost_of(view, saved_ns)
+    where = f" in {phase}" if phase else ""
+    finding = Finding(
+        kind="rotating_straggler",
+        severity=severity_of(cost["share"], typical_ns),
+        title=(
+            f"A different rank is late in each step, by {ms_text(typical_ns / 1e6)}{where}; "
+            f"waiting for it costs {share_text(cost['share'])} of the time."
+        ),
+        phase=phase,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
+            "last_most_often": round(float(turns.max()), 3),
+            "ranks_that_were_last": int((turns > 0).sum()),
+            "wait_measured": view.comm_measured,
+            "steps_used": len(view.steps),
+        },
+        advice=(
+            "Look for work that one rank does in turn: logging, saving or evaluating by step number modulo world size.",
+            "If nothing takes turns, batches differ in size: bucket samples by length, so that all ranks get the like.",
+        ),
+        confidence=0.9 if view.comm_measured else 0.7,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> bool:
+    """Whether the rank that works longest in a step is the one whose experts were given most tokens in it."""
+    routed = view.window.routed
+    if routed is None:
+        return False
+    sent = routed.bytes[view.rows[kept]][:, view.columns]
+    known = ~np.isnan(sent).any(axis=0)
+    uneven = known & (
+        np.nanmax(sent, axis=0, initial=0.0) >= thresholds.BYTES_ALIKE * np.nanmin(sent, axis=0, initial=np.inf)
+    )
+    if uneven.mean() < thresholds.COMM_STEPS_SHARE:
+        return False
+    return bool((sent[:, uneven].argmax(axis=0) == top[uneven]).mean() >= thresholds.ROUTED_SHARE)
+
+
+def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: float) -> Claim:
+    routed = view.window.routed
+    same = routed is not None and routed.same_batches
+    what = "experts get unequal numbers of tokens" if same else "all_to_alls differ in size"
+    cost = cost_of(view, saved_ns)
+    finding = Finding(
+        kind="imbalance",
+        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
+        title=(
+            f"The ranks' {what} from step to step; waiting for the rank with the most costs "
+            f"{share_text(cost['share'])} of the time."
+        ),
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "by": "experts",
+            "ranks_compared": len(kept),
+            "steps_used": len(view.steps),
+        },
+        advice=expert_advice(same_batches=same),
+        confidence=0.85,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: float) -> Claim:
+    cost = cost_of(view, saved_ns)
+    finding = Finding(
+        kind="imbalance",
+        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
+        title=(
+            "The ranks' batches differ in size from step to step; waiting for the largest costs "
+            f"{share_text(cost['share'])} of the time."
+        ),
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "forward_backward_correlation": round(correlation, 3),
+            "excess_ms": round(float(np.median(saved_ns)) / 1e6, 3),
+            "by": "steps",
+            "ranks_compared": len(kept),
+            "steps_used": len(view.steps),
+        },
+        advice=(
+            "Give all ranks batches of like size: bucket samples by length, pack sequences, or batch by tokens.",
+            "Shuffle before sharding, so that no rank keeps the long ones.",
+        ),
+        confidence=0.85,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
+    """Groups of ranks that do different work (pipeline stages): the slowest against the mean of all.
+
+    A rank that is late among its own peers says nothing of the work of its group.
+    """
+    rows = _rows_by_group(view, late)
+    if len(rows) < 2:
+        return []
+    by_group = np.stack([median_rank(view.work_ns[own]) for own in rows])
+    known = np.asarray(~np.isnan(by_group).any(axis=0))
+    by_group = by_group[:, known]
+    if by_group.shape[1] < thresholds.MIN_STEPS:
+        return []
+    slowest = int(np.argmax(medians(by_group)))
+    ahead = by_group[slowest] - np.delete(by_group, slowest, axis=0).mean(axis=0)
+    typical_ns = float(np.median(ahead))
+    enough = typical_ns >= thresholds.IMBALANCE_WARNING_SHARE * view.median_step_ns
+    if not enough or persistence_z(ahead) < z_needed(len(rows)):
+        return []
+    levels = medians(by_group)
+    saved_ns = np.maximum(longest(view.work_ns) - float(levels.mean()), 0.0)
+    saved_ns = np.minimum(saved_ns, float(levels.max() - levels.mean()))
+    cost = cost_of(view, saved_ns)
+    number = view.groups[rows[slowest][0]]
+    ranks = tuple(rank for rank, group in zip(view.ranks, view.groups, strict=True) if group == number)
+    by_phase = _ahead_by_phase(view, rows, slowest, known)
+    phase, most = max(by_phase.items(), key=lambda item: item[1], default=("", 0.0))
+    mostly = phase if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
+    place = seen_at(view, ranks, phase=mostly) if view.clock == "host" or mostly == "input" else ""
+    # As if the surplus were gone, and the next group the slowest; shared with the others, it stays in part.
+    next_ns = float(np.delete(levels, slowest).max())
+    if view.window.stages and mostly in STAGE_KINDS:
+        return [_late_stage(view, ranks, mostly, typical_ns, next_ns, by_phase)]
+    without = cost_of(view, np.full(len(view.steps), float(levels.max()) - next_ns))
+    finding = Finding(
+        kind="imbalance",
+        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
+        title=(
+            f"{named_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {ms_text(typical_ns / 1e6)} more work in "
+            f"each step than {_others(view, len(rows))}{_mostly(mostly, place)}; evenly shared, "
+            f"steps would be {share_text(cost['share'])} shorter."
+        ),
+        ranks=ranks,
+        phase=mostly,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "by": "groups",
+            "groups": len(rows),
+            "stages": view.window.stages,
+            "work_ms_by_group": [round(float(value) / 1e6, 3) for value in levels],
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
+            "share_without_excess": without["share"],
+            "place": place or None,
+            "steps_used": int(by_group.shape[1]),
+        },
+        advice=uneven_groups_advice(ranks, mostly, stages=view.window.stages, share_without=without["share"]),
+        confidence=0.8,
+    )
+    return [Claim(finding=finding, saved_ns=saved_ns)]
+
+
+def _late_stage(
+    view: View, ranks: tuple[int, ...], phase: str, typical_ns: float, next_ns: float, by_phase: dict[str, float]
+) -> Claim:
+    """A stage that is slow where it has no layers: none can be moved, and all of its surplus is lost."""
+    saved_ns = np.clip(longest(view.work_ns) - next_ns, 0.0, typical_ns)
+    cost = cost_of(view, saved_ns)
+    kind, doing = STAGE_KINDS[phase]
+    place = seen_at(view, ranks, phase=phase, between=True if phase == "other" else None)
+    seen = f" ({place})" if place else ""
+    hosts = tuple(host for rank, host in zip(view.ranks, view.hosts, strict=True) if rank in ranks)
+    others = _others(view, len(np.unique(view.groups)))
+    waits = "waits" if len(np.unique(view.groups)) == 2 else "wait"
+    finding = Finding(
+        kind=kind,
+        severity=severity_of(cost["share"], typical_ns),
+        title=(
+            f"{named_ranks(ranks)} {'takes' if len(ranks) == 1 else 'take'} {ms_text(typical_ns / 1e6)} more than "
+            f"{others} {doing}{seen} every step; {others} {waits}."
+        ),
+        ranks=ranks,
+        phase=phase,
+        steps=view.span,
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "by": "groups",
+            "excess_ms": round(typical_ns / 1e6, 3),
+            "excess_ms_by_phase": {name: round(value / 1e6, 3) for name, value in by_phase.items()},
+            "place": place or None,
+            "steps_used": len(view.steps),
+        },
+        advice=straggler_advice(ranks, hosts, phase, world_size=len(view.ranks), place=place, share_samples=True),
+        confidence=0.85,
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _rows_by_group(view: View, late: Collection[int]) -> list[NDArray[np.intp]]:
+    """The ranks of each group that are not late; all of them where nobody else is left."""
+    is_late = np.isin(view.ranks, list(late))
+    found = []
+    for number in np.unique(view.groups):
+        members = view.groups == number
+        found.append(np.flatnonzero(members & ~is_late) if (members & ~is_late).any() else np.flatnonzero(members))
+    return found
+
+
+def _ahead_by_phase(
+    view: View, rows: Sequence[NDArray[np.intp]], slowest: int, known: NDArray[np.bool_]
+) -> dict[str, float]:
+    """What the slowest group takes more than the mean of the others, in the median step."""
+    found = {}
+    for name in view.phases:
+        if name != "comm" or not view.comm_measured:
+            times = np.stack([median_rank(view.phase(name)[own])[known] for own in rows])
+            found[name] = float(np.median(times[slowest] - np.delete(times, slowest, axis=0).mean(axis=0)))
+    return found
+
+
+def _mostly(phase: str | None, place: str) -> str:
+    return f", mostly in {phase}{f' ({place})' if place else ''}" if phase else ""
+
+
+def _others(view: View, groups: int) -> str:
+    what = "pipeline stage" if view.window.stages else "group of ranks"
+    plural = "pipeline stages" if view.window.stages else "groups of ranks"
+    return f"the other {what}" if groups == 2 else f"the other {plural}"

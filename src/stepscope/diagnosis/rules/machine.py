@@ -1,0 +1,515 @@
+"""Machine findings: idle or throttled GPUs, saturated CPUs, hosts that run out of memory.
+
+What the machines went through in the steady steps: GPUs idle or held back, CPUs and memory short.
+
+These say why a rank may be slow; what it costs is told by the rules of time, so nothing is priced here.  The samples
+used are about a second apart: a short run has a handful.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim
+from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, host_readings, row_medians
+from stepscope.diagnosis.engine.statistics import peer_deviation
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilisation_advice
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.steps import COMPUTE_PHASES
+from stepscope.records.text import bytes_text, count_text, number_text, share_text
+
+__all__ = ["find_machine"]
+
+
+# -- gpus -------------------------------------------------------------------------------------------------------------
+# GPUs that have nothing to do, and GPUs that are held back by heat, power or their clocks.
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+THERMAL = frozenset({"sw_thermal", "hw_thermal"})
+THROTTLE_CAUSES = {
+    "hw_thermal": "by its temperature",
+    "sw_thermal": "by its temperature",
+    "hw_power_brake": "by the power supply's brake",
+    "hw_slowdown": "by its hardware",
+}
+HELD_BACK = frozenset(THROTTLE_CAUSES)
+"""Reasons that no healthy GPU has; a software power cap is normal under load."""
+NO_REASONS: frozenset[str] = frozenset()
+GPUS_LISTED = 16
+"""GPUs named in the evidence at the most."""
+PHASE_WORDS = {
+    "input": "waiting for input",
+    "h2d": "copying to the device",
+    "comm": "waiting for other ranks or the network",
+    "eval": "evaluation",
+    "checkpoint": "checkpointing",
+    "other": "work outside model and optimizer",
+}
+
+
+def find_gpus(view: View) -> list[Claim]:
+    gpus, readings = gpu_readings(view)
+    if not gpus:
+        return []
+    return [*_idle(view, gpus, readings), *_throttled(view, gpus, readings)]
+
+
+# -- idle ---------------------------------------------------------------------------------------------------------
+
+
+def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
+    used = readings.of("util_percent")
+    enough = (~np.isnan(used)).sum(axis=1) >= thresholds.UTILISATION_SAMPLES
+    if not enough.any():
+        return []
+    by_gpu = row_medians(used[enough])
+    typical = float(np.median(by_gpu))
+    if typical >= thresholds.UTILISATION_LOW_PERCENT:
+        return []
+    phase, share = _waited_for(view)
+    seen = share >= thresholds.WAITED_FOR_SHARE
+    waits = (
+        f", while {PHASE_WORDS.get(phase, f'the phase {phase!r}')} takes {share_text(share)} of the step"
+        if seen
+        else ""
+    )
+    who = "The GPU is" if len(gpus) == 1 else "The GPUs are"
+    finding = Finding(
+        kind="low_gpu_utilisation",
+        severity="warning" if seen and typical < thresholds.UTILISATION_WARNING_PERCENT else "info",
+        title=f"{who} busy in only {typical:.0f}% of the time{waits}.",
+        phase=phase if seen else None,
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "util_percent": round(typical, 1),
+            "lowest_percent": round(float(by_gpu.min()), 1),
+            "highest_percent": round(float(by_gpu.max()), 1),
+            "gpus": int(enough.sum()),
+            "samples": int((~np.isnan(used)).sum(axis=1).max()),
+            "largest_host_phase": phase,
+            "largest_host_share": round(share, 4),
+        },
+        advice=utilisation_advice(phase if seen else None),
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _waited_for(view: View) -> tuple[str, float]:
+    """The phase beside the training that takes most of the host's time, and its share; host times on any clock."""
+    wall = view.window.wall_ns[np.ix_(view.rows, view.columns)]
+    total = float(np.nansum(wall)) or 1.0
+    shares = {
+        name: float(np.nansum(plane[np.ix_(view.rows, view.columns)])) / total
+        for name, plane in zip(view.window.phases, view.window.phase_ns, strict=True)
+        if name not in COMPUTE_PHASES
+    }
+    return max(shares.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+# -- held back ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clocks:
+    """By GPU [G]."""
+
+    held: Floats
+    """Share of the samples in which it was held back for a reason that no healthy GPU has."""
+    capped: Floats
+    """Share of the samples at its power limit."""
+    clock: Floats
+    """Typical SM clock while busy, MHz; here and below nan where not known."""
+    best: Floats
+    """Its own, of the run."""
+    peers: Floats
+    """Typical of the other GPUs of its kind."""
+    samples: NDArray[np.intp]
+    reasons: list[frozenset[str]]
+    """All that were seen."""
+
+    @property
+    def hot(self) -> Bools:
+        often = self.held * self.samples >= thresholds.THROTTLED_SAMPLES - 0.5
+        return np.asarray((self.held >= thresholds.THROTTLED_SHARE) & often & self._told, np.bool_)
+
+    @property
+    def slow(self) -> Bools:
+        return np.asarray((self.clock <= (1 - thresholds.SLOW_CLOCK_SHARE) * self.peers) & self._told, np.bool_)
+
+    @property
+    def limited(self) -> Bools:
+        """At its power limit, and it shows in the clock."""
+        below = self.clock <= (1 - thresholds.POWER_CAP_CLOCK_SHARE) * np.fmax(self.peers, self.best)
+        return np.asarray((self.capped >= thresholds.POWER_CAP_SHARE) & below & self._told, np.bool_)
+
+    @property
+    def _told(self) -> Bools:
+        return np.asarray(self.samples >= thresholds.MACHINE_SAMPLES, np.bool_)
+
+
+def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
+    seen = _clocks(gpus, readings)
+    grave = seen.hot | seen.slow
+    told = np.flatnonzero(grave if grave.any() else seen.limited)
+    if not len(told):
+        return []
+    # Held back most, then the slowest, then the first.
+    hot_share = np.where(seen.hot, seen.held, 0.0)[told]
+    order = np.lexsort((-told, -np.nan_to_num(seen.clock[told], nan=np.inf), hot_share))
+    worst = int(told[order[-1]])
+    reasons = seen.reasons[worst]
+    hot = bool(seen.hot[worst])
+    finding = Finding(
+        kind="gpu_throttled",
+        severity="warning" if grave.any() else "info",
+        title=_throttled_title(view, gpus[worst], seen, worst),
+        ranks=() if len(told) == len(gpus) else tuple(sorted(view.ranks[row] for at in told for row in gpus[at].rows)),
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "gpus": [_throttled_row(view, gpus[at], seen, at) for at in told[:GPUS_LISTED]],
+            "gpus_held_back": len(told),
+            "gpus_compared": len(gpus),
+        },
+        advice=throttling_advice(
+            thermal=hot and bool(THERMAL & reasons),
+            power_brake=hot and "hw_power_brake" in reasons,
+            power_cap=bool(seen.limited[worst]),
+        ),
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _clocks(gpus: list[Gpu], readings: Readings) -> _Clocks:
+    by_line = [_reasons(names) for names in readings.lines("throttle_reasons")]
+    samples = np.bincount(readings.owner, minlength=len(gpus))
+    every: list[set[str]] = [set() for _ in gpus]
+    for owner, names in zip(readings.owner, by_line, strict=True):
+        every[owner] |= names
+    clocks, used = readings.of("sm_clock_mhz"), readings.of("util_percent")
+    clocks[~(clocks > 0) | (used < thresholds.CLOCK_BUSY_PERCENT)] = np.nan
+    few = (~np.isnan(clocks)).sum(axis=1) < thresholds.MACHINE_SAMPLES
+    clock = np.where(few, np.nan, row_medians(clocks))
+    return _Clocks(
+        held=_share_of_samples(readings, samples, [bool(names & HELD_BACK) for names in by_line]),
+        capped=_share_of_samples(readings, samples, ["sw_power_cap" in names for names in by_line]),
+        clock=clock,
+        best=np.fmax.reduce(clocks, axis=1, initial=np.nan),
+        peers=_of_peers(gpus, clock),
+        samples=samples,
+        reasons=[frozenset(names) for names in every],
+    )
+
+
+def _of_peers(gpus: list[Gpu], clock: Floats) -> Floats:
+    """[G]; the median of the *other* GPUs of the same name; nan without any."""
+    out = np.full(len(gpus), np.nan)
+    kinds: dict[str, list[int]] = {}
+    for at, gpu in enumerate(gpus):
+        if not np.isnan(clock[at]):
+            kinds.setdefault(gpu.name, []).append(at)
+    for alike in kinds.values():
+        if len(alike) > 1:
+            out[alike] = clock[alike] - peer_deviation(clock[alike][:, None])[:, 0]
+    return out
+
+
+def _share_of_samples(readings: Readings, samples: NDArray[np.intp], hits: list[bool]) -> Floats:
+    """[G]; of each GPU's samples."""
+    counts = np.bincount(readings.owner, weights=np.array(hits, np.float64), minlength=len(samples))
+    return np.asarray(counts / np.maximum(samples, 1), np.float64)
+
+
+def _reasons(names: object) -> frozenset[str]:
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) and names else NO_REASONS
+    )
+
+
+def _throttled_title(view: View, gpu: Gpu, seen: _Clocks, at: int) -> str:
+    where = f" of {gpu.node}" if len(set(view.hosts)) > 1 else ""
+    number = "" if gpu.index is None else f" {gpu.index}"
+    rank = f" (rank {view.ranks[gpu.rows[0]]})" if len(gpu.rows) == 1 and len(view.ranks) > 1 else ""
+    who = f"GPU{number}{where}{rank}"
+    if seen.hot[at]:
+        why = next((words for name, words in THROTTLE_CAUSES.items() if name in seen.reasons[at]), "")
+        return f"{who} is held back {why} in {share_text(float(seen.held[at]))} of the samples."
+    if seen.slow[at]:
+        return f"{who} runs at {seen.clock[at]:.0f} MHz, GPUs of the same kind at {seen.peers[at]:.0f} MHz."
+    against = float(np.fmax(seen.peers[at], seen.best[at]))
+    return f"{who} is at its power limit: {seen.clock[at]:.0f} MHz instead of {against:.0f} MHz."
+
+
+def _throttled_row(view: View, gpu: Gpu, seen: _Clocks, at: int) -> dict[str, Any]:
+    return {
+        "node": gpu.node,
+        "gpu": gpu.index,
+        "ranks": [view.ranks[row] for row in gpu.rows],
+        "held_back_share": round(float(seen.held[at]), 4),
+        "power_cap_share": round(float(seen.capped[at]), 4),
+        "reasons": sorted(seen.reasons[at]),
+        "sm_clock_mhz": _rounded_mhz(seen.clock[at]),
+        "peers_sm_clock_mhz": _rounded_mhz(seen.peers[at]),
+        "best_sm_clock_mhz": _rounded_mhz(seen.best[at]),
+    }
+
+
+def _rounded_mhz(value: float) -> float | None:
+    return None if np.isnan(value) else round(float(value), 1)
+
+
+# -- machine ----------------------------------------------------------------------------------------------------------
+
+ONE_CPU = "the CPU"
+
+
+def find_machine(view: View) -> list[Claim]:
+    """``low_gpu_utilisation``, ``gpu_throttled``, ``cpu_saturated`` and ``ram_pressure``; their saved time is zero."""
+    if not view.enough:
+        return []
+    hosts, readings = host_readings(view)
+    return [*find_gpus(view), *_cpu(view, hosts, readings), *_ram(view, hosts, readings)]
+
+
+# -- processors ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cpu:
+    """By host [H]; medians over the samples, nan where not told."""
+
+    percent: Floats
+    own: Floats
+    cores: Floats
+    running: Floats
+    load: Floats
+    pressure: Floats
+    ranks: Floats
+
+    @property
+    def full(self) -> NDArray[np.bool_]:
+        waiting = np.where(np.isnan(self.running), self.load, self.running)
+        crowded = waiting >= thresholds.CPU_RUNNABLE_PER_CORE * self.cores
+        busy = (self.percent >= thresholds.CPU_FULL_PERCENT) & crowded
+        return np.asarray(busy | (self.pressure >= thresholds.CPU_PRESSURE), np.bool_)
+
+    @property
+    def others(self) -> NDArray[np.bool_]:
+        """Other processes take a good part; only where there is a good part to take."""
+        busy = self.percent >= thresholds.CPU_FULL_PERCENT
+        return np.asarray(busy & (self.own < thresholds.CPU_OTHERS_SHARE * self.percent), np.bool_)
+
+    @property
+    def wanted(self) -> NDArray[np.bool_]:
+        """Whether the job's ranks themselves want to run most of the time."""
+        each = self.own / 100 * self.cores / np.maximum(self.ranks, 1.0)
+        fair = np.minimum(self.cores / np.maximum(self.running, 1.0), 1.0)
+        return np.asarray(~(each < thresholds.CPU_WANTED_SHARE * fair), np.bool_)
+
+    @property
+    def heavy(self) -> NDArray[np.bool_]:
+        """The job itself crowds the cores."""
+        crowded = self.running >= thresholds.CPU_HEAVY_PER_CORE * self.cores
+        return np.asarray(crowded & ~self.others, np.bool_)
+
+
+def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+    percent = readings.of("cpu_percent")
+    enough = (~np.isnan(percent)).sum(axis=1) >= thresholds.MACHINE_SAMPLES
+    seen = _Cpu(
+        percent=row_medians(percent),
+        own=row_medians(readings.of("own_cpu_percent")),
+        cores=row_medians(readings.of("cpu_count")),
+        running=row_medians(readings.of("procs_running")),
+        load=row_medians(readings.of("load1")),
+        pressure=row_medians(readings.of("cpu_pressure")),
+        ranks=np.array([view.hosts.count(host) for host in hosts], np.float64),
+    )
+    full = seen.full & enough
+    if not full.any():
+        return []
+    others, heavy = seen.others & full, seen.heavy & full
+    grave = (others & seen.wanted) | heavy
+    severity: Severity = "warning" if grave.any() else "info"
+    told = np.flatnonzero(grave if grave.any() else full)
+    worst = int(told[np.lexsort((seen.running[told] / seen.cores[told], heavy[told], others[told]))[-1]])
+    return [
+        _host_claim(
+            view,
+            hosts,
+            told,
+            kind="cpu_saturated",
+            severity=severity,
+            title=_cpu_title(view, hosts[worst], seen, worst, others=bool(others[worst]), heavy=bool(heavy[worst])),
+            evidence={
+                "node": hosts[worst],
+                "cpu_percent": _rounded(seen.percent[worst]),
+                "own_cpu_percent": _rounded(seen.own[worst]),
+                "cpu_count": _rounded(seen.cores[worst]),
+                "procs_running": _rounded(seen.running[worst]),
+                "load1": _rounded(seen.load[worst]),
+                "cpu_pressure": _rounded(seen.pressure[worst], 3),
+                "ranks_on_node": view.hosts.count(hosts[worst]),
+                "samples": int((~np.isnan(percent[worst])).sum()),
+            },
+            advice=cpu_advice(
+                others=bool(others[worst]),
+                heavy=bool(heavy[worst]),
+                ranks=view.hosts.count(hosts[worst]),
+                cores=_whole(seen.cores[worst]),
+                facts=_facts_of(view, hosts[worst]),
+            ),
+        )
+    ]
+
+
+def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool) -> str:
+    where = _where(view, host)
+    cores = _whole(seen.cores[at])
+    of_cores = f"all {cores} cores" if cores is not None and cores > 1 else ONE_CPU
+    if others:
+        taken = (seen.percent[at] - seen.own[at]) / 100 * seen.cores[at]
+        of = "the cores" if cores is None else count_text(cores, "core")
+        then = "the job has to share" if seen.wanted[at] else "the job needs little"
+        return f"Other processes use {number_text(float(taken))} of {of}{where}; {then}."
+    if heavy:
+        running = number_text(float(seen.running[at]))
+        return f"The job crowds {of_cores}{where}: typically {running} tasks want to run at once."
+    if seen.percent[at] < thresholds.CPU_FULL_PERCENT:
+        waited = share_text(float(seen.pressure[at]))
+        title = f"Tasks wait for a processor in {waited} of the time{where}"
+        room = seen.percent[at] < thresholds.CPU_ROOM_PERCENT
+        return f"{title}, though the CPUs are not full." if room else f"{title}."
+    by_job = seen.own[at] >= thresholds.CPU_OWN_SHARE * seen.percent[at]
+    if by_job:
+        return f"The job keeps {of_cores}{where} busy."
+    return f"{of_cores[0].upper()}{of_cores[1:]}{where} {'is' if of_cores == ONE_CPU else 'are'} busy all the time."
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+def _ram(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+    total, available = readings.of("mem_total"), readings.of("mem_available")
+    share = available / np.where(total > 0, total, np.nan)
+    low = (share < thresholds.RAM_LOW_SHARE).sum(axis=1) >= thresholds.MACHINE_SAMPLES
+    critical = (share < thresholds.RAM_CRITICAL_SHARE).sum(axis=1) >= thresholds.MACHINE_SAMPLES
+    least = np.fmin.reduce(share, axis=1, initial=np.nan)
+    swap = readings.of("swap_used")
+    swapped = _growth(swap)
+    swapping = (swapped >= thresholds.RAM_SWAP_BYTES) & ~(least >= thresholds.RAM_SWAP_SHARE)
+    pressure = readings.of("memory_pressure")
+    waits = row_medians(pressure)
+    waiting = (waits >= thresholds.RAM_PRESSURE) & (_counts(pressure) >= thresholds.MACHINE_SAMPLES)
+    short = low | swapping | waiting
+    if not short.any():
+        return []
+    worst = int(np.lexsort((-np.nan_to_num(least, nan=1.0), short, critical))[-1])
+    smallest = float(np.fmin.reduce(available[worst], initial=np.nan))
+    return [
+        _host_claim(
+            view,
+            hosts,
+            np.flatnonzero(short),
+            kind="ram_pressure",
+            severity="critical" if critical.any() else "warning",
+            title=_ram_title(
+                _where(view, hosts[worst]),
+                low=bool(low[worst]),
+                available=smallest,
+                share=float(least[worst]),
+                swapped=float(swapped[worst]) if swapping[worst] else None,
+                waits=float(waits[worst]),
+            ),
+            evidence={
+                "node": hosts[worst],
+                "available_bytes": _whole(smallest),
+                "total_bytes": _whole(float(np.fmax.reduce(total[worst], initial=np.nan))),
+                "available_share": _rounded(least[worst], 4),
+                "swapped_bytes": _whole(swapped[worst]),
+                "memory_pressure": _rounded(waits[worst], 3),
+                "samples": int(_counts(share)[worst]),
+            },
+            advice=ram_advice(_facts_of(view, hosts[worst])),
+        )
+    ]
+
+
+def _ram_title(where: str, *, low: bool, available: float, share: float, swapped: float | None, waits: float) -> str:
+    if low:
+        return f"Host memory{where} is nearly used up: {bytes_text(available)} available ({share_text(share)})."
+    if swapped is not None:
+        return f"The host{where} swapped out {bytes_text(swapped)} during the run."
+    return f"Tasks{where} wait for memory in {share_text(waits)} of the time."
+
+
+# -- both ---------------------------------------------------------------------------------------------------------
+
+
+def _host_claim(
+    view: View,
+    hosts: list[str],
+    told: NDArray[np.intp],
+    *,
+    kind: str,
+    severity: Severity,
+    title: str,
+    evidence: dict[str, Any],
+    advice: tuple[str, ...],
+) -> Claim:
+    """One finding for all hosts that have it; all hosts alike name no rank."""
+    names = [hosts[index] for index in told]
+    ranks = [rank for rank, host in zip(view.ranks, view.hosts, strict=True) if host in set(names)]
+    finding = Finding(
+        kind=kind,
+        severity=severity,
+        title=title,
+        ranks=() if len(names) == len(hosts) else tuple(ranks),
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={**evidence, "nodes": names},
+        advice=advice,
+        confidence=0.9,
+    )
+    return Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))
+
+
+def _growth(values: Floats) -> Floats:
+    """[N]; from the first of each row to its largest; nan with too few to tell."""
+    first = np.full(len(values), np.nan)
+    for column in values.T[::-1]:
+        first = np.where(np.isnan(column), first, column)
+    grown = np.fmax.reduce(values, axis=1, initial=np.nan) - first
+    return np.where(_counts(values) >= thresholds.MACHINE_SAMPLES, grown, np.nan)
+
+
+def _counts(values: Floats) -> NDArray[np.intp]:
+    return np.asarray((~np.isnan(values)).sum(axis=1), np.intp)
+
+
+def _facts_of(view: View, host: str) -> dict[str, Any]:
+    """Of the first rank on the host that said anything."""
+    own = (view.window.facts[index] for index, name in zip(view.rows, view.hosts, strict=True) if name == host)
+    return next((facts for facts in own if facts), {})
+
+
+def _where(view: View, host: str) -> str:
+    return f" of {host}" if len(set(view.hosts)) > 1 else ""
+
+
+def _rounded(value: float, digits: int = 1) -> float | None:
+    return None if np.isnan(value) else round(float(value), digits)
+
+
+def _whole(value: float) -> int | None:
+    return None if np.isnan(value) else round(float(value))

@@ -1,0 +1,580 @@
+"""Memory findings: memory_creep, memory_pressure, memory_imbalance and fragmentation.
+
+Memory that grows, is nearly full, uneven or fragmented.  None of it costs time by itself: it ends runs.
+
+Device memory is what torch's allocator says at the ends of steps, host memory what the agent sees of the processes once
+a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim
+from stepscope.diagnosis.engine.readings import (
+    Gpu,
+    at_steps,
+    gpu_readings,
+    host_readings,
+    last_of_rows,
+    process_readings,
+    row_medians,
+)
+from stepscope.diagnosis.engine.settings import fsdp_memory_advice
+from stepscope.diagnosis.engine.statistics import lower_median, z_needed
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.advice import (
+    FRAGMENTATION_ADVICE,
+    MEMORY_CREEP_ADVICE,
+    MEMORY_IMBALANCE_ADVICE,
+    MEMORY_PRESSURE_ADVICE,
+)
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.text import bytes_text, duration_text, named_ranks, share_text, span_texts
+
+__all__ = ["find_memory"]
+
+
+# -- device memory ----------------------------------------------------------------------------------------------------
+# How full the devices are, how evenly, and how much of what the allocator holds can be of use.
+#
+# The allocator keeps what it once took from the device, so a device that looks full may have room: what counts is the
+# most that was ever in use (``peak_allocated``; at the ends of steps, where activations are gone, it is far less).
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Bytes; nan where not known."""
+
+    peak: Floats
+    """[R]; the most that was in use at once."""
+    reserved: Floats
+    """[R]; what the allocator held in the second half of the run (median)."""
+    gpus: list[Gpu]
+    total: Floats
+    """[G]."""
+    used: Floats
+    """[G]; by all processes, at the last sample of a steady step."""
+    used_most: Floats
+    """[G]; in the steady steps; nan with too few samples."""
+
+    @cached_property
+    def gpu_of_row(self) -> NDArray[np.intp]:
+        """[R]; -1 where it is not known."""
+        out = np.full(len(self.peak), -1, np.intp)
+        for index, gpu in enumerate(self.gpus):
+            out[list(gpu.rows)] = index
+        return out
+
+    @property
+    def total_by_row(self) -> Floats:
+        """[R]; of the device that a rank is on."""
+        return np.append(self.total, np.nan)[self.gpu_of_row]
+
+    def by_gpu(self, values: Floats) -> Floats:
+        """[G]; the sum over the ranks on each, without what is nan."""
+        known = (self.gpu_of_row >= 0) & ~np.isnan(values)
+        sums = np.bincount(self.gpu_of_row[known], weights=values[known], minlength=len(self.gpus))
+        return np.asarray(sums, np.float64)
+
+
+def devices_of(view: View) -> Devices:
+    window = view.window
+    gpus, readings = gpu_readings(view)
+    used = readings.of("mem_used")
+    used[~(used > 0)] = np.nan
+    few = (~np.isnan(used)).sum(axis=1) < thresholds.MACHINE_SAMPLES
+    half = len(window.steps) // 2
+    return Devices(
+        peak=np.fmax.reduce(window.peak_allocated[view.rows], axis=1, initial=np.nan),
+        reserved=row_medians(window.reserved[view.rows, half:]),
+        gpus=gpus,
+        total=np.array([gpu.total_bytes for gpu in gpus], np.float64),
+        used=last_of_rows(used),
+        used_most=np.where(few, np.nan, np.fmax.reduce(used, axis=1, initial=np.nan)),
+    )
+
+
+def fragmented_ranks(devices: Devices) -> Bools:
+    """[R]; whether much of what the allocator holds was never in use at once."""
+    gap = devices.reserved - devices.peak
+    return np.asarray(
+        (gap >= thresholds.FRAGMENTED_SHARE * devices.reserved) & (gap >= thresholds.FRAGMENTED_BYTES), np.bool_
+    )
+
+
+def find_device_memory(view: View, devices: Devices, growing: Bools) -> list[Claim]:
+    """``growing`` [R]: the reserve rises though what is in use does not."""
+    return [*_pressure(view, devices), *_imbalance(view, devices), *_fragmentation(view, devices, growing)]
+
+
+def _pressure(view: View, devices: Devices) -> list[Claim]:
+    needed = devices.used_most - devices.by_gpu(np.maximum(devices.reserved - devices.peak, 0.0))
+    share = needed / devices.total
+    full = np.flatnonzero(share >= thresholds.PRESSURE_SHARE)
+    if not len(full):
+        return []
+    worst = int(full[np.argmax(share[full])])
+    rows = sorted({row for gpu in full for row in devices.gpus[gpu].rows})
+    everywhere = len(full) == len(devices.gpus)
+    most = float(share[worst])
+    finding = Finding(
+        kind="memory_pressure",
+        severity="critical" if most >= thresholds.PRESSURE_CRITICAL_SHARE else "warning",
+        title=(
+            f"Device memory is nearly full: {share_text(most)} of {bytes_text(float(devices.total[worst]))} "
+            f"needed at the peak{_gpu_text(view, devices.gpus[worst])}."
+        ),
+        ranks=() if everywhere else tuple(view.ranks[row] for row in rows),
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "needed_share": round(most, 4),
+            "needed_bytes": round(float(needed[worst])),
+            "used_bytes": round(float(devices.used_most[worst])),
+            "total_bytes": round(float(devices.total[worst])),
+            "node": devices.gpus[worst].node,
+            "gpu": devices.gpus[worst].index,
+            "gpus_full": len(full),
+            "gpus": len(devices.gpus),
+        },
+        advice=(*_held_by_fsdp(view, float(devices.total[worst])), *MEMORY_PRESSURE_ADVICE)[:2],
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _imbalance(view: View, devices: Devices) -> list[Claim]:
+    """The rank that needs most beyond its peers."""
+    excess = np.full(len(view.rows), np.nan)
+    typical = np.full(len(view.rows), np.nan)
+    for group in np.unique(view.groups):
+        rows = np.flatnonzero((view.groups == group) & ~np.isnan(devices.peak))
+        if len(rows) > 1:
+            typical[rows] = lower_median(devices.peak[rows])
+            excess[rows] = devices.peak[rows] - typical[rows]
+    uneven = (excess >= thresholds.IMBALANCE_SHARE * devices.peak) & (excess >= thresholds.IMBALANCE_BYTES)
+    if not uneven.any():
+        return []
+    row = int(np.where(uneven, excess, -np.inf).argmax())
+    peak, total = float(devices.peak[row]), float(devices.total_by_row[row])
+    rank = view.ranks[row]
+    finding = Finding(
+        kind="memory_imbalance",
+        severity="warning" if peak >= thresholds.DEVICE_FULL_SHARE * total else "info",
+        title=(
+            f"Rank {rank} needs {bytes_text(peak)} of device memory at its peak, its peers typically "
+            f"{bytes_text(float(typical[row]))}."
+        ),
+        ranks=(rank,),
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "peak_bytes": round(peak),
+            "typical_bytes": round(float(typical[row])),
+            "excess_bytes": round(float(excess[row])),
+            "total_bytes": _known(total),
+            "ranks_compared": int((view.groups == view.groups[row]).sum()),
+        },
+        advice=MEMORY_IMBALANCE_ADVICE,
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
+    loose = fragmented_ranks(devices)
+    if not loose.any():
+        return []
+    gap = np.where(loose, devices.reserved - devices.peak, -np.inf)
+    row = int(gap.argmax())
+    reserved, total = float(devices.reserved[row]), float(devices.total_by_row[row])
+    known = ~np.isnan(devices.peak) & ~np.isnan(devices.reserved)
+    grows = bool((growing & loose).any())
+    tight = bool((devices.reserved[loose] >= thresholds.DEVICE_FULL_SHARE * devices.total_by_row[loose]).any())
+    finding = Finding(
+        kind="fragmentation",
+        severity="warning" if tight or grows else "info",
+        title=(
+            f"The allocator holds {bytes_text(reserved)} of device memory, {share_text(float(gap[row]) / reserved)} of "
+            f"it never in use at once{' and growing' if grows else ''}."
+        ),
+        ranks=() if (loose == known).all() else tuple(view.ranks[index] for index in np.flatnonzero(loose)),
+        steps=view.span,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "reserved_bytes": round(reserved),
+            "peak_allocated_bytes": round(float(devices.peak[row])),
+            "gap_share": round(float(gap[row]) / reserved, 4),
+            "total_bytes": _known(total),
+            "growing": grows,
+        },
+        advice=FRAGMENTATION_ADVICE,
+        confidence=0.9,
+    )
+    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _held_by_fsdp(view: View, total_bytes: float) -> Iterator[str]:
+    fsdp = view.facts.get("fsdp")
+    yield from fsdp_memory_advice(fsdp if isinstance(fsdp, dict) else {}, total_bytes)
+
+
+def _known(value: float) -> int | None:
+    return None if np.isnan(value) else round(value)
+
+
+def _gpu_text(view: View, gpu: Gpu) -> str:
+    where = f" on {gpu.node}" if len(set(view.hosts)) > 1 else ""
+    if len(view.ranks) > 1 and len(gpu.rows) == 1:
+        return f" (rank {view.ranks[gpu.rows[0]]}{where})"
+    return where
+
+
+# -- creep ------------------------------------------------------------------------------------------------------------
+# Does memory rise for good?  Statistics of growth over arrays ``[rank, step]`` in which nan means "not sampled".
+#
+# What counts is the *floor*: the level below which memory never falls again.  A leak lifts it all the time; a sawtooth
+# (garbage that is collected now and then, a cache that is emptied each epoch) does not, and of a cache that fills up
+# it stops rising.  The run is cut into stretches and their lowest points are compared (Theil–Sen for the slope,
+# Mann–Kendall for the significance).  A run with a few samples only must show a rise that is large and even.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """By rank [R]."""
+
+    rises: Bools
+    """Grows for good, by enough to matter."""
+    judged: Bools
+    """There were samples to tell by."""
+    per_step: Floats
+    """Bytes; here and below nan where not judged."""
+    first: Floats
+    """Bytes at ``first_step``, on the line that has this pace …"""
+    last: Floats
+    """… and at ``last_step``: as much more as the steps between make at that pace."""
+    first_step: Floats
+    last_step: Floats
+    samples: int
+    """Of the typical rank."""
+    sure: bool
+    """By the test; else by the size of a few samples."""
+
+
+def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparisons: int) -> Rise:
+    """``values`` [R, S] at the ends of ``steps``; the first ``begin`` steps are warm-up."""
+    left_out = max(begin, int(np.ceil(thresholds.CREEP_LEFT_OUT * len(steps))))
+    count = _typical_count(values[:, left_out:])
+    if count < thresholds.CREEP_SAMPLES:
+        order = np.argsort(np.isnan(values[:, begin:]), axis=1, kind="stable")
+        return _rise_of_few_samples(
+            np.broadcast_to(steps[begin:].astype(np.float64), order.shape)[np.arange(len(order))[:, None], order],
+            np.take_along_axis(values[:, begin:], order, axis=1),
+        )
+    blocks = _blocks(count)
+    starts = np.linspace(left_out, len(steps), blocks, endpoint=False).astype(np.intp)
+    ends = np.append(starts[1:], len(steps))
+    centres = (steps[starts] + steps[ends - 1]) / 2.0
+    lowest = np.fmin.reduceat(values, starts, axis=1)
+    spans = zip(starts, ends, lowest.T, strict=True)
+    within = np.stack([(values[:, first:end] == least[:, None]).argmax(axis=1) for first, end, least in spans], axis=1)
+    at = np.where(np.isnan(lowest), centres, steps[starts + within])
+    return _rise_of_blocks(lowest, at, centres, count, comparisons)
+
+
+def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) -> Rise:
+    """``values`` [R, T] taken ``at`` step numbers [R, T], in order; those before the step ``begin`` are warm-up."""
+    values = np.where(at >= begin, values, np.nan)
+    there = ~np.isnan(values)
+    if not there.any():
+        return _rise_of_few_samples(at, values)
+    low, high = float(at[there].min()), float(at[there].max())
+    start = low + thresholds.CREEP_LEFT_OUT * (high - low)
+    count = _typical_count(np.where(at >= start, values, np.nan))
+    if count < thresholds.CREEP_SAMPLES or high <= start:
+        order = np.argsort(~there, axis=1, kind="stable")
+        return _rise_of_few_samples(np.take_along_axis(at, order, axis=1), np.take_along_axis(values, order, axis=1))
+    blocks = _blocks(count)
+    rows, columns = np.nonzero(there & (at >= start))
+    block = np.minimum(((at[rows, columns] - start) / (high - start) * blocks).astype(np.intp), blocks - 1)
+    order = np.lexsort((values[rows, columns], block, rows))
+    rows, columns, block = rows[order], columns[order], block[order]
+    first = np.append(True, (np.diff(rows) != 0) | (np.diff(block) != 0))
+    rows, columns, block = rows[first], columns[first], block[first]
+    centres = start + (np.arange(blocks) + 0.5) * (high - start) / blocks
+    lowest, where = np.full((len(values), blocks), np.nan), np.tile(centres, (len(values), 1))
+    lowest[rows, block], where[rows, block] = values[rows, columns], at[rows, columns]
+    return _rise_of_blocks(lowest, where, centres, count, comparisons)
+
+
+def _typical_count(values: Floats) -> int:
+    """Samples of the median rank that has any."""
+    counts = (~np.isnan(values)).sum(axis=1)
+    return int(np.median(counts[counts > 0])) if (counts > 0).any() else 0
+
+
+def _blocks(count: int) -> int:
+    """Two samples in each if that leaves enough of them for a test."""
+    return min(thresholds.CREEP_BLOCKS, max(thresholds.CREEP_SAMPLES, count // 2))
+
+
+def _rise_of_blocks(lowest: Floats, at: Floats, centres: Floats, samples: int, comparisons: int) -> Rise:
+    """By the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
+
+    What grows is lowest where its stretch begins: taken for the middle's, the whole line would lie half a stretch late.
+    """
+    lowest = lowest.copy()
+    for column in range(1, lowest.shape[1]):  # a stretch without a sample shows no growth
+        gap = np.isnan(lowest[:, column])
+        lowest[gap, column] = lowest[gap, column - 1]
+    judged: Bools = np.asarray(~np.isnan(lowest).any(axis=1), np.bool_)
+    known = np.where(judged[:, None], lowest, 0.0)
+    floor = np.minimum.accumulate(known[:, ::-1], axis=1)[:, ::-1]
+    growth = floor[:, -1] - floor[:, 0]
+    blocks = lowest.shape[1]
+    thirds = np.rint(np.linspace(0, blocks - 1, 4)).astype(np.intp)
+    even = np.diff(thirds) / (blocks - 1) * growth[:, None]
+    goes_on = (np.diff(floor[:, thirds], axis=1) >= thresholds.CREEP_THIRD_SHARE * even).all(axis=1)
+    early, late = np.triu_indices(blocks, 1)
+    differences = known[:, late] - known[:, early]
+    per_step = np.median(differences / (at[:, late] - at[:, early]), axis=1)
+    z = (np.sign(differences).sum(axis=1) - 1) / np.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
+    # A level that wanders goes far too, but its single moves are large against the way it came.
+    moves = np.diff(known, axis=1)
+    drifts = growth >= thresholds.CREEP_DRIFT_T * np.sqrt(blocks - 1) * moves.std(axis=1)
+    level = np.median(known - per_step[:, None] * at, axis=1)
+    steadily = judged & goes_on & drifts & (per_step > 0) & (z >= z_needed(comparisons))
+    return _rise(
+        steadily,
+        _grew(floor[:, 0], growth, thresholds.CREEP_SHARE, thresholds.CREEP_FLOOR_BYTES),
+        growth,
+        judged=judged,
+        per_step=per_step,
+        level=level,
+        between=(np.full(len(known), centres[0]), np.full(len(known), centres[-1])),
+        samples=samples,
+        sure=True,
+    )
+
+
+def _rise_of_few_samples(at: Floats, values: Floats) -> Rise:
+    """By rows whose samples stand first, in the order of time, with nan behind them."""
+    counts = (~np.isnan(values)).sum(axis=1)
+    judged = counts >= thresholds.CREEP_FEW_SAMPLES
+    if not judged.any():
+        nothing = np.full(len(values), np.nan)
+        none = dict.fromkeys(("per_step", "first", "last", "first_step", "last_step"), nothing)
+        return Rise(rises=judged, judged=judged, **none, samples=0, sure=False)
+    rows, end = np.arange(len(values)), np.maximum(counts - 1, 0)
+    first, last = values[:, 0], values[rows, end]
+    growth = np.where(judged, last - first, 0.0)
+    steps = np.where(judged, at[rows, end] - at[:, 0], 0.0)
+    rises = np.diff(values, axis=1)
+    least = thresholds.CREEP_FEW_EVEN * growth / np.maximum(end, 1)
+    even = ((rises >= least[:, None]) | np.isnan(rises)).all(axis=1)
+    per_step = np.where(steps > 0, growth / np.where(steps > 0, steps, 1.0), np.nan)
+    return _rise(
+        judged & even & (growth > 0) & (steps > 0),
+        _grew(np.where(judged, first, 0.0), growth, thresholds.CREEP_FEW_SHARE, thresholds.CREEP_FEW_BYTES),
+        growth,
+        judged=judged,
+        per_step=per_step,
+        level=first - per_step * at[:, 0],
+        between=(at[:, 0], at[rows, end]),
+        samples=_typical_count(values),
+        sure=False,
+    )
+
+
+def _grew(first: Floats, growth: Floats, share: float, least_bytes: float) -> Bools:
+    return np.asarray((growth >= share * first) & (growth >= least_bytes), np.bool_)
+
+
+def _rise(
+    steadily: Bools,
+    enough: Bools,
+    growth: Floats,
+    *,
+    judged: Bools,
+    per_step: Floats,
+    level: Floats,
+    between: tuple[Floats, Floats],
+    samples: int,
+    sure: bool,
+) -> Rise:
+    """With the ranks that have the same leak as those beyond the line and are just short of it.
+
+    ``level``: of the line with this pace at step 0; ``between``: the places that it was laid through.
+    """
+    rises = steadily & enough
+    if rises.any():
+        rises |= steadily & (growth >= thresholds.CREEP_ALIKE_SHARE * np.median(growth[rises]))
+    hidden = np.where(judged, 0.0, np.nan)
+    first_step, last_step = (np.rint(at + hidden) for at in between)
+    return Rise(
+        rises=rises,
+        judged=judged,
+        per_step=per_step + hidden,
+        first=level + per_step * first_step,
+        last=level + per_step * last_step,
+        first_step=first_step,
+        last_step=last_step,
+        samples=samples,
+        sure=sure,
+    )
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+WHAT = {
+    "host_rss": "Host memory",
+    "device_allocated": "Device memory in use",
+    "device_reserved": "Device memory held by the allocator",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunsOut:
+    """When memory is used up at the pace seen."""
+
+    step: int | None = None
+    in_s: float | None = None
+    in_steps: float = math.inf
+
+
+def find_memory(view: View) -> list[Claim]:
+    """``memory_creep``, ``memory_pressure``, ``memory_imbalance`` and ``fragmentation``; their saved time is zero."""
+    if not view.enough:
+        return []
+    devices = devices_of(view)
+    claims = []
+    comparisons = len(WHAT) * len(view.rows)
+    begin = _begin(view)
+    window = view.window
+    allocated = rise_of_steps(window.allocated[view.rows], window.steps, begin, comparisons)
+    reserved = rise_of_steps(window.reserved[view.rows], window.steps, begin, comparisons)
+    loose = fragmented_ranks(devices)
+    # What is in use takes the reserve with it, and gaps do too: the cause is told, once.
+    reserve_only = reserved.rises & ~allocated.rises & ~loose
+    if allocated.rises.any():
+        claims.append(
+            _creep(view, "device_allocated", allocated, allocated.rises, _device_end(view, devices, allocated))
+        )
+    if reserve_only.any():
+        claims.append(_creep(view, "device_reserved", reserved, reserve_only, _device_end(view, devices, reserved)))
+    resident = _resident(view, comparisons)
+    if resident.rises.any():
+        claims.append(_creep(view, "host_rss", resident, resident.rises, _host_end(view, resident)))
+    return [*claims, *find_device_memory(view, devices, reserved.rises & ~allocated.rises)]
+
+
+def _begin(view: View) -> int:
+    """How many columns of the window are warm-up at its start."""
+    steady = view.window.steady
+    return int(steady.argmax()) if steady.any() else len(steady)
+
+
+def _resident(view: View, comparisons: int) -> Rise:
+    """Of the processes' memory, less what is not the job's own.
+
+    That is the pages of files that they have mapped, which are the kernel's to drop, and what torch's worker server
+    keeps of its answers to the agent (``agent/flight_reader.py``), which comes to an end.
+    """
+    readings = process_readings(view)
+    of_files, of_answers = readings.of("rss_file"), readings.of("rss_answers")
+    own = readings.of("rss") - np.nan_to_num(of_files) - np.nan_to_num(of_answers)
+    own[~(own > 0)] = np.nan  # a process that is just ending has none
+    at = at_steps(view, readings.of("wall_ns"))
+    return rise_of_samples(own, at, float(view.window.steps[_begin(view)]), comparisons)
+
+
+def _device_end(view: View, devices: Devices, rise: Rise) -> _RunsOut:
+    """The first device that is full: ranks that share one fill it together."""
+    inside = np.maximum(devices.reserved - np.fmax(devices.peak, rise.last), 0.0)
+    room = devices.total - devices.used + devices.by_gpu(inside)
+    return _runs_out(view, room, devices.by_gpu(np.where(rise.rises, rise.per_step, 0.0)))
+
+
+def _host_end(view: View, rise: Rise) -> _RunsOut:
+    hosts, readings = host_readings(view)
+    places = {host: index for index, host in enumerate(hosts)}
+    at = np.array([places[host] for host in view.hosts], np.intp)
+    growth = np.bincount(at, weights=np.where(rise.rises, rise.per_step, 0.0), minlength=len(hosts))
+    return _runs_out(view, last_of_rows(readings.of("mem_available")), np.asarray(growth, np.float64))
+
+
+def _runs_out(view: View, room: Floats, per_step: Floats) -> _RunsOut:
+    """The first of several places with so many bytes left that grow by so many a step."""
+    known = (per_step > 0) & ~np.isnan(room)
+    if not known.any():
+        return _RunsOut()
+    in_steps = float((np.maximum(room[known], 0.0) / per_step[known]).min())
+    ends = view.window.end_wall_ns[view.rows]
+    step_s = float(np.nanmax(ends) - np.nanmin(ends)) / 1e9 / max(len(view.window.steps) - 1, 1)
+    step = int(view.window.steps[-1]) + math.ceil(in_steps)
+    return _RunsOut(step=step, in_s=round(in_steps * step_s, 1), in_steps=in_steps)
+
+
+def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> Claim:
+    rows = np.flatnonzero(rises)
+    worst = int(rows[np.argmax(rise.per_step[rows])])
+    alike = bool((rises == rise.judged).all())
+    ranks = () if alike else tuple(view.ranks[row] for row in rows)
+    per_step, first, last = (float(values[worst]) for values in (rise.per_step, rise.first, rise.last))
+    first_step, last_step = round(float(rise.first_step[worst])), round(float(rise.last_step[worst]))
+    first_text, last_text = span_texts(first, last)
+    # True of a run that goes on and of one that is over.
+    more = f"after another {duration_text(end.in_s)}"
+    runs_out = f"; at this pace it runs out at step {end.step:,}, {more}" if end.step else ""
+    finding = Finding(
+        kind="memory_creep",
+        severity=_creep_severity(view, end),
+        title=(
+            f"{WHAT[which]}{_of_whom(view, ranks)} grows by {bytes_text(per_step)} a step, "
+            f"from {first_text} at step {first_step:,} to {last_text} at step {last_step:,}{runs_out}."
+        ),
+        ranks=ranks,
+        steps=(int(view.window.steps[0]), int(view.window.steps[-1])),
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "which": which,
+            "bytes_per_step": round(per_step),
+            "first_bytes": round(first),
+            "last_bytes": round(last),
+            "first_step": first_step,
+            "last_step": last_step,
+            "ranks_growing": [view.ranks[row] for row in rows],
+            "runs_out_at_step": end.step,
+            "runs_out_in_s": end.in_s,
+            "samples": rise.samples,
+        },
+        advice=MEMORY_CREEP_ADVICE[which],
+        confidence=0.95 if rise.sure else 0.75,
+    )
+    return Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))
+
+
+def _creep_severity(view: View, end: _RunsOut) -> Severity:
+    if end.in_s is None:
+        return "warning"
+    soon = end.in_s <= thresholds.CREEP_SOON_S or end.in_steps <= thresholds.CREEP_SOON_RUNS * len(view.window.steps)
+    if soon:
+        return "critical"
+    return "info" if end.in_s > thresholds.CREEP_LATE_S else "warning"
+
+
+def _of_whom(view: View, ranks: tuple[int, ...]) -> str:
+    if ranks:
+        return f" of {named_ranks(ranks).lower()}"
+    return " of every rank" if len(view.ranks) > 1 else ""

@@ -1,0 +1,570 @@
+"""Single slow steps: stall (it happens once) and jitter (it comes again), and where their time is lost.
+
+Over time, single steps: ``stall`` (it happened once) and ``jitter`` (it comes again, see ``jitter``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim, longer_by_passes
+from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.statistics import (
+    Fold,
+    Rhythm,
+    chance_of_at_least,
+    fold,
+    local_median,
+    longest,
+    mean_rank,
+    median_rank,
+    rhythm,
+    spread,
+)
+from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
+from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
+from stepscope.diagnosis.rules.between_steps import STOPS
+from stepscope.diagnosis.rules.stragglers import hides_wait
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START
+from stepscope.records.text import count_text, duration_text, ms_text, share_text
+
+__all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text"]
+
+
+# -- spike steps ------------------------------------------------------------------------------------------------------
+# Which steps are spikes: much longer than their neighbours, once all that is explained is taken off.
+#
+# What one rank does after the last collective of a step its peers wait for in the next one, so neighbouring spikes are
+# one.
+
+Floats = NDArray[np.float64]
+Columns = NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spike:
+    columns: Columns
+    """Steps in a row, as places in the view."""
+    extra_ns: float
+    """Lost in all of them."""
+
+    @property
+    def first(self) -> int:
+        return int(self.columns[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeSeries:
+    values_ns: Floats
+    local_ns: Floats
+    typical_ns: float
+    spiky: NDArray[np.bool_]
+
+    @property
+    def rest_ns(self) -> Floats:
+        return self.values_ns - self.local_ns
+
+    @property
+    def smooth_rest_ns(self) -> Floats:
+        """The same about a smoothed level: where every second step is slow, local medians take turns with them."""
+        level = np.convolve(np.pad(self.local_ns, 1, mode="edge"), (0.25, 0.5, 0.25), mode="valid")
+        return np.asarray(self.values_ns - level, np.float64)
+
+
+def spike_series(values_ns: Floats) -> SpikeSeries:
+    local = local_median(values_ns)
+    typical_ns = float(np.median(values_ns))
+    rest = values_ns - local
+    least = max(thresholds.SPIKE_SHARE * typical_ns, thresholds.SPIKE_SPREADS * spread(rest), thresholds.SPIKE_FLOOR_NS)
+    return SpikeSeries(values_ns=values_ns, local_ns=local, typical_ns=typical_ns, spiky=rest > least)
+
+
+def stop_phases(view: View) -> list[str]:
+    """Phases that stop the training now and then."""
+    return [name for name in view.phases if name in STOPS or (name not in BUILTIN_PHASES and _rare(view, name))]
+
+
+def without_stops(view: View, excess_ns: Floats) -> Floats:
+    """[P, R]; the excess of spikes: what stops the training was taken off before they were sought."""
+    kept: Floats = excess_ns.copy()
+    kept[[view.phases.index(name) for name in stop_phases(view)]] = 0.0
+    return kept
+
+
+def unexplained_stops(view: View, claims: Sequence[Claim]) -> Floats:
+    """[S]; what phases that stop the training now and then take, as far as nobody has explained it yet.
+
+    Such a phase of one rank makes its peers' next step longer, by what its own step is not long enough for.
+    """
+    names = stop_phases(view)
+    if not names:
+        return np.zeros(len(view.steps))
+    here = where_stopped(view, np.sum([view.phase(name) for name in names], axis=0))
+    told = sum((claim.saved_ns for claim in claims if claim.finding.kind == "between_steps"), np.zeros(len(here)))
+    return np.asarray(np.maximum(here - told, 0.0), np.float64)
+
+
+def _rare(view: View, name: str) -> bool:
+    """A phase of the user's that most steps do not have."""
+    return bool((longest(view.phase(name)) > 0).mean() < thresholds.EXPLAINS_SHARE)
+
+
+def spikes_of(view: View, series: SpikeSeries) -> list[Spike]:
+    """Neighbouring slow steps together; a longer stretch of them is a matter of levels, not of spikes.
+
+    With the step before, where that is longer than usual too: one rank of many that is late after its last collective
+    hardly shows in the mean of its own step.
+    """
+    slow = series.spiky.copy()
+    rest = series.rest_ns
+    if view.lockstep and len(view.ranks) > 1:
+        slow[:-1] |= series.spiky[1:] & (rest[:-1] > thresholds.SPREADS_APART * spread(rest))
+    at = np.flatnonzero(slow)
+    groups = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else []
+    return [
+        Spike(columns=group, extra_ns=float(rest[group].sum()))
+        for group in groups
+        if len(group) < thresholds.DROP_STEPS
+    ]
+
+
+def saved_at(series: SpikeSeries, columns: Columns) -> Floats:
+    saved = np.zeros(len(series.values_ns))
+    saved[columns] = np.maximum(series.rest_ns[columns], 0.0)
+    return saved
+
+
+def steps_around(view: View, spike: Spike) -> Columns:
+    """Where the cause may show: the step before too, when a single rank of many was late after its last collective."""
+    return np.arange(max(spike.first - 1, 0) if view.lockstep else spike.first, int(spike.columns[-1]) + 1)
+
+
+def beat_of(view: View, spikes: list[Spike]) -> Rhythm | None:
+    return rhythm([int(view.steps[spike.first]) for spike in spikes])
+
+
+# -- excess -----------------------------------------------------------------------------------------------------------
+# Where time that was lost at some steps lies: in which phase, on which rank.
+#
+# The steps in question are set against usual ones, phase by phase and rank by rank.  Waiting for a peer is excess too,
+# so the phases are asked in the order of how unlikely they are to hide a wait (``stragglers.WAIT_HIDES_IN``); measured
+# waits are asked last of all.
+
+STEPS_USED = 32
+"""Steps that speak for many: their median is good to a few per cent of their spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    row: int | None
+    """Of the view's ranks: the one that lost the time; None: all of them, several, or nobody knows."""
+    phase: str | None
+
+    def ranks(self, view: View) -> tuple[int, ...]:
+        return () if self.row is None else (view.ranks[self.row],)
+
+
+def evenly_chosen(columns: NDArray[np.intp] | Sequence[int], most: int = STEPS_USED) -> NDArray[np.intp]:
+    """Evenly chosen from many."""
+    at = np.asarray(columns, np.intp)
+    return at if len(at) <= most else at[np.linspace(0, len(at) - 1, most).round().astype(np.intp)]
+
+
+def typical_phase_ns(view: View, columns: NDArray[np.intp]) -> Floats:
+    """[P, R]; the median over (some of) these steps; nan for a rank that was not there."""
+    chosen = view.phase_ns[:, :, evenly_chosen(columns)]
+    phases, ranks, steps = chosen.shape
+    return median_rank(chosen.reshape(phases * ranks, steps).T).reshape(phases, ranks)
+
+
+def locate(view: View, excess_ns: Floats, lost_ns: float) -> Place:
+    """``excess_ns`` [P, R] of the steps that lost so much.
+
+    A phase must explain half of it on some rank; a rank is named when it is the only one that has half as much there as
+    the one that has most.
+    """
+    known = np.nan_to_num(excess_ns)
+    if not known.size:
+        return Place(row=None, phase=None)
+    most = known.max(axis=1)
+    candidates = [index for index in range(len(most)) if most[index] >= thresholds.EXPLAINS_SHARE * lost_ns]
+    work = [index for index in candidates if view.phases[index] != "comm"]
+    if not candidates or (not work and view.comm_measured):
+        own = known[[index for index, name in enumerate(view.phases) if name != "comm"]].sum(axis=0)
+        if view.comm_measured and own.max() >= thresholds.EXPLAINS_SHARE * lost_ns:
+            return Place(row=_only_rank(own), phase=None)
+        return Place(row=None, phase="comm" if candidates else None)
+    if view.comm_measured or not view.lockstep:
+        at = max(work or candidates, key=lambda index: float(most[index]))
+    else:
+        at = min(candidates, key=lambda index: hides_wait(view.phases[index]))
+    return Place(row=_only_rank(known[at]), phase=view.phases[at])
+
+
+def by_phase_ms(view: View, excess_ns: Floats, row: int | None) -> dict[str, float]:
+    """For the evidence: of one rank, or of the mean one."""
+    mine = excess_ns[:, row] if row is not None else mean_rank(excess_ns.T)
+    return {name: round(float(one) / 1e6, 3) for name, one in zip(view.phases, np.nan_to_num(mine), strict=True)}
+
+
+def where_text(place: Place, view: View) -> str:
+    """`` on rank 1 in forward``, `` in input``, or nothing."""
+    who = f" on rank {view.ranks[place.row]}" if place.row is not None else ""
+    if place.phase == "other":
+        return f"{who} outside model and optimizer (other)"
+    if place.phase == "comm":
+        return f"{who} in communication (comm)"
+    return f"{who} in {place.phase}" if place.phase else who
+
+
+def _only_rank(by_rank: Floats) -> int | None:
+    having = np.flatnonzero(by_rank >= thresholds.EXPLAINS_SHARE * by_rank.max())
+    return int(having[0]) if len(having) == 1 and len(by_rank) > 1 else None
+
+
+# -- jitter -----------------------------------------------------------------------------------------------------------
+# Spikes that come again: with their beat where they have one, the phase and the rank they have in common.
+#
+# Slow steps that are too small to be spikes are found only by their beat: the series is folded at every period.
+
+STEPS_SHOWN = 20
+MORE_SHARE = 0.25
+"""Of what a slow step takes longer: other reasons that make it longer by so much must not be hidden in the sentence."""
+WAITED_IN = ("other", "backward", "comm")
+"""Where a wait for peers hides when it is not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recurring:
+    columns: Columns
+    """All the steps that are too long."""
+    groups: list[Columns]
+    """By spike."""
+    saved_ns: Floats
+    period: int | None
+    regular: float | None
+    each_ns: float
+
+
+def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Claim]:
+    beat = beat_of(view, spikes)
+    if beat is None:
+        alike = _similar_spikes(spikes)
+        beat = beat_of(view, alike)
+        spikes = spikes if beat is None else alike
+    if beat is not None and _only_scatter(view, series, spikes):
+        beat = None
+    found: _Recurring | None = None
+    if beat is not None or len(spikes) >= thresholds.RECURRING_SPIKES:
+        found = _of_spikes(series, spikes, beat)
+    if beat is None:
+        small = fold(series.smooth_rest_ns)
+        found = _of_fold(series, small) if small is not None else found
+    if found is None:
+        return []
+    cost = cost_of(view, found.saved_ns)
+    least = thresholds.JITTER_SHARE if found.period is None else thresholds.PERIODIC_SHARE
+    if cost["share"] < least or found.each_ns < thresholds.EXCESS_FLOOR_NS:
+        return []
+    return [Claim(finding=_jitter_finding(view, series, found, cost), saved_ns=found.saved_ns)]
+
+
+def _similar_spikes(spikes: list[Spike]) -> list[Spike]:
+    """Those about as large as most: what keeps a beat does the same each time, and strays are of any size."""
+    if not spikes:
+        return []
+    middle = float(np.median([spike.extra_ns for spike in spikes]))
+    return [spike for spike in spikes if middle / 2 <= spike.extra_ns <= middle * 2]
+
+
+def _only_scatter(view: View, series: SpikeSeries, spikes: list[Spike]) -> bool:
+    """Whether the beat is that of the steps with more backward passes, most of which are no longer than they should be.
+
+    They are the longest, so what a busy machine adds is most in them.
+    """
+    longer = longer_by_passes(view) > 0
+    on_longer = [bool(longer[spike.columns].any()) for spike in spikes]
+    if not longer.any() or np.mean(on_longer) < thresholds.EXPLAINS_SHARE:
+        return False
+    usual_ns = float(np.median([spike.extra_ns for spike in spikes]))
+    return float(np.median(series.rest_ns[longer])) < thresholds.EXPLAINS_SHARE * usual_ns
+
+
+def _of_spikes(series: SpikeSeries, spikes: list[Spike], beat: Rhythm | None) -> _Recurring:
+    columns = np.concatenate([spike.columns for spike in spikes])
+    return _Recurring(
+        columns=columns,
+        groups=[spike.columns for spike in spikes],
+        saved_ns=saved_at(series, columns),
+        period=None if beat is None else beat.period,
+        regular=None if beat is None else beat.regular,
+        each_ns=float(np.median([spike.extra_ns for spike in spikes])),
+    )
+
+
+def _of_fold(series: SpikeSeries, small: Fold) -> _Recurring:
+    saved = np.zeros(len(series.values_ns))
+    # A stall that happens to fall on the beat is not of it.
+    saved[small.at] = np.clip(series.smooth_rest_ns[small.at] - small.usual, 0.0, 2 * small.excess)
+    return _Recurring(
+        columns=small.at,
+        groups=np.split(small.at, np.flatnonzero(np.diff(small.at) > 1) + 1),
+        saved_ns=saved,
+        period=small.period,
+        regular=small.agrees,
+        each_ns=small.excess,
+    )
+
+
+def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any]) -> Finding:
+    place, varying, hit, excess = _jitter_place(view, series, found)
+    slow = {int(step) for step in view.steps[found.columns]}
+    seen = seen_at(view, place.ranks(view), phase=place.phase, steps=slow)
+    epoch_starts = ((view.flags[:, found.columns] & FLAG_EPOCH_START) > 0).any(axis=0).mean()
+    steps = view.steps[[group[0] for group in found.groups]]
+    return Finding(
+        kind="jitter",
+        severity=_jitter_severity(view, cost["share"], found, place, varying),
+        title=_jitter_title(
+            view, found, place, varying, cost["share"], seen=seen, besides=_besides(view, series, found)
+        ),
+        ranks=place.ranks(view),
+        phase=place.phase,
+        steps=(int(steps[0]), int(view.steps[found.columns[-1]])),
+        cost=cost,
+        evidence={
+            "clock": view.clock,
+            "spikes": len(found.groups),
+            "period": found.period,
+            "regular": None if found.regular is None else round(found.regular, 3),
+            "extra_ms": round(found.each_ns / 1e6, 3),
+            "most_extra_ms": round(float(found.saved_ns.max()) / 1e6, 3),
+            "usual_ms": round(view.median_step_ns / 1e6, 3),
+            "at_steps": [int(step) for step in steps[:STEPS_SHOWN]],
+            "spikes_by_rank": hit,
+            "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+            "at_epoch_starts": round(float(epoch_starts), 3),
+            "place": seen or None,
+        },
+        advice=jitter_advice(
+            phase=place.phase,
+            period=found.period,
+            num_workers=_num_workers(view),
+            at_epoch_starts=bool(epoch_starts >= thresholds.EXPLAINS_SHARE),
+            varying_rank=varying,
+            nccl=view.nccl,
+            place=seen,
+        ),
+        confidence=0.9 if found.period is not None else 0.7,
+    )
+
+
+def _jitter_place(view: View, series: SpikeSeries, found: _Recurring) -> tuple[Place, bool, dict[str, int], Floats]:
+    """The place that most of the spikes have in common; whether another rank has them each time; the mean excess."""
+    slow = np.zeros(len(view.steps), np.bool_)
+    slow[found.columns] = True
+    usual = typical_phase_ns(view, np.flatnonzero(~slow & ~series.spiky))
+    chosen = [found.groups[index] for index in evenly_chosen(np.arange(len(found.groups)))]
+    before = 1 if view.lockstep and found.period != 2 else 0
+    wide = [np.arange(max(int(group[0]) - before, 0), int(group[-1]) + 1) for group in chosen]
+    columns = np.concatenate(wide)
+    over = view.phase_ns[:, :, columns] - usual[:, :, None]
+    borders = np.cumsum([len(one) for one in wide])[:-1]
+    by_spike = [part.sum(axis=2) for part in np.split(over, borders, axis=2)]
+    excess = np.mean([np.nan_to_num(one) for one in by_spike], axis=0)
+    lost = [float(found.saved_ns[group].sum()) for group in chosen]
+    if found.each_ns < thresholds.SPIKE_SHARE * series.typical_ns:
+        # Too small to be told from the noise one by one: the mean of all.
+        return locate(view, without_stops(view, excess), float(np.mean(lost))), False, {}, excess
+    places = [locate(view, without_stops(view, one), lost_ns) for one, lost_ns in zip(by_spike, lost, strict=True)]
+    rows = Counter(place.row for place in places)
+    phases = Counter(place.phase for place in places)
+    row, times = rows.most_common(1)[0]
+    same = times >= thresholds.SAME_RANK_SHARE * len(places)
+    if found.period is None and row is not None:
+        chance = chance_of_at_least(times, len(places), 1 / len(view.ranks)) * len(view.ranks)
+        same = same and chance <= thresholds.SAME_RANK_CHANCE
+    phase, agreeing = phases.most_common(1)[0]
+    alone = sum(count for one, count in rows.items() if one is not None)
+    return (
+        Place(row=row if same else None, phase=phase if agreeing >= thresholds.SAME_RANK_SHARE * len(places) else None),
+        not same and alone >= thresholds.EXPLAINS_SHARE * len(places),
+        {str(view.ranks[one]): count for one, count in sorted(rows.items(), key=str) if one is not None},
+        excess,
+    )
+
+
+def _jitter_severity(view: View, share: float, found: _Recurring, place: Place, varying: bool) -> Severity:
+    """Never critical.  What comes without a beat is a warning only if it is always in the same place: chance is not.
+
+    A phase in which ranks may only wait for each other is no place.
+    """
+    if varying or found.each_ns < thresholds.WARNING_FLOOR_NS:
+        return "info"
+    if found.period is not None:
+        return "warning" if share >= thresholds.WARNING_SHARE else "info"
+    much = share >= thresholds.JITTER_WARNING_SHARE and found.saved_ns.sum() >= thresholds.STALL_NS
+    alone = len(view.ranks) == 1 or view.comm_measured
+    same_place = place.phase is not None and (alone or place.phase not in WAITED_IN)
+    return "warning" if much and same_place else "info"
+
+
+def _jitter_title(
+    view: View, found: _Recurring, place: Place, varying: bool, share: float, *, seen: str, besides: str
+) -> str:
+    longer = ms_text(found.each_ns / 1e6)
+    where = where_text(place, view)
+    where = f",{where}" if where else ""
+    where += f", mostly in {seen}" if seen else ""
+    if varying:
+        where += ", on a different rank each time" if len(view.ranks) > 2 else ", now on one rank, now on the other"
+    if found.period is not None:
+        every = f"Every {_ordinal(found.period)} step"
+        if besides:
+            return f"{every} takes {longer} longer besides {besides}{where}: {share_text(share)} of the time."
+        usual = ms_text(view.median_step_ns / 1e6)
+        return f"{every} takes {longer} longer than the usual {usual}{where}: {share_text(share)} of the time."
+    return (
+        f"{len(found.groups):,} of {count_text(len(view.steps), 'step')} are much longer than the rest, "
+        f"typically by {longer}{where}: {share_text(share)} of the time."
+    )
+
+
+def _besides(view: View, series: SpikeSeries, found: _Recurring) -> str:
+    """What else, explained already, makes the same steps longer by a good part of that again; mostly nothing."""
+    explained_ns = view.step_ns - series.values_ns
+    usual_ns = float(np.median(explained_ns))
+    more_ns = [float((explained_ns[group] - usual_ns).sum()) for group in found.groups]
+    if float(np.median(more_ns)) <= MORE_SHARE * found.each_ns:
+        return ""
+    took = {name: np.fmax.reduce(view.phase(name), axis=0) for name in stop_phases(view)}
+    names = [name for name, own in took.items() if np.median([own[group].max() for group in found.groups]) > 0]
+    causes = [STOPS.get(name, f"the phase {name!r}") for name in names]
+    designed_ns = longer_by_passes(view)
+    if np.median([designed_ns[group].max() for group in found.groups]) > 0:
+        causes.append("its additional backward passes")
+    return " and ".join(causes) or "what is explained already"
+
+
+def _ordinal(number: int) -> str:
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{suffix}"
+
+
+def _num_workers(view: View) -> int | None:
+    loader = view.facts.get("loader")
+    workers = loader.get("num_workers") if isinstance(loader, dict) else None
+    return workers if isinstance(workers, int) else None
+
+
+# -- spikes -----------------------------------------------------------------------------------------------------------
+
+NEIGHBOURS = 10
+"""Steps on each side of a stall that say what is usual there."""
+
+
+def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Claim]:
+    """``left_ns`` [S]: the steps without what ``claims`` explain."""
+    if not view.enough or not left_ns.any():
+        return []
+    series = spike_series(left_ns - unexplained_stops(view, claims))
+    spikes = spikes_of(view, series)
+    stalls = _one_off(view, series, spikes)
+    known = {spike.first for spike in stalls}
+    recurring = [spike for spike in spikes if spike.first not in known]
+    return [*(_stall(view, series, spike) for spike in stalls), *find_jitter(view, series, recurring)]
+
+
+def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike]:
+    """The few large ones, unless they keep a beat or are only the largest of many."""
+    enough_ns = min(thresholds.STALL_STEPS * series.typical_ns, thresholds.STALL_NS)
+    large = [spike for spike in spikes if spike.extra_ns >= enough_ns]
+    if len(large) > thresholds.STALLS_AT_MOST or beat_of(view, large) is not None:
+        return []
+    others = [spike.extra_ns for spike in spikes if spike.extra_ns < enough_ns]
+    floor_ns = float(thresholds.STALL_FLOOR_NS)
+    if len(others) >= thresholds.RECURRING_SPIKES:
+        floor_ns = max(floor_ns, thresholds.STALL_OVER_SPIKES * float(np.median(others)))
+    return [spike for spike in large if spike.extra_ns >= floor_ns]
+
+
+def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
+    columns = steps_around(view, spike)
+    near = np.arange(max(columns[0] - NEIGHBOURS, 0), min(columns[-1] + NEIGHBOURS + 1, len(view.steps)))
+    usual = typical_phase_ns(view, near[~series.spiky[near] & ~np.isin(near, columns)])
+    over = view.phase_ns[:, :, columns] - usual[:, :, None]
+    excess = over.sum(axis=2)
+    place = locate(view, without_stops(view, excess), spike.extra_ns)
+    at, last, took_ns = _stall_steps(view, series, place, columns, over)
+    saved = saved_at(series, spike.columns)
+    cost = cost_of(view, saved)
+    ranks = place.ranks(view)
+    seen = seen_at(view, ranks, phase=place.phase, steps={int(step) for step in view.steps[at : last + 1]})
+    serious = cost["share"] >= thresholds.WARNING_SHARE and spike.extra_ns >= thresholds.STALL_NS
+    return Claim(
+        finding=Finding(
+            kind="stall",
+            severity="warning" if serious else "info",
+            title=_stall_title(view, place, (at, last), took_ns, spike.extra_ns, seen=seen),
+            ranks=ranks,
+            phase=place.phase,
+            steps=(int(view.steps[at]), int(view.steps[last])),
+            cost=cost,
+            evidence={
+                "clock": view.clock,
+                "extra_ms": round(spike.extra_ns / 1e6, 3),
+                "usual_ms": round(float(view.step_ns[at] - series.rest_ns[at]) / 1e6, 3),
+                "steps_longer": [int(step) for step in view.steps[spike.columns]],
+                "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+                "place": seen or None,
+            },
+            advice=stall_advice(
+                phase=place.phase,
+                alone=bool(ranks),
+                host=view.hosts[place.row] if place.row is not None else "",
+                nccl=view.nccl,
+            ),
+            confidence=0.95 if place.phase else 0.85,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _stall_steps(
+    view: View, series: SpikeSeries, place: Place, columns: Columns, over: Floats
+) -> tuple[int, int, float]:
+    """The first and the last step in which the time was lost, and how long they were."""
+    if place.row is not None:
+        mine = over[:, place.row] if place.phase is None else over[view.phases.index(place.phase), place.row][None, :]
+        lost, length = np.nan_to_num(mine.sum(axis=0)), view.wall_ns[place.row]
+    else:
+        lost, length = series.rest_ns[columns], view.step_ns
+    at = columns[lost >= thresholds.CORE_SHARE * lost.max()]
+    return int(at[0]), int(at[-1]), float(length[at].sum())
+
+
+def _stall_title(view: View, place: Place, at: tuple[int, int], took_ns: float, extra_ns: float, *, seen: str) -> str:
+    first, last = int(view.steps[at[0]]), int(view.steps[at[1]])
+    lost = _seconds(extra_ns)
+    where = where_text(place, view)
+    where = f",{where}" if where else ""
+    where += f", mostly in {seen}" if seen else ""
+    if first == last:
+        title = f"Step {first} took {_seconds(took_ns)}, {lost} longer than usual{where}"
+    else:
+        title = f"Steps {first} to {last} took {lost} longer than usual{where}"
+    if place.row is not None and view.lockstep:
+        title += "; the other rank waited" if len(view.ranks) == 2 else "; all other ranks waited"
+    return f"{title}."
+
+
+def _seconds(ns: float) -> str:
+    return f"{ns / 1e9:.2f} s" if 1 <= ns / 1e9 < 10 else duration_text(ns / 1e9)

@@ -1,0 +1,671 @@
+"""Stragglers: ranks that the others wait for, since when, in which phase, and what that costs.
+
+Uneven ranks that stay uneven: who is late, since when, and in which phase.
+
+Two ways to tell the culprit from its victims, in this order.
+
+*By work.*  Where waiting is measured (or ranks do not run in lockstep) the culprit works longer than its peers: it is
+the rank that waits least.
+
+*By phase.*  A single phase is much less noisy than all work together, so an excess may be certain there and lost in the
+whole; where waiting is measured the rank's work must then still lean the same way.  Where waiting hides inside other
+phases, every rank's work is equally long: the culprit takes longer than its peers in one phase and makes up for it in
+another, where they wait and it does not.  A phase is more or less likely to hide a wait (``WAIT_HIDES_IN``); the rank
+whose surplus lies in the less likely one is the culprit, the other way round it is a victim.
+
+*By DDP's own samples.*  Where waiting on a GPU was not measured, DDP now and then says how long the gradients took to
+compute, and the rank that needs longest is the culprit.
+
+On NCCL a wait is measured where the device's stream waits (``recorder/hooks/ddp.py``).  Where it was not, it may hide
+in any phase of those who wait, and nobody is named by phase: it would be the victim as often as the culprit.
+
+Each comparison is made step by step against the median of the peers, ranks that do as much work.  An excess must matter
+(``EXCESS_…``) and be significant after correction for the number of comparisons: over the whole window, where it must
+also stand out from slow wander, or in one stretch of it against the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim, least_step_ns, severity_of
+from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.statistics import (
+    local_median,
+    median_rank,
+    medians,
+    peer_deviation,
+    persistence_z,
+    shortest,
+    spread,
+    stretch_z,
+    z_needed,
+)
+from stepscope.diagnosis.engine.view import (
+    View,
+    cost_of,
+    host_excess_ns,
+    host_ns,
+    replay_without,
+    slow_host_phase,
+    waits_for_host,
+)
+from stepscope.diagnosis.engine.window import times_the_tokens
+from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice
+from stepscope.records.finding import Finding
+from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
+from stepscope.records.text import ms_text, named_ranks
+
+__all__ = ["find_stragglers", "hides_wait"]
+
+
+# -- late ranks -------------------------------------------------------------------------------------------------------
+# From suspects to findings: which kind, who together, what it costs, in which words.
+#
+# The kind says where a rank loses its time: ``input_straggler``, ``h2d_straggler``, ``compute_straggler`` (forward,
+# backward or optimizer), ``between_steps`` (work that only this rank does between two steps), ``straggler`` (in no
+# single phase, or in one that is none of these), ``node_straggler`` (all ranks of a host).
+
+Floats = NDArray[np.float64]
+
+BETWEEN = "between"
+"""Stands for the part of ``other`` that lies between two steps, wherever times are compared by phase."""
+KINDS = {
+    "input": "input_straggler",
+    "h2d": "h2d_straggler",
+    "forward": "compute_straggler",
+    "backward": "compute_straggler",
+    "optimizer": "compute_straggler",
+    GRAPH_PHASE: "compute_straggler",
+    "eval": "between_steps",
+    "checkpoint": "between_steps",
+}
+RANKS_SHOWN = 64
+"""Above it the evidence lists the culprits only, against the median of the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    rank: int
+    """Index into the view's ranks."""
+    phase: str | None
+    at: slice
+    """Columns of the view."""
+    excess_ns: float
+    by_phase: dict[str, float]
+    """Its excess in each phase, and ``BETWEEN``."""
+    by_work: bool
+    sampled: bool
+    """Whether it is known from DDP's samples only."""
+    z: float
+
+    @property
+    def kind(self) -> str:
+        if self.phase == "other" and self.by_phase.get(BETWEEN, 0.0) >= thresholds.EXPLAINS_SHARE * self.excess_ns:
+            return "between_steps"
+        return KINDS.get(self.phase or "", "straggler")
+
+
+def straggler_claims(view: View, suspects: Sequence[Suspect]) -> list[Claim]:
+    claims = []
+    left = list(suspects)
+    for host in _slow_hosts(view, suspects):
+        own = [suspect for suspect in left if view.hosts[suspect.rank] == host]
+        left = [suspect for suspect in left if view.hosts[suspect.rank] != host]
+        claims.append(_claim(view, own, kind="node_straggler"))
+    groups: list[list[Suspect]] = []
+    for suspect in left:
+        _join(groups, suspect)
+    claims += [_claim(view, group, kind=group[0].kind) for group in groups]
+    return [claim for claim in claims if claim.finding.cost["share"] >= thresholds.PASSING_SHARE or _whole(view, claim)]
+
+
+def _whole(view: View, claim: Claim) -> bool:
+    """Whether it speaks of all steps."""
+    return claim.finding.steps == view.span
+
+
+def _join(groups: list[list[Suspect]], suspect: Suspect) -> None:
+    """To those who are late in the same way and began at about the same time."""
+    for group in groups:
+        if _alike(group[0], suspect):
+            group.append(suspect)
+            return
+    groups.append([suspect])
+
+
+def _alike(one: Suspect, other: Suspect) -> bool:
+    together = abs(one.at.start - other.at.start) <= thresholds.STRETCH_STEPS
+    known_by = (one.by_work, one.sampled) == (other.by_work, other.sampled)
+    return together and known_by and (one.kind, one.phase) == (other.kind, other.phase)
+
+
+def _slow_hosts(view: View, suspects: Sequence[Suspect]) -> list[str]:
+    """Hosts nearly all of whose ranks are late while at least half of the hosts are not so."""
+    members, late = Counter(view.hosts), Counter(view.hosts[suspect.rank] for suspect in suspects)
+    slow = [host for host, count in late.items() if count >= max(2, thresholds.NODE_SHARE * members[host])]
+    return slow if 0 < len(slow) <= len(members) / 2 else []
+
+
+def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
+    worst = max(group, key=lambda suspect: suspect.excess_ns)
+    phases = {suspect.phase for suspect in group}
+    phase = phases.pop() if len(phases) == 1 else None
+    by_work = all(suspect.by_work for suspect in group)
+    culprits = np.array(sorted(suspect.rank for suspect in group))
+    at = slice(min(suspect.at.start for suspect in group), max(suspect.at.stop for suspect in group))
+    if all(suspect.sampled for suspect in group):
+        saved_ns = np.full(len(view.steps), worst.excess_ns)
+    else:
+        saved_ns = _saved(view, culprits, phase, at, by_work=by_work)
+        saved_ns[at] -= _too_much_by_chance(view, worst.rank, saved_ns[at], at)
+    if view.comm_measured:
+        saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view))
+    cost = cost_of(view, saved_ns)
+    ranks = tuple(view.ranks[index] for index in culprits)
+    hosts = tuple(view.hosts[index] for index in culprits)
+    side = _side(view, worst, phase)
+    place = _place(view, ranks, kind, phase, at, side)
+    tokens = _times_the_tokens(view, culprits, at) if kind in ("compute_straggler", "straggler") else 1.0
+    routed = tokens >= thresholds.BYTES_ALIKE
+    finding = Finding(
+        kind="imbalance" if routed else kind,
+        severity=severity_of(cost["share"], worst.excess_ns),
+        title=_title(view, kind, group, phase, at, place, tokens),
+        ranks=ranks,
+        phase=phase,
+        steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
+        cost=cost,
+        evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place)
+        | {"side": side}
+        | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
+        advice=expert_advice(same_batches=_same_batches(view))
+        if routed
+        else straggler_advice(
+            ranks,
+            hosts,
+            phase,
+            world_size=len(view.ranks),
+            place=place,
+            node=kind == "node_straggler",
+            side=side,
+            share_samples=view.window.share_samples,
+            splits_sequences=view.window.splits_sequences,
+        ),
+        confidence=_confidence(view, worst, at),
+    )
+    return Claim(finding=finding, saved_ns=saved_ns)
+
+
+def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> float:
+    """How many times the bytes of their peers these ranks have in all_to_alls; 1: as many, or not known."""
+    routed = view.window.routed
+    if routed is None:
+        return 1.0
+    peers = np.flatnonzero(np.isin(view.groups, view.groups[culprits]))
+    others = view.rows[np.setdiff1d(peers, culprits)]
+    return times_the_tokens(
+        routed, view.rows[culprits], others, slice(view.columns[at.start], view.columns[at.stop - 1] + 1)
+    )
+
+
+def _same_batches(view: View) -> bool:
+    return view.window.routed is not None and view.window.routed.same_batches
+
+
+def _place(view: View, ranks: tuple[int, ...], kind: str, phase: str | None, at: slice, side: str | None) -> str:
+    """The line in which they were seen meanwhile; a host's line does not explain why a device takes longer."""
+    if view.clock == "device" and phase in COMPUTE_PHASES and side != "host":
+        return ""
+    first, last = int(view.steps[at.start]), int(view.steps[at.stop - 1])
+    steps = None if (first, last) == view.span else range(first, last + 1)
+    between = kind == "between_steps" if phase == "other" else None
+    return seen_at(view, ranks, phase=phase, steps=steps, between=between)
+
+
+def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
+    """``device``: a rank launched in time and its kernels took longer; ``host``: its device waited for its launches.
+
+    None where that cannot be told: a host that takes long in that phase may be what its device waits for, or may stand
+    still itself because its device is behind.
+    """
+    if view.clock != "device" or phase is None:
+        return None
+    own_ns = float(medians(host_ns(view, phase, worst.at)[[worst.rank]])[0])
+    if own_ns < thresholds.AHEAD_SHARE * worst.excess_ns:
+        return "device"
+    return "host" if waits_for_host(view, worst) else None
+
+
+def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice, *, by_work: bool) -> Floats:
+    """[S]; what each step would be shorter by, had the culprits taken as long as their peers."""
+    durations_ns = view.work_ns if phase is None or by_work else view.phase(phase)
+    typical_ns = np.full((len(culprits), len(view.steps)), np.inf)
+    typical_ns[:, at] = _peers_median(view, durations_ns, culprits)[:, at]
+    if phase is None or by_work or not view.comm_measured:
+        # Who is late by all its work is priced by all of it; without knowing the work, the phase alone decides.
+        return replay_without(durations_ns, culprits, typical_ns)
+    in_other_phases = view.work_ns[culprits] - durations_ns[culprits]
+    return replay_without(view.work_ns, culprits, in_other_phases + typical_ns)
+
+
+def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> float:
+    """What the steps that were timed on the device save more than all steps would; negative: less.
+
+    The host of the rank that all wait for has timed every step: if those timed on the device happen to be longer, they
+    save more as well, as far as the two go together.  While a host gets ahead of its device its steps are too short: a
+    difference that chance does not explain is left alone, and so is one that is not known.
+    """
+    if view.clock != "device":
+        return 0.0
+    first, stop = view.columns[at.start], view.columns[at.stop - 1] + 1
+    all_ns = view.window.wall_ns[view.rows[rank], first:stop][view.window.steady[first:stop]]
+    all_ns = all_ns[~np.isnan(all_ns)]
+    if not len(all_ns):
+        return 0.0
+    timed_ns = view.step_ns[at]
+    off_ns = timed_ns - timed_ns.mean()
+    squares = float(off_ns @ off_ns)
+    too_long_ns = float(timed_ns.mean() - all_ns.mean())
+    error_ns = np.sqrt(squares) / len(timed_ns)
+    if squares == 0 or not abs(too_long_ns) <= thresholds.CHANCE_ERRORS * error_ns:
+        return 0.0
+    together = float(off_ns @ np.nan_to_num(saved_ns)) / squares
+    return float(np.clip(together, 0.0, 1.0)) * too_long_ns
+
+
+def _peers_median(view: View, durations_ns: Floats, culprits: NDArray[np.intp]) -> Floats:
+    """[culprits, S]; the median of the peers that are no culprits; where none is left, what the best culprit took."""
+    out = np.empty((len(culprits), durations_ns.shape[1]))
+    for group in np.unique(view.groups[culprits]):
+        members = np.flatnonzero(view.groups == group)
+        typical = median_rank(durations_ns[np.setdiff1d(members, culprits)])
+        out[view.groups[culprits] == group] = np.where(np.isnan(typical), shortest(durations_ns[members]), typical)
+    return out
+
+
+def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: slice, place: str, tokens: float) -> str:
+    ranks = tuple(view.ranks[suspect.rank] for suspect in sorted(group, key=lambda suspect: suspect.rank))
+    worst = max(group, key=lambda suspect: suspect.excess_ns)
+    excess = ms_text(worst.excess_ns / 1e6)
+    when = _when(view, at)
+    waiting = "the other rank waits" if len(view.ranks) == 2 else "all other ranks wait"
+    if len(ranks) > 1:
+        waiting = "the other ranks wait"
+    if not view.lockstep:
+        waiting = "ranks do not wait for each other here, but the run lasts as long as its slowest"
+    if kind == "node_straggler":
+        host = view.hosts[group[0].rank]
+        where = f" in {phase}" if phase else ""
+        slower = f"are up to {excess} slower than their peers"
+        return f"All {len(ranks)} ranks of host {host} {slower}{where} {when}; {waiting}."
+    if kind == "between_steps":
+        doing = {"eval": "evaluating", "checkpoint": "in checkpoints"}.get(phase or "", "between two steps")
+        spend = "spends" if len(ranks) == 1 else "spend"
+        seen = f" ({place})" if place else ""
+        return f"{named_ranks(ranks)} {spend} {excess} more than the peers {doing}{seen} {when}; {waiting}."
+    who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
+    seen = f" ({place})" if place else ""
+    where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
+        phase, f" in {phase}{seen}"
+    )
+    if tokens >= thresholds.BYTES_ALIKE:
+        it = "it has" if len(ranks) == 1 else "they have"
+        more = f"{it} {tokens:.2g}× the bytes of the peers in all_to_all"
+        its = "its" if len(ranks) == 1 else "their"
+        why = f"{its} experts get more tokens ({more})" if _same_batches(view) else more
+        return f"{who} {excess} slower than the peers{where} {when}: {why}; {waiting}."
+    return f"{who} {excess} slower than the peers{where} {when}; {waiting}."
+
+
+def _when(view: View, at: slice) -> str:
+    """``every step``, ``since step 40``, ``in steps 40 to 80``."""
+    if at.start <= thresholds.STRETCH_STEPS and at.stop >= len(view.steps) - thresholds.STRETCH_STEPS:
+        return "every step"
+    if at.stop >= len(view.steps) - thresholds.STRETCH_STEPS // 2:
+        return f"since step {int(view.steps[at.start])}"
+    return f"in steps {int(view.steps[at.start])} to {int(view.steps[at.stop - 1])}"
+
+
+def _evidence(
+    view: View,
+    group: list[Suspect],
+    culprits: NDArray[np.intp],
+    phase: str | None,
+    at: slice,
+    *,
+    by_work: bool,
+    place: str,
+) -> dict[str, Any]:
+    worst = max(group, key=lambda suspect: suspect.excess_ns)
+    durations_ns = (view.work_ns if by_work or phase is None else view.phase(phase))[:, at]
+    by_rank = medians(durations_ns) / 1e6
+    last = np.argmax(np.where(np.isnan(durations_ns), -np.inf, durations_ns), axis=0)
+    shown = np.arange(len(by_rank)) if len(by_rank) <= RANKS_SHOWN else culprits
+    others = np.delete(by_rank, culprits)
+    others = others[~np.isnan(others)]
+    return {
+        "compared": "ddp" if worst.sampled else "work" if by_work or phase is None else phase,
+        "clock": view.clock,
+        "excess_ms": round(worst.excess_ns / 1e6, 3),
+        "excess_share": round(worst.excess_ns / (view.median_step_ns or 1.0), 4),
+        "median_ms_by_rank": {
+            str(view.ranks[index]): None if np.isnan(by_rank[index]) else round(float(by_rank[index]), 3)
+            for index in shown
+        },
+        "peers_median_ms": round(float(np.median(others)), 3) if len(others) else None,
+        "excess_ms_by_phase": {name: round(excess_ns / 1e6, 3) for name, excess_ns in worst.by_phase.items()},
+        "last_in_steps": int(np.isin(last, culprits).sum()),
+        "steps_used": at.stop - at.start,
+        "wait_measured": view.comm_measured,
+        "lockstep": view.lockstep,
+        "hosts": sorted({view.hosts[index] for index in culprits}),
+        "place": place or None,
+        "z": None if np.isinf(worst.z) else round(worst.z, 2),
+    }
+
+
+def _confidence(view: View, worst: Suspect, at: slice) -> float:
+    confidence = 0.97 if worst.by_work else 0.85
+    if not (worst.by_work or worst.sampled or view.comm_measured) and len(view.ranks) == 2:
+        # One rank's surplus is the other's shortfall: which of the two waits is a guess from the kind of phase.
+        confidence = 0.6
+    if worst.phase is None:
+        confidence -= 0.2
+    if at.stop - at.start < 3 * thresholds.MIN_STEPS:
+        confidence -= 0.1
+    return confidence
+
+
+# -- stragglers -------------------------------------------------------------------------------------------------------
+
+WAIT_HIDES_IN = ("input", "h2d", "", "checkpoint", "optimizer", "eval", "other", "forward", "backward", "comm")
+"""From the phase least likely to hide a wait for peers to the most likely; "" stands for the user's own phases.
+Collectives run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and ``.item()`` or a barrier in
+the loop (``other``) waits for whatever is outstanding."""
+MEAN_TO_SIGMA = 1.2533
+"""Mean absolute deviation of a normal distribution to its standard deviation."""
+NOISE_STEPS = 200
+"""As many as are needed to know the noise of the typical rank."""
+SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
+"""Of the z that is needed, what is left in the largest window inside a stretch (its median's error, at most half its
+steps missing), and how far chance may lower it."""
+DIP_STEPS = 2
+"""Of the running median below do not end a stretch; more would join it with whatever noise came before."""
+SMOOTHED_OVER = 5
+"""Steps of the running median in which stretches are sought: two wild steps in a row do not end one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Excess:
+    rank: int
+    at: slice
+    excess_ns: float
+    z: float
+
+
+class _Comparisons:
+    """How much more each rank took than its peers, by phase, made when asked for."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.names = [name for name in view.phases if name != "comm"]
+        self._known: dict[str, Floats] = {}
+
+    @cached_property
+    def work(self) -> Floats:
+        return peer_deviation(self.view.work_ns, self.view.groups)
+
+    def phase(self, name: str) -> Floats:
+        if name not in self._known:
+            durations = self.view.between_ns if name == BETWEEN else self.view.phase(name)
+            self._known[name] = peer_deviation(durations, self.view.groups)
+        return self._known[name]
+
+    def typical(self, rank: int, at: slice) -> dict[str, float]:
+        """Of one rank in one stretch, by phase."""
+        found = {name: _median(self.phase(name)[rank, at]) for name in self.view.phases}
+        if found.get("other", 0.0) >= thresholds.EXPLAINS_SHARE * max(found.values()):
+            found[BETWEEN] = _median(self.phase(BETWEEN)[rank, at])
+        return found
+
+    def typical_work(self, rank: int, at: slice) -> float:
+        return _median(self.work[rank, at])
+
+
+def find_stragglers(view: View) -> list[Claim]:
+    if len(view.ranks) < 2 or not view.enough:
+        return []
+    compared = _Comparisons(view)
+    suspects = [suspect for suspect in _by_work(view, compared) if not _is_cleared(view, suspect)]
+    known = {suspect.rank for suspect in suspects}
+    if view.comm_measured or not view.nccl:
+        by_phase = (suspect for suspect in _by_phase(view, compared) if suspect.rank not in known)
+        suspects += [suspect for suspect in by_phase if not _is_cleared(view, suspect)]
+    if not view.comm_measured:
+        known = {suspect.rank for suspect in suspects}
+        suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
+    return straggler_claims(view, suspects)
+
+
+def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
+    found = []
+    for one in _excesses(view, compared.work, comparisons=len(view.ranks)):
+        by_phase = compared.typical(one.rank, one.at)
+        parts = {name: by_phase[name] for name in compared.names}
+        name, most = max(parts.items(), key=lambda item: item[1], default=("", 0.0))
+        phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
+        suspect = _suspect(one, phase, by_phase, by_work=True)
+        if phase is None and waits_for_host(view, suspect):
+            # A device that waits for its host does so a little in every phase; the host knows which one holds it up.
+            suspect = replace(suspect, phase=slow_host_phase(view, suspect))
+        found.append(suspect)
+    return found
+
+
+def _is_cleared(view: View, suspect: Suspect) -> bool:
+    """Whether something else that was measured speaks for it."""
+    return _keeps_pace(view, suspect) or _waits_for_peers(view, suspect)
+
+
+def _waits_for_peers(view: View, suspect: Suspect) -> bool:
+    """Whether NCCL's Flight Recorder has it waiting for its peers, and not them for it.
+
+    A wait that no mark tells of (``recorder/hooks/ddp.py`` does not know all of them) looks like work.
+    """
+    if view.waited_ns is None:
+        return False
+    more_ns = peer_deviation(view.waited_ns, view.groups)[suspect.rank, suspect.at]
+    return _median(more_ns) >= thresholds.EXPLAINS_SHARE * suspect.excess_ns
+
+
+def _keeps_pace(view: View, suspect: Suspect) -> bool:
+    """Whether its device waits for its host, and that takes no longer than the hosts of its peers.
+
+    Where hosts are what the job waits for, the one that happens to be behind has a device that stands still, and the
+    others, whose devices are a little ahead, wait for it; but none of them would be faster alone.
+    """
+    return waits_for_host(view, suspect) and host_excess_ns(view, suspect) < thresholds.EXPLAINS_SHARE * (
+        suspect.excess_ns
+    )
+
+
+def _by_phase(view: View, compared: _Comparisons) -> list[Suspect]:
+    comparisons = len(compared.names) * len(view.ranks)
+    best: dict[int, Suspect] = {}
+    for name in compared.names:
+        for one in _excesses(view, compared.phase(name), comparisons=comparisons):
+            if one.rank in best and one.excess_ns <= best[one.rank].excess_ns:
+                continue
+            by_phase = compared.typical(one.rank, one.at)
+            work_ns = compared.typical_work(one.rank, one.at)
+            carried = view.comm_measured and work_ns >= thresholds.CARRIED_SHARE * one.excess_ns
+            if carried or _made_up_by_peers_waiting(view, by_phase, name, one.excess_ns):
+                best[one.rank] = _suspect(one, name, by_phase, by_work=False)
+    return list(best.values())
+
+
+def _by_ddp(view: View) -> list[Suspect]:
+    """Of the n-th sample of all ranks; it is of the same step on each."""
+    samples = [view.window.ddp_ns[row] for row in view.rows]
+    count = min(map(len, samples), default=0)
+    if count < thresholds.DDP_SAMPLES:
+        return []
+    deviation = peer_deviation(np.stack([own[len(own) - count :] for own in samples]), view.groups)
+    found = []
+    for rank, own in enumerate(deviation):
+        excess_ns = _median(own)
+        always = float((own > 0).mean()) >= thresholds.DDP_SHARE
+        if excess_ns >= _least_excess(view) and always and excess_ns >= thresholds.SPREADS_APART * spread(own):
+            whole = _Excess(rank=rank, at=slice(0, len(view.steps)), excess_ns=excess_ns, z=float("inf"))
+            found.append(_suspect(whole, "backward", {"backward": excess_ns}, by_work=False, sampled=True))
+    return found
+
+
+def _suspect(
+    one: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
+) -> Suspect:
+    return Suspect(
+        rank=one.rank,
+        phase=phase,
+        at=one.at,
+        excess_ns=one.excess_ns,
+        by_phase=by_phase,
+        by_work=by_work,
+        sampled=sampled,
+        z=one.z,
+    )
+
+
+def _made_up_by_peers_waiting(view: View, by_phase: dict[str, float], phase: str, excess_ns: float) -> bool:
+    """Whether the rank is shorter than its peers where they are more likely to wait than in ``phase``."""
+    other = min((name for name in by_phase if name != BETWEEN), key=lambda name: by_phase[name])
+    if view.comm_measured and other == "backward":
+        return False  # the wait in backward is known: less of it is just less work
+    enough = -by_phase[other] >= thresholds.EXPLAINS_SHARE * excess_ns
+    return bool(enough) and hides_wait(phase) < hides_wait(other)
+
+
+def hides_wait(phase: str) -> int:
+    return WAIT_HIDES_IN.index(phase if phase in WAIT_HIDES_IN else "")
+
+
+# -- excesses that matter and are no accident -----------------------------------------------------------------------
+
+
+def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_Excess]:
+    least_ns = _least_excess(view)
+    for rank in _candidates(deviation, least_ns, comparisons):
+        there = ~np.isnan(deviation[rank])
+        own = deviation[rank][there]
+        if len(own) < thresholds.MIN_STEPS:
+            continue
+        test = _Test(least_ns=least_ns, comparisons=comparisons, stretch=_least_stretch(view))
+        at, z = _lasting(own, test) or _passing(own, test) or (None, 0.0)
+        if at is not None:
+            columns = np.flatnonzero(there)
+            at = slice(int(columns[at.start]), int(columns[at.stop - 1]) + 1)
+            yield _Excess(rank=int(rank), at=at, excess_ns=_median(deviation[rank, at]), z=z)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Test:
+    least_ns: float
+    comparisons: int
+    stretch: int
+    """Steps in the shortest stretch."""
+
+
+def _least_stretch(view: View) -> int:
+    sampled = view.clock == "device" and len(view.steps) * 2 <= int(view.steps[-1] - view.steps[0]) + 1
+    return thresholds.SAMPLED_STRETCH_STEPS if sampled else thresholds.STRETCH_STEPS
+
+
+def _least_excess(view: View) -> float:
+    return max(thresholds.EXCESS_SHARE * view.median_step_ns, thresholds.EXCESS_FLOOR_NS)
+
+
+def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:
+    """Ranks that may have an excess at all; a sieve that lets pass too many, never too few.
+
+    A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is
+    high in terms of the noise of the typical rank.  Single wild steps are cut off first.
+    """
+    known = np.nan_to_num(deviation) if np.isnan(deviation).any() else deviation
+    some = known[:, :: max(1, known.shape[1] // NOISE_STEPS)]
+    noise_ns = float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
+    ceiling = 3 * max(least_ns, noise_ns)
+    sums = np.zeros((known.shape[0], known.shape[1] + 1))
+    np.clip(known, -ceiling, ceiling, out=sums[:, 1:])
+    np.cumsum(sums[:, 1:], axis=1, out=sums[:, 1:])
+    found = np.zeros(len(known), np.bool_)
+    width = thresholds.STRETCH_STEPS
+    while True:
+        width = min(width, known.shape[1])
+        stride = max(1, width // thresholds.STRETCH_STEPS)
+        means = (sums[:, width::stride] - sums[:, : sums.shape[1] - width : stride]) / width
+        places = 1 if width == known.shape[1] else max(known.shape[1] // thresholds.STRETCH_STEPS, 1)
+        needed = z_needed(comparisons * places)
+        sigmas = max(needed * SIEVE_SHARE - SIEVE_SLACK, 0.0)
+        found |= means.max(axis=1) >= max(least_ns / 2, sigmas * noise_ns / np.sqrt(width))
+        if width == known.shape[1]:
+            return np.flatnonzero(found)
+        width *= 2
+
+
+def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
+    """An excess of the whole window; from where on, when it began in it."""
+    if np.median(own) < test.least_ns:
+        return None
+    z = persistence_z(own)
+    if z < z_needed(test.comparisons):
+        return None
+    at = _longest_stretch(own, test)
+    if at is not None:
+        outside = np.delete(own, at)
+        if len(outside) >= test.stretch and np.median(outside) < test.least_ns / 2:
+            return at, z
+    return slice(0, len(own)), z
+
+
+def _passing(own: Floats, test: _Test) -> tuple[slice, float] | None:
+    """An excess of one stretch, told by the rest of the window."""
+    at = _longest_stretch(own, test)
+    if at is None or len(own) - (at.stop - at.start) < thresholds.MIN_STEPS:
+        return None
+    z = stretch_z(own, at)
+    # Any stretch might have been the one; those that share most of their steps are one and the same.
+    return (at, z) if z >= z_needed(test.comparisons * len(own) // test.stretch) else None
+
+
+def _longest_stretch(own: Floats, test: _Test) -> slice | None:
+    """Where the running median stays above; a short dip does not end it."""
+    least_ns = test.least_ns
+    above = local_median(own, SMOOTHED_OVER) >= least_ns
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))
+    starts, stops = edges[::2].tolist(), edges[1::2].tolist()
+    joined: list[list[int]] = []
+    for start, stop in zip(starts, stops, strict=True):
+        if joined and start - joined[-1][1] <= DIP_STEPS:
+            joined[-1][1] = stop
+        else:
+            joined.append([start, stop])
+    first, stop = max(joined, key=lambda one: one[1] - one[0], default=[0, 0])
+    while first < stop and own[first] < least_ns:
+        first += 1
+    while first < stop and own[stop - 1] < least_ns:
+        stop -= 1
+    return slice(first, stop) if stop - first >= test.stretch else None
+
+
+def _median(values: Floats) -> float:
+    there = values[~np.isnan(values)]
+    return float(np.median(there)) if len(there) else 0.0

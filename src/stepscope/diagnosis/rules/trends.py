@@ -1,0 +1,320 @@
+"""Over time, the level of the steps: ``drift`` (slowly slower), ``change_point`` (slower from a step on) and
+``throughput_drop`` (slower for a while).
+
+The series is cut into stretches of one level each; a line that fits better than one change is a drift.  Each needs an
+effect (a share of the step) and must stand out from the wander of the machine's speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.claims import Claim, severity_of
+from stepscope.diagnosis.engine.statistics import Trend, levels, shortest, trend
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.advice import growth_advice, slow_stretch_advice
+from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical_phase_ns, where_text
+from stepscope.records.finding import Finding
+from stepscope.records.text import ms_text, number_text, share_text
+
+__all__ = ["find_trends"]
+
+Floats = NDArray[np.float64]
+STRETCHES_SHOWN = 3
+BESIDE_STEPS = 50
+"""On each side of a change, to see where it lies: what happened long before is another story."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlowStretch:
+    """A stretch of steps, as places in the view, that is slower than what was before it."""
+
+    first: int
+    end: int
+    before_ns: float
+    level_ns: float
+
+    @property
+    def extra_ns(self) -> float:
+        return self.level_ns - self.before_ns
+
+    @property
+    def share(self) -> float:
+        return self.extra_ns / self.before_ns if self.before_ns else 0.0
+
+    def whole(self, explained_ns: Floats) -> _SlowStretch:
+        """The same of whole steps, with what is explained already: the lengths that everything else shows."""
+        usual_ns = float(np.median(explained_ns[max(self.first - BESIDE_STEPS, 0) : self.first]))
+        now_ns = float(np.median(explained_ns[self.first : self.end]))
+        return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + now_ns)
+
+    def is_rest(self, explained_ns: Floats) -> bool:
+        """Whether most of the change is explained already, or the steps themselves hardly show it.
+
+        What is left of a change that is explained is no cause of its own.  And where what was explained ends just then,
+        as a late rank that is late no more, the rest grows while the steps become shorter.
+        """
+        whole_ns = self.whole(explained_ns).extra_ns
+        return (
+            self.extra_ns < thresholds.EXPLAINS_SHARE * whole_ns or whole_ns < thresholds.EXPLAINS_SHARE * self.extra_ns
+        )
+
+
+def find_trends(view: View, left_ns: Floats) -> list[Claim]:
+    """``left_ns`` [S]: the steps without what is explained already."""
+    if len(view.steps) < thresholds.TREND_STEPS or not view.ranks or float(np.median(left_ns)) <= 0:
+        return []
+    starts, own = levels(left_ns, least_change=thresholds.GROWTH_SHARE * float(np.median(left_ns)))
+    line = trend(left_ns)
+    if _drifts(left_ns, line, starts):
+        return [_drift(view, left_ns, line)]
+    explained_ns = view.step_ns - left_ns
+    drops, change = _slow_stretches(left_ns, starts)
+    drops = [slow for slow in drops if not slow.is_rest(explained_ns)]
+    if change is not None and change.is_rest(explained_ns):
+        change = None
+    claims = [_change_point(view, change, explained_ns, own.scatter)] if change is not None else []
+    return [*claims, *([_throughput_drop(view, drops, explained_ns)] if drops else [])]
+
+
+# -- drift ----------------------------------------------------------------------------------------------------------
+
+
+def _drifts(values: Floats, line: Trend, starts: list[int]) -> bool:
+    """Steady growth that matters, is no accident, and is no single change seen from afar."""
+    growth = line.slope * (len(values) - 1)
+    least = max(thresholds.GROWTH_SHARE * float(np.median(values)), thresholds.SPREADS_APART * line.wander)
+    if growth < least or line.p > thresholds.TREND_CHANCE:
+        return False
+    best = min((_apart(values, start) for start in starts[1:]), default=float("inf"))
+    return bool(np.abs(values - line.line(len(values))).sum() < best)
+
+
+def _apart(values: Floats, start: int) -> float:
+    """Sum of absolute deviations from two levels."""
+    return float(sum(np.abs(part - np.median(part)).sum() for part in (values[:start], values[start:])))
+
+
+def _drift(view: View, values: Floats, line: Trend) -> Claim:
+    count = len(values)
+    tenth = max(count // 10, 2)
+    first_ns, last_ns = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
+    explained_ns = float(np.median((view.step_ns - values)[:tenth]))
+    whole_first, whole_last = (first_ns + explained_ns) / 1e6, (last_ns + explained_ns) / 1e6
+    growth_share = line.slope * (count - 1) / first_ns
+    saved = np.clip(line.line(count) - first_ns, 0.0, None)
+    excess = typical_phase_ns(view, np.arange(count - tenth, count)) - typical_phase_ns(view, np.arange(tenth))
+    place = locate(view, excess, last_ns - first_ns)
+    cost = cost_of(view, saved)
+    severity = severity_of(cost["share"], last_ns - first_ns)
+    steady = line.p <= thresholds.TREND_WARNING_CHANCE
+    where = where_text(place, view)
+    return Claim(
+        finding=Finding(
+            kind="drift",
+            severity=severity if steady and growth_share >= thresholds.GROWTH_WARNING_SHARE else "info",
+            title=(
+                f"Steps grow by {_slope_text(line.slope)}: {ms_text(whole_first)} at first, "
+                f"{ms_text(whole_last)} now; the growth is {where.strip() if where else 'in no single phase'}."
+            ),
+            ranks=place.ranks(view),
+            phase=place.phase,
+            steps=view.span,
+            cost=cost,
+            evidence={
+                "clock": view.clock,
+                "ms_per_1000_steps": round(line.slope * 1000 / 1e6, 4),
+                "growth_share": round(growth_share, 4),
+                "first_ms": round(whole_first, 3),
+                "last_ms": round(whole_last, 3),
+                "p": line.p,
+                "wander_ms": round(line.wander / 1e6, 3),
+                "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+                "steps_used": count,
+            },
+            advice=growth_advice(phase=place.phase),
+            confidence=0.9 if place.phase else 0.8,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _slope_text(slope_ns: float) -> str:
+    """Per step where that is a figure that one can read."""
+    if slope_ns >= thresholds.EXCESS_FLOOR_NS / 5:
+        return f"{number_text(slope_ns / 1e6)} ms each step"
+    return f"{ms_text(slope_ns * 1000 / 1e6)} in 1,000 steps"
+
+
+# -- levels ---------------------------------------------------------------------------------------------------------
+
+
+def _slow_stretches(values: Floats, starts: list[int]) -> tuple[list[_SlowStretch], _SlowStretch | None]:
+    """Stretches that were slower and recovered, and the one that did not."""
+    ends = [*starts[1:], len(values)]
+    level = [float(np.median(values[start:end])) for start, end in zip(starts, ends, strict=True)]
+    drops: list[_SlowStretch] = []
+    at = 1
+    while at < len(starts):
+        before_ns = level[at - 1]
+        until = at
+        while until < len(starts) and level[until] >= (1 + thresholds.GROWTH_SHARE) * before_ns:
+            until += 1
+        if until == at:
+            at += 1
+            continue
+        first, end = starts[at], ends[until - 1]
+        slow = _SlowStretch(first=first, end=end, before_ns=before_ns, level_ns=float(np.median(values[first:end])))
+        if until == len(starts):
+            return drops, _lasting(values, slow)
+        long_enough = end - first >= thresholds.DROP_STEPS
+        if long_enough and slow.share >= thresholds.DROP_SHARE and _all_slower(values, slow):
+            drops.append(slow)
+        at = until
+    return drops, None
+
+
+def _lasting(values: Floats, slow: _SlowStretch) -> _SlowStretch | None:
+    """Slower than all that was before, too: the end of a fast stretch is no change for the worse."""
+    before_ns = max(slow.before_ns, float(np.median(values[: slow.first])))
+    found = _SlowStretch(first=slow.first, end=slow.end, before_ns=before_ns, level_ns=slow.level_ns)
+    return found if found.share >= thresholds.GROWTH_SHARE and _all_slower(values, found) else None
+
+
+def _all_slower(values: Floats, slow: _SlowStretch) -> bool:
+    """Whether the fast ones among the steps are slower, too: where half of all steps are disturbed, a median may jump
+    between those that are and those that are not."""
+    before = values[max(slow.first - BESIDE_STEPS, 0) : slow.first]
+    rise = np.quantile(values[slow.first : slow.end], 0.25) - np.quantile(before, 0.25)
+    return bool(rise >= thresholds.EXPLAINS_SHARE * slow.extra_ns)
+
+
+def _change_point(view: View, slow: _SlowStretch, explained_ns: Floats, wander_ns: float) -> Claim:
+    saved = _saved(view, [slow])
+    place, excess = _place(view, slow)
+    shown = slow.whole(explained_ns)
+    cost = cost_of(view, saved)
+    step = int(view.steps[slow.first])
+    where = where_text(place, view)
+    ranks = place.ranks(view)
+    warns = _warns(slow, wander_ns, len(view.steps)) and not _passed_around(view, slow, place)
+    return Claim(
+        finding=Finding(
+            kind="change_point",
+            severity="warning" if warns else "info",
+            title=(
+                f"From step {step} on steps take {ms_text(shown.level_ns / 1e6)} instead of "
+                f"{ms_text(shown.before_ns / 1e6)} (+{share_text(shown.share)}){',' if where else ''}{where}."
+            ),
+            ranks=ranks,
+            phase=place.phase,
+            steps=(step, int(view.steps[-1])),
+            cost=cost,
+            evidence={
+                **_levels_evidence(view, shown, excess, place),
+                "wander_ms": round(wander_ns / 1e6, 3),
+                "steps_since": slow.end - slow.first,
+            },
+            advice=slow_stretch_advice(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=False),
+            confidence=0.9 if slow.end - slow.first >= 2 * thresholds.MIN_STEPS else 0.75,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats) -> Claim:
+    worst = max(drops, key=lambda slow: slow.extra_ns * (slow.end - slow.first))
+    saved = _saved(view, drops)
+    place, excess = _place(view, worst)
+    shown = worst.whole(explained_ns)
+    cost = cost_of(view, saved)
+    where = where_text(place, view)
+    ranks = place.ranks(view)
+    return Claim(
+        finding=Finding(
+            kind="throughput_drop",
+            severity="info" if _passed_around(view, worst, place) else severity_of(cost["share"], worst.extra_ns),
+            title=(
+                f"{_stretches_text(view, drops)} slower: {_per_second(shown.before_ns)} fell to "
+                f"{_per_second(shown.level_ns)} steps/s{',' if where else ''}{where}; it recovered."
+            ),
+            ranks=ranks,
+            phase=place.phase,
+            steps=(int(view.steps[drops[0].first]), int(view.steps[drops[-1].end - 1])),
+            cost=cost,
+            evidence={
+                **_levels_evidence(view, shown, excess, place),
+                "stretches": [[int(view.steps[slow.first]), int(view.steps[slow.end - 1])] for slow in drops],
+                "steps_per_second_before": round(1e9 / shown.before_ns, 3),
+                "steps_per_second_during": round(1e9 / shown.level_ns, 3),
+            },
+            advice=slow_stretch_advice(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=True),
+            confidence=0.85,
+        ),
+        saved_ns=saved,
+    )
+
+
+def _warns(slow: _SlowStretch, wander_ns: float, steps: int) -> bool:
+    """Large enough, and with steps enough on both sides: the first and last few of a run are often others."""
+    # The wander of a short run is hardly known.
+    spreads = thresholds.CHANGE_SPREADS if steps >= 2 * thresholds.TREND_STEPS else thresholds.CLEAR_SPREADS
+    return (
+        slow.share >= thresholds.GROWTH_WARNING_SHARE
+        and slow.extra_ns >= max(thresholds.WARNING_FLOOR_NS, spreads * wander_ns)
+        and min(slow.first, slow.end - slow.first) >= thresholds.MIN_STEPS
+    )
+
+
+def _saved(view: View, stretches: list[_SlowStretch]) -> Floats:
+    saved = np.zeros(len(view.steps))
+    for slow in stretches:
+        saved[slow.first : slow.end] = slow.extra_ns
+    return saved
+
+
+def _passed_around(view: View, slow: _SlowStretch, place: Place) -> bool:
+    """Whether it is the wait for another rank each time, not a slower exchange, which the last rank has as well."""
+    if place.phase != "comm" or not view.comm_measured:
+        return False
+    exchange_ns = shortest(view.phase("comm")[:, max(slow.first - BESIDE_STEPS, 0) : slow.end])
+    before = min(slow.first, BESIDE_STEPS)
+    rise = np.median(exchange_ns[before:]) - np.median(exchange_ns[:before])
+    return bool(rise < thresholds.EXPLAINS_SHARE * slow.extra_ns)
+
+
+def _place(view: View, slow: _SlowStretch) -> tuple[Place, Floats]:
+    during = np.arange(slow.first, min(slow.end, slow.first + BESIDE_STEPS))
+    before = np.arange(max(slow.first - BESIDE_STEPS, 0), slow.first)
+    excess = typical_phase_ns(view, during) - typical_phase_ns(view, before)
+    return locate(view, excess, slow.extra_ns), excess
+
+
+def _levels_evidence(view: View, slow: _SlowStretch, excess: Floats, place: Place) -> dict[str, Any]:
+    return {
+        "clock": view.clock,
+        "before_ms": round(slow.before_ns / 1e6, 3),
+        "after_ms": round(slow.level_ns / 1e6, 3),
+        "change_share": round(slow.share, 4),
+        "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
+        "steps_used": len(view.steps),
+    }
+
+
+def _stretches_text(view: View, drops: list[_SlowStretch]) -> str:
+    shown = [f"{view.steps[slow.first]} to {view.steps[slow.end - 1]}" for slow in drops[:STRETCHES_SHOWN]]
+    more = f" and {len(drops) - len(shown)} more stretches" if len(drops) > len(shown) else ""
+    return f"Steps {', '.join(shown)}{more} were"
+
+
+def _per_second(step_ns: float) -> str:
+    return number_text(1e9 / step_ns)
+
+
+def _host(view: View, place: Place) -> str:
+    return view.hosts[place.row] if place.row is not None else ""

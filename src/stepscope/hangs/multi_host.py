@@ -1,0 +1,228 @@
+"""Hangs that several hosts saw, joined into one and judged once more with the evidence of all.
+
+Standstills that several hosts saw, each its own ranks of, judged as one: the culprit is named wherever it is.
+
+    for record in join_hangs(seen): …
+
+A watchdog sees the ranks of its host.  Where the others are elsewhere it can only say that its ranks wait for them.
+What each of them gathered (``hangs/evidence.py``) comes together at the hub, or in the run's folder, and goes through
+the same judge once more, as if all ranks were on one host.  One whose own watchdog found an excuse (it compiles) is
+heard as well: then it was no hang to the others either, and their records say so.  Pure; times are on one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from stepscope.flight.wording import listed, one_line
+from stepscope.hangs.evidence import Evidence, EvidenceFile, LostHost, RankEvidence
+from stepscope.hangs.excuses import NotAHang
+from stepscope.hangs.judge import judge
+from stepscope.records.finding import HangPart, HangRecord
+
+__all__ = ["Elsewhere", "GoneRank", "SeenHang", "SilentHost", "join_hangs"]
+
+LOST_S = 8.0
+"""A host of which nothing came for so long, and then the job stood still, is lost; agents say something every second,
+in jobs of thousands of hosts every twenty."""
+HOSTS_JUDGED = 256
+"""At once; of more, those that know something first: most only wait."""
+REASON_CHARS = 160
+HOSTS_NAMED = 3
+STALE = 20.0
+"""Times the threshold: an excuse is looked into again and again, and one so old is not of this standstill."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenHang:
+    """A standstill as one host saw it; either half may be missing."""
+
+    record: HangRecord | None = None
+    kept: EvidenceFile | None = None
+    attempt: int = 0
+    """Of the job: ranks of different ones do not wait for each other."""
+    spool: str = ""
+    """Which sender it came from: hosts may have the same name."""
+
+    @property
+    def host(self) -> str:
+        return self.kept.evidence.host if self.kept else self.record.host if self.record else ""
+
+    @property
+    def stopped_wall_ns(self) -> int:
+        return self.kept.stopped_wall_ns if self.kept else self.record.stopped_wall_ns if self.record else 0
+
+    @property
+    def over_wall_ns(self) -> int | None:
+        return self.record.over_wall_ns if self.record else self.kept.over_wall_ns if self.kept else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoneRank:
+    """A rank whose process is known to be gone, on whatever host."""
+
+    rank: int
+    host: str
+    pid: int
+    attempt: int
+    ended: str
+    """As in ``RankEvidence``."""
+    ended_wall_ns: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilentHost:
+    """A host that never said good-bye, and when it was last heard of."""
+
+    host: str
+    ranks: tuple[int, ...]
+    attempt: int
+    heard_wall_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """What else is known of ranks that no watchdog told of."""
+
+    gone: Sequence[GoneRank] = ()
+    silent: Sequence[SilentHost] = ()
+
+
+@dataclass(kw_only=True)
+class _Standstill:
+    seen: list[SeenHang] = field(default_factory=list)
+    senders: set[tuple[str, str]] = field(default_factory=set)
+    ends_ns: float = float("inf")
+
+    def takes(self, other: SeenHang) -> bool:
+        """Whether it is the same one: on another host, of the same ranks' world, and at the same time."""
+        first = self.seen[0]
+        if first.kept is None or other.kept is None or (other.host, other.spool) in self.senders:
+            return False
+        same = other.kept.evidence.world_size == first.kept.evidence.world_size and other.attempt == first.attempt
+        return same and other.stopped_wall_ns <= self.ends_ns
+
+    def add(self, other: SeenHang) -> None:
+        self.seen.append(other)
+        self.senders.add((other.host, other.spool))
+        if other.over_wall_ns is not None:
+            self.ends_ns = min(self.ends_ns, other.over_wall_ns)
+
+
+def join_hangs(seen: Iterable[SeenHang], elsewhere: Elsewhere | None = None) -> list[HangRecord]:
+    """The hangs of a run in order of time: those that several hosts saw once, the others as they were told."""
+    found: list[HangRecord] = []
+    for standstill in _standstills(seen):
+        found += _told(standstill.seen, elsewhere or Elsewhere())
+    return sorted(found, key=lambda hang: (hang.stopped_wall_ns, hang.host, hang.number))
+
+
+def _standstills(seen: Iterable[SeenHang]) -> list[_Standstill]:
+    groups: dict[tuple[int, int], list[_Standstill]] = {}
+    found: list[_Standstill] = []
+    for one in sorted(seen, key=lambda one: (one.stopped_wall_ns, one.host)):
+        near = groups.setdefault((one.attempt, one.kept.evidence.world_size if one.kept else 0), [])
+        # Only the last few can still be under way: each host is in one at a time.
+        for standstill in near[-2:]:
+            if standstill.takes(one):
+                standstill.add(one)
+                break
+        else:
+            fresh = _Standstill()
+            fresh.add(one)
+            near.append(fresh)
+            found.append(fresh)
+    return found
+
+
+def _told(seen: Sequence[SeenHang], elsewhere: Elsewhere) -> list[HangRecord]:
+    records = [one.record for one in seen if one.record is not None]
+    declared_ns = max((record.declared_wall_ns for record in records), default=0)
+    judged = sorted((one for one in seen if _counts(one, declared_ns)), key=_says_little)[:HOSTS_JUDGED]
+    if not records or not judged:
+        return records
+    evidence = _evidence(sorted(judged, key=lambda one: one.host), elsewhere, declared_ns)
+    if len(judged) < 2 and {*evidence.hosts.values()} <= {judged[0].host} and not evidence.lost:
+        return records
+    stopped_ns = max(one.stopped_wall_ns for one in judged)
+    number = records[0].number
+    answer = judge(evidence, number=number, declared_wall_ns=declared_ns, stopped_wall_ns=stopped_ns)
+    if isinstance(answer, NotAHang):
+        return [_with_excuse(record, evidence, answer) for record in records]
+    return [_as_one(answer, records, evidence)]
+
+
+def _counts(one: SeenHang, declared_ns: int) -> bool:
+    if one.kept is None or one.record is not None:
+        return one.kept is not None
+    return declared_ns - one.kept.gathered_wall_ns <= STALE * one.kept.evidence.threshold_s * 1e9
+
+
+def _says_little(one: SeenHang) -> bool:
+    """Whether its watchdog only saw its own ranks wait."""
+    return one.record is not None and one.record.undecidable
+
+
+def _evidence(judged: Sequence[SeenHang], elsewhere: Elsewhere, declared_ns: int) -> Evidence:
+    parts = [one.kept.evidence for one in judged if one.kept is not None]
+    attempt = judged[0].attempt
+    ranks: dict[int, RankEvidence] = {}
+    hosts: dict[int, str] = {}
+    for part in parts:
+        for rank in part.ranks:
+            if rank.rank not in ranks or (rank.alive and not ranks[rank.rank].alive):
+                ranks[rank.rank], hosts[rank.rank] = rank, part.host
+    for gone in elsewhere.gone:
+        if gone.attempt == attempt and gone.rank not in ranks and gone.ended_wall_ns <= declared_ns:
+            ranks[gone.rank], hosts[gone.rank] = _gone(gone, declared_ns), gone.host
+    lost = []
+    for silent in elsewhere.silent:
+        silent_s = (declared_ns - silent.heard_wall_ns) / 1e9
+        missing = tuple(sorted(set(silent.ranks) - set(ranks)))
+        if silent.attempt == attempt and missing and silent_s >= LOST_S:
+            lost.append(LostHost(host=silent.host, ranks=missing, silent_s=silent_s))
+    usual = sorted(part.step_s for part in parts if part.step_s is not None)
+    return Evidence(
+        host=parts[0].host,
+        world_size=parts[0].world_size,
+        ranks=tuple(ranks[rank] for rank in sorted(ranks)),
+        threshold_s=max(part.threshold_s for part in parts),
+        step_s=usual[len(usual) // 2] if usual else None,
+        source_lines={place: text for part in reversed(parts) for place, text in part.source_lines.items()},
+        hosts=hosts,
+        lost=tuple(lost),
+    )
+
+
+def _gone(one: GoneRank, declared_ns: int) -> RankEvidence:
+    silent_s = round(max(declared_ns - one.ended_wall_ns, 0) / 1e9, 1)
+    return RankEvidence(rank=one.rank, pid=one.pid, alive=False, ended=one.ended, step=one.step, silent_s=silent_s)
+
+
+def _with_excuse(record: HangRecord, evidence: Evidence, answer: NotAHang) -> HangRecord:
+    """All hosts together it was no hang: somebody was at work, and may have been for too long."""
+    hosts = sorted({*evidence.hosts.values()} - {record.host})
+    said = f"With the ranks of {listed(hosts[:HOSTS_NAMED])} it is none: {one_line(answer.reason, REASON_CHARS)}"
+    return replace(record, evidence=(*record.evidence, said))
+
+
+def _as_one(answer: HangRecord, records: Sequence[HangRecord], evidence: Evidence) -> HangRecord:
+    guilty = [evidence.hosts.get(culprit.rank, "") for culprit in answer.culprits]
+    lead = next((record for host in guilty for record in records if record.host == host), records[0])
+    over: dict[str, Literal["recovered", "ended", "aborted"]] = {r.over: r.over for r in records if r.over is not None}
+    ends = [record.over_wall_ns for record in records if record.over_wall_ns is not None]
+    return replace(
+        answer,
+        host=lead.host,
+        number=lead.number,
+        over=over.get("aborted") or over.get("ended") or over.get("recovered"),
+        over_wall_ns=max(ends, default=None),
+        action=next((record.action for record in records if record.action), ""),
+        hosts=tuple(sorted({*evidence.hosts.values(), *(one.host for one in evidence.lost)})),
+        parts=tuple(
+            HangPart(host=record.host, number=record.number, kind=record.kind, title=record.title) for record in records
+        ),
+    )

@@ -1,0 +1,526 @@
+"""A hang as people read it: the finding, the advice, the lines for a terminal, the state of each rank.
+
+A hang as a finding: the same sentence in the terminal, in ``findings.json`` and in the summary.
+
+Evidence: ``number`` and ``host`` (which name its file), ``hosts`` (that were judged together), ``culprits`` (``rank``,
+``reason``, ``file``, ``line``, ``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op`` and
+``sizes`` of the collective they wait in, ``cycle``, ``stopped_wall_ns`` (when the last rank was heard of), ``stood_s``
+(from then until it was over, or declared), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepscope.flight.stacks import is_hook_file, is_user_file, main_thread
+from stepscope.flight.wording import (
+    SOURCE_CHARS,
+    collective_text,
+    file_name,
+    group_text,
+    more_than_text,
+    one_line,
+    place_text,
+    ranks_text,
+    seconds_text,
+    steps_text,
+)
+from stepscope.records.collectives import group_name
+from stepscope.records.finding import Culprit, Finding, Frame, HangRecord, RankThere, StackGroup
+from stepscope.records.text import hang_name
+
+__all__ = [
+    "HUNG",
+    "finding_of",
+    "hang_lines",
+    "hang_state_by_rank",
+    "past_text",
+    "past_title",
+    "steps_of",
+    "stood_s",
+    "title_of",
+    "told_of",
+]
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+# What to do about a hang, by its kind and what is known of its culprits.
+
+FETCHING = "torch/utils/data/_utils/fetch.py"
+
+BY_KIND = {
+    "hang_missing_collective": (
+        "All ranks of a group have to make the same calls in the same order.",
+        "Look for a branch, an early return or an exception handler that only some ranks take.",
+    ),
+    "hang_mismatch": (
+        "Compare what decides on this call (shapes, dtypes, a condition) on a culprit and on another rank.",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL checks each call against the other ranks', at a price.",
+    ),
+    "hang_deadlock": (
+        "The ranks enter their groups in different orders: make all of them take the groups in the same one.",
+        "Or a rank left out a call: look for a branch, an early return or an exception handler that only some take.",
+    ),
+    "hang_device": (
+        "dmesg shows the Xid errors of a GPU that failed; CUDA_LAUNCH_BLOCKING=1 shows which kernel does not end.",
+    ),
+    "rank_crashed": ("The others wait for a rank that is gone: end the job, and look into its log for the reason.",),
+    "rank_lost": ("Look at the hosts of those ranks: what their own watchdog found is in hangs/ if it got through.",),
+    "hang_unknown": ("py-spy dump --native --pid PID shows where the ranks are in C, if it may be used here.",),
+}
+
+
+def advice_for(record: HangRecord) -> tuple[str, ...]:
+    if record.over == "recovered":
+        return (*_where(record), "If that is to be expected, a longer threshold keeps it from being reported.")
+    if record.kind == "hang_input":
+        return (*_where(record), *_of_input(record))
+    if record.kind == "hang_host":
+        return (*_where(record), *_of_host(record))
+    if record.kind == "hang_deadlock" and (left_out := _left_out(record)):
+        return left_out
+    if record.kind == "rank_crashed" and record.over is not None:
+        return (*_where(record), "Look into its log for the reason.")
+    if record.kind == "rank_lost" and record.culprits:
+        return (*_where(record), "Look at that host and at the way to it: power, kernel log, network.")
+    return (*_where(record), *BY_KIND.get(record.kind, ()))
+
+
+def _where(record: HangRecord) -> tuple[str, ...]:
+    at = next((culprit.at for culprit in record.culprits if culprit.at is not None), None)
+    if at is None or not at.line:
+        return ()
+    return (f"Begin at {file_name(at.file)}:{at.line} in {at.function}.",)
+
+
+def _left_out(record: HangRecord) -> tuple[str, ...]:
+    """Of ranks that are in a later step than those that wait for them in a call: they went past it."""
+    there = {rank.rank: rank for rank in record.ranks}
+    for row in record.flight.get("wait_for", ()):
+        waiters, waited = ([there[rank] for rank in row[side] if rank in there] for side in ("waiters", "waited"))
+        early, late = ([one.step for one in side if one.step is not None] for side in (waiters, waited))
+        if not early or len(early) < len(waiters) or len(late) < len(row["waited"]) or max(early) >= min(late):
+            continue
+        at = next((place_text(one.at, {}) for one in waiters if one.at is not None), "")
+        call = f"{row['op']} number {row['sequence']} of {group_name(row['group'], row['description'])}"
+        wait = "waited" if record.over is not None else "waits" if len(waiters) == 1 else "wait"
+        told = (
+            f"{ranks_text(row['waited'], start=True)} went on to step {min(late):,} without {call}, in which "
+            f"{ranks_text(row['waiters'])} {wait} in step {max(early):,}"
+            f"{f', at {at}' if at else ''}: look for a branch that only some ranks take."
+        )
+        return told, "If it was to come later there, make all ranks take the groups in the same order."
+    return ()
+
+
+def _of_input(record: HangRecord) -> tuple[str, ...]:
+    reasons = " ".join(culprit.reason for culprit in record.culprits)
+    if "SIGSTOP" in reasons:
+        lets = "lets" if record.over is None else "would have let"
+        return (f"Somebody stopped the worker process: kill -CONT its pid {lets} it go on.",)
+    if "died" in reasons or "are gone" in reasons or "were gone" in reasons:
+        return ("A worker that died silently was often killed for want of memory (dmesg) or by a full /dev/shm.",)
+    if _makes_batches_itself(record):
+        return (
+            "The training process makes its batches itself (num_workers=0): look at what that line waits for.",
+            "DataLoader(num_workers=1, timeout=…) turns a batch that never comes into an exception.",
+        )
+    return ("DataLoader(timeout=…) turns a worker that never answers into an exception; look at what it reads from.",)
+
+
+def _makes_batches_itself(record: HangRecord) -> bool:
+    """Whether a culprit stands in the fetching of samples, which is in its workers where it has any: without them a
+    DataLoader refuses a timeout."""
+    culprits = {culprit.rank for culprit in record.culprits}
+    return any(
+        frame.file.endswith(FETCHING)
+        for group in record.stacks
+        if not group.workers_of and culprits.intersection(group.ranks)
+        for thread in group.threads
+        if thread.main
+        for frame in thread.frames
+    )
+
+
+def _of_host(record: HangRecord) -> tuple[str, ...]:
+    pids = {rank.rank: rank.pid for rank in record.ranks}
+    first = record.culprits[0] if record.culprits else None
+    reason = first.reason if first is not None else ""
+    if first is not None and "stopped" in reason:
+        if record.over is not None:
+            return ("SIGSTOP comes from a person or a debugger; kill -CONT would have let it go on.",)
+        return (f"kill -CONT {pids.get(first.rank, 'PID')} lets it go on; SIGSTOP comes from a person or a debugger.",)
+    if "GIL" in reason:
+        return ("The C call at that line never gives the GIL back: it stops all threads of the process.",)
+    if "disk" in reason:
+        return ("The disk or network file system does not answer: look at dmesg and at its server.",)
+    return ()
+
+
+# -- tense ------------------------------------------------------------------------------------------------------------
+# A standstill told once it is over: the judge says what it sees, in the present, and the record keeps that.
+#
+#     told_of(record, over=True).title    # "Rank 1 never called …: it slept at train.py:41 (…); rank 0 waited for it."
+#
+# The judge has few verbs, so that a table says them all.  What is not the judge's is left as it is: lines of code,
+# which stand in brackets behind their place, names behind ``in``, ``of``, ``at`` and ``on``, and what a rank that died
+# said.
+
+PAST = {
+    "is": "was",
+    "are": "were",
+    "has": "had",
+    "have": "had",
+    "does": "did",
+    "do": "did",
+    "waits": "waited",
+    "wait": "waited",
+    "sleeps": "slept",
+    "sleep": "slept",
+    "stands": "stood",
+    "hangs": "hung",
+    "holds": "held",
+    "uses": "used",
+    "answers": "answered",
+    "need": "needed",
+    "says": "said",
+    "comes": "came",
+    "computes": "computed",
+    "imports": "imported",
+    "compiles": "compiled",
+    "evaluates": "evaluated",
+    "reads": "read",
+    "writes": "wrote",
+}
+_CODE = re.compile(r":\d+ \(")
+"""A line of code begins behind its number …"""
+_GOES_ON = re.compile(r"\)(?=[;,.:]|$| (?:has|have|had|called|left|raised)\b)")
+"""… and ends with a bracket after which a sentence can go on."""
+_VERB = re.compile(
+    rf"(?<![\w./:'\"-])(?<!\bin )(?<!\bof )(?<!\bat )(?<!\bon )(?<!\bhost )({'|'.join(PAST)})(?![\w(='\"-]|[./:]\w)"
+)
+_WAITERS = re.compile(r"(; ranks? [\d, –and…]+?) waits? (for (?:it|them)\b)(?!.*; ranks? [\d, –and…]+? waits? for)")
+
+
+def told_of(record: HangRecord, *, over: bool = False) -> HangRecord:
+    """``over``: whether the job is, where nobody saw the end of the standstill; the same record while it lasts."""
+    if record.over is None and not over:
+        return record
+    parts = tuple(replace(part, title=past_title(part.kind, part.title)) for part in record.parts)
+    record = replace(record, title=past_title(record.kind, record.title), parts=parts, flight=_flight(record.flight))
+    if record.kind == "rank_crashed":
+        return record
+    return replace(
+        record,
+        culprits=tuple(replace(culprit, reason=past_text(culprit.reason)) for culprit in record.culprits),
+        cycle=tuple(map(past_text, record.cycle)),
+        evidence=tuple(map(past_text, record.evidence)),
+    )
+
+
+def past_text(text: str) -> str:
+    """A sentence of the judge's in the past; one that is in it already stays."""
+    code = _CODE.search(text)
+    if code is None:
+        return _VERB.sub(lambda verb: PAST[verb[1]], text)
+    end = _end_of_code(text, code.end() - 1)
+    return past_text(text[: code.start()]) + text[code.start() : end] + past_text(text[end:])
+
+
+def _end_of_code(text: str, begin: int) -> int:
+    """Where its brackets close; of code that was cut, or opens more than it closes, the first end that it can have."""
+    depth = 0
+    for at in range(begin, min(len(text), begin + SOURCE_CHARS + 2)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0 and _GOES_ON.match(text, at):
+            return at + 1
+    cut = text.find("…)", begin, begin + SOURCE_CHARS + 2)
+    if cut >= 0:
+        return cut + 2
+    first = _GOES_ON.search(text, begin)
+    return first.end() if first is not None else len(text)
+
+
+def past_title(kind: str, title: str) -> str:
+    """Of a death only who waited: it has the words of an exception in it."""
+    return _WAITERS.sub(r"\1 waited \2", title) if kind == "rank_crashed" else past_text(title)
+
+
+def _flight(flight: dict[str, Any]) -> dict[str, Any]:
+    title = flight.get("title")
+    return {**flight, "title": past_title(str(flight.get("kind")), title)} if isinstance(title, str) else flight
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+
+SURE = 0.95
+UNSURE = 0.6
+RANKS_LISTED = 64
+"""Culprits whose reasons are in the evidence; the record has all."""
+
+
+def finding_of(record: HangRecord, *, over: bool = False) -> Finding:
+    """Of a job that came back: the ``stall`` that it was.  ``over``: as of ``told_of``."""
+    record = told_of(record, over=over)
+    back = record.over == "recovered"
+    seconds = stood_s(record)
+    there = {rank.rank: rank for rank in record.ranks}
+    of_culprits = [there[culprit.rank] for culprit in record.culprits if culprit.rank in there]
+    phases = {rank.phase for rank in of_culprits}
+    return Finding(
+        kind="stall" if back else record.kind,
+        severity="warning" if back else "critical",
+        title=title_of(record),
+        ranks=tuple(sorted({culprit.rank for culprit in record.culprits})),
+        phase=phases.pop() or None if len(phases) == 1 else None,
+        steps=steps_of(record),
+        cost={
+            "share": 0.0,
+            "seconds": round(seconds, 3),
+            "rank_hours": round(seconds * len(record.ranks) / 3600, 4),
+            "if_fixed": None,
+        },
+        evidence=_evidence(record, seconds),
+        advice=advice_for(record),
+        confidence=UNSURE if record.undecidable else SURE,
+    )
+
+
+def title_of(record: HangRecord) -> str:
+    """The record's, with the time it took where nothing else in it says that something is wrong: nobody waits."""
+    seconds, record = stood_s(record), told_of(record)
+    if record.over == "recovered":
+        then = record.title.replace(" never called ", " had not called ", 1)
+        return f"The job stood still for {seconds_text(seconds)} and came back. {then}"
+    if record.victims or record.kind not in ("hang_host", "hang_input"):
+        return record.title
+    # Told once and read for as long as it lasts: of one that goes on only what stays true.
+    ended = record.over is not None
+    nothing = f"happened for {seconds_text(seconds)}" if ended else f"has happened for {more_than_text(seconds)}"
+    return f"{record.title.removesuffix('.')}; nothing {nothing}."
+
+
+def steps_of(record: HangRecord) -> tuple[int, int] | None:
+    """The first and the last of the steps that were under way when it stopped; of ranks that are part of it."""
+    part = {*(culprit.rank for culprit in record.culprits), *record.victims}
+    known = [rank for rank in record.ranks if rank.step is not None]
+    steps = [rank.step for rank in [one for one in known if one.rank in part] or known if rank.step is not None]
+    return (min(steps), max(steps)) if steps else None
+
+
+def stood_s(record: HangRecord) -> float:
+    """How long nothing happened, as far as it is known yet."""
+    until_ns = record.over_wall_ns if record.over_wall_ns is not None else record.declared_wall_ns
+    return max(until_ns - record.stopped_wall_ns, 0) / 1e9
+
+
+def _evidence(record: HangRecord, seconds: float) -> dict[str, Any]:
+    waiting = record.collective
+    return {
+        "number": record.number,
+        "host": record.host,
+        "hosts": list(record.hosts),
+        "culprits": [
+            {
+                "rank": culprit.rank,
+                "reason": culprit.reason,
+                "file": culprit.at.file if culprit.at else None,
+                "line": culprit.at.line if culprit.at else None,
+                "function": culprit.at.function if culprit.at else None,
+            }
+            for culprit in record.culprits[:RANKS_LISTED]
+        ],
+        "victims": list(record.victims),
+        "undecidable": record.undecidable,
+        "group": group_text(waiting) or None if waiting else None,
+        "sequence": waiting.sequence if waiting else None,
+        "op": waiting.op or None if waiting else None,
+        "sizes": waiting.sizes or None if waiting else None,
+        "cycle": list(record.cycle),
+        "stopped_wall_ns": record.stopped_wall_ns,
+        "stood_s": round(seconds, 3),
+        "threshold_s": record.threshold_s,
+        "over": record.over,
+        "action": record.action or None,
+        "told_by": list(record.evidence),
+    }
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+# A hang as lines for a terminal: who, where, who waits, in what; then the stacks, alike ones once.
+#
+# Here and not among the reports, because the agent, which speaks first, may not load what those need.
+
+LABEL = 10
+"""Columns of the labels at the left."""
+NARROWEST = 60
+CULPRITS_SHOWN = 4
+CYCLE_SHOWN = 8
+GROUPS_SHOWN = 6
+FRAMES_SHOWN = 6
+SIZES_CHARS = 60
+FILES_SHOWN = 3
+ENDINGS = {"recovered": "then went on", "ended": "until the job ended", "aborted": "until the job was ended for it"}
+
+
+def hang_lines(
+    record: HangRecord,
+    width: int = 80,
+    *,
+    title: bool = True,
+    now_wall_ns: int | None = None,
+    steps: tuple[int, int] | None = None,
+) -> list[str]:
+    """``title``: whether it stands above; a page that leads with it need not say it again.  ``now_wall_ns``: the time,
+    of a job that is known to go on; else of one that stands only what was known when it was declared is said.
+    ``steps``: as of ``steps_of``, of a record without its ranks."""
+    width = max(width, NARROWEST)
+    lines = textwrap.wrap(one_line(record.title, 600), width, break_on_hyphens=False) if title else []
+    lines += _labelled("culprit", _culprits(record), width)
+    lines += _labelled("waiting", _waiting(record), width)
+    lines += _labelled("cycle", _cycle(record), width)
+    lines += _labelled("told by", record.evidence, width)
+    lines += _labelled("since", [_since(record, now_wall_ns, steps or steps_of(record))], width)
+    lines += _labelled("done", [record.action] if record.action else (), width)
+    for number, group in enumerate(record.stacks[:GROUPS_SHOWN]):
+        lines += _labelled("" if number else "stacks", [_whose(group)], width)
+        lines += [_cut(f"  {'':{LABEL}}  {line}", width) for line in _frames(group)]
+    left = len(record.stacks) - GROUPS_SHOWN
+    more = (
+        f"{left} more kinds of stacks and all threads"
+        if left > 0
+        else "all threads of all ranks"
+        if record.stacks
+        else ""
+    )
+    lines += _labelled("", [f"{more}: {_files(record)}"] if more else (), width)
+    return lines
+
+
+def _files(record: HangRecord) -> str:
+    """Where all of it is; what several hosts saw, in a file each."""
+    names = [hang_name(part.host, part.number) for part in record.parts] or [hang_name(record.host, record.number)]
+    left = len(names) - FILES_SHOWN
+    return ", ".join(f"hangs/{name}" for name in names[:FILES_SHOWN]) + (f" and {left} more" if left > 0 else "")
+
+
+def _labelled(label: str, texts: Iterable[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for text in texts:
+        for part in textwrap.wrap(" ".join(text.split()), width - 2 - LABEL, break_on_hyphens=False):
+            lines.append(f"  {label:{LABEL}}{part}")
+            label = ""
+    return lines
+
+
+def _culprits(record: HangRecord) -> list[str]:
+    """Those of the same reason together."""
+    alike: dict[tuple[str, Frame | None], list[Culprit]] = {}
+    for culprit in record.culprits:
+        alike.setdefault((culprit.reason, culprit.at), []).append(culprit)
+    texts = []
+    for (reason, at), culprits in list(alike.items())[:CULPRITS_SHOWN]:
+        each = ": each" if len(culprits) > 1 else ""
+        who = ranks_text(culprit.rank for culprit in culprits)
+        texts.append(f"{who}{_on_host(record, culprits)}{each} {reason}")
+        if at is not None and at.line:
+            texts.append(f"{at.file}, line {at.line}, in {at.function}")
+    if len(alike) > CULPRITS_SHOWN:
+        texts.append(f"… and {len(alike) - CULPRITS_SHOWN} more places")
+    if not texts and record.undecidable:
+        texts.append("cannot be told from what is known here")
+    return texts
+
+
+def _on_host(record: HangRecord, culprits: Sequence[Culprit]) -> str:
+    """Where several hosts were judged together."""
+    hosts = {rank.rank: rank.host for rank in record.ranks}
+    own = {hosts.get(culprit.rank, "") for culprit in culprits}
+    return f" on {own.pop()}" if len(record.hosts) > 1 and len(own) == 1 and "" not in own else ""
+
+
+def _waiting(record: HangRecord) -> list[str]:
+    if not record.victims:
+        return []
+    waiting = record.collective
+    details = [waiting.sizes, waiting.dtypes] if waiting is not None else []
+    about = one_line(" ".join(detail for detail in details if detail), SIZES_CHARS)
+    call = f" in {collective_text(waiting)}" if waiting is not None else ""
+    return [f"{ranks_text(record.victims)}{call}{f', {about}' if about else ''}"]
+
+
+def _cycle(record: HangRecord) -> list[str]:
+    shown = list(record.cycle[:CYCLE_SHOWN])
+    return [*shown, f"… {len(record.cycle) - CYCLE_SHOWN} more"] if len(record.cycle) > CYCLE_SHOWN else shown
+
+
+def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] | None) -> str:
+    where = f" in {steps_text(*steps)}" if steps else ""
+    usual = f"; a step usually takes {_step_text(record.step_s)}" if record.step_s else ""
+    if record.over is None and now_wall_ns is not None:
+        long_s = max(stood_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
+        return f"nothing has happened for {seconds_text(long_s)}{where}{usual}"
+    if record.over is None:
+        return f"nothing happened for {seconds_text(stood_s(record))}{where} when this was written{usual}"
+    return f"it stood still for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
+
+
+def _step_text(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _whose(group: StackGroup) -> str:
+    threads = len(group.threads)
+    more = f" (main thread of {threads})" if threads > 1 else ""
+    return ("DataLoader workers of " if group.workers_of else "") + ranks_text(group.ranks) + more
+
+
+def _frames(group: StackGroup) -> list[str]:
+    """Of the main thread: what it is in, then the user's own lines; what lies between says little."""
+    main = main_thread(group.threads)
+    frames: Sequence[Frame] = (
+        [frame for frame in main.frames if not is_hook_file(frame.file)] if main is not None else ()
+    )
+    own = [frame for frame in frames if is_user_file(frame.file)]
+    shown = [*([frames[0]] if frames and frames[0] not in own else []), *own] or list(frames)
+    lines = [f"{_short(frame)}:{frame.line or '?'} in {frame.function}" for frame in shown[:FRAMES_SHOWN]]
+    return [*lines, f"… {len(shown) - FRAMES_SHOWN} more"] if len(shown) > FRAMES_SHOWN else lines
+
+
+def _short(frame: Frame) -> str:
+    """Of a library from its package on, of the user's own the last folder and the file."""
+    _, found, inside = frame.file.rpartition("-packages/")
+    return inside if found else "/".join(frame.file.split("/")[-2:])
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: columns - 1] + "…"
+
+
+# -- standing ---------------------------------------------------------------------------------------------------------
+# What a rank is at while the job stands still: its process still runs, and "running" would say nothing of it.
+
+HUNG = "hung"
+"""Of a rank that holds the others up, or is in no collective and nobody can be blamed."""
+
+
+def hang_state_by_rank(hangs: Iterable[HangRecord]) -> dict[int, str]:
+    """By rank: ``hung``, ``waits in all_reduce`` or ``waits``; of the hangs that go on, and of ranks that live."""
+    found: dict[int, str] = {}
+    for hang in hangs:
+        if hang.over is None:
+            guilty, victims = {culprit.rank for culprit in hang.culprits}, set(hang.victims)
+            found |= {rank.rank: _hang_state(rank, guilty, victims) for rank in hang.ranks if rank.alive}
+    return found
+
+
+def _hang_state(rank: RankThere, guilty: Collection[int], victims: Collection[int]) -> str:
+    if rank.rank in guilty:
+        return HUNG
+    if rank.waiting_in is not None and rank.waiting_in.op:
+        return f"waits in {rank.waiting_in.op}"
+    return "waits" if rank.rank in victims else HUNG

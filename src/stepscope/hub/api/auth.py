@@ -1,0 +1,382 @@
+"""Where a reader's token or cookie is checked, and the sessions of browsers.
+
+Who may read: everybody who has the reader's token, as a header or as a cookie that was given for it.
+
+    Authorization: Bearer TOKEN                        tools, Prometheus, the terminal view
+    Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SIGNATURE   a browser, after POST /api/v1/session: EventSource has no headers
+
+Besides the hub's own token there are those with a name, a scope and an end (``reader_tokens.py``).  The cookie of one
+says which it is (``ID``; empty for the hub's own), and everything else is looked up at each request: when the token is
+revoked or runs out, its sessions and the streams that are open with it end, too.
+
+The cookie is signed with the hub's token and says until when it holds; the hub keeps nothing, so that one that was
+restarted with its old token knows its readers again.  Browsers do not keep cookies apart by port: they send ours to
+every server of this host, also to one of another user.  So it is worth something only here (the port is signed), only
+to whoever it was given to (the address and, on this machine, the user are signed), and only until its end: asking with
+a cookie gives no new one.  No token is in a cookie, a URL or a log.  All comparisons take the same time whatever is
+wrong.  A wrong one is counted by address, and each next answer to that address comes later;
+those who have the token never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request, cookie_parser
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stepscope.hub.api.responses import JSON, failure, json_body
+from stepscope.hub.api.tokens import METRICS, NamedToken, ReaderTokens
+from stepscope.hub.audit import AuditLog, Via, route_and_run
+from stepscope.hub.limits import plain_address, source_of
+
+__all__ = [
+    "ONLY_RUN",
+    "OPEN_PATHS",
+    "SESSION_PATH",
+    "Reader",
+    "Readers",
+    "ReadersOnly",
+    "TrustedProxy",
+    "session_routes",
+]
+
+
+# -- readers ----------------------------------------------------------------------------------------------------------
+
+SESSION_PATH = "/api/v1/session"
+OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
+"""What needs no token: nothing of a run is there.  (POST to the session looks at the token by itself.)"""
+OPEN_FOLDER = "/assets/"
+"""The script and the style sheet of the page."""
+ONLY_RUN = "stepscope.only_run"
+"""In ``scope["state"]``: the one run that somebody may read; None or missing: all of them."""
+SESSION_S = 12 * 3600
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 2.0
+FORGET_AFTER_S = 60.0
+"""A wrong token counts for so long."""
+ADDRESSES = 1024
+"""That are remembered; the longest silent goes first."""
+WAITING = 64
+"""Answers that may be held back at once; beyond, the answer is 429 right away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustedProxy:
+    """A reverse proxy on this machine that has authenticated whoever asks, and says so in a header.
+
+    Anybody on this machine can connect and write a header.  So only connections of these users count, by the kernel's
+    word (``hub/transport.py``); where it does not tell, none do.
+    """
+
+    header: str
+    uids: frozenset[int]
+
+    def vouches_for(self, scope: Scope) -> str:
+        """The user that it names; empty: nobody."""
+        said = Headers(scope=scope).getlist(self.header)
+        peer = scope.get("state", {}).get("stepscope.peer")
+        return said[0].strip() if len(said) == 1 and peer is not None and peer() in self.uids else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Somebody who may read, and how they were recognized."""
+
+    via: Via
+    name: str = ""
+    """Of a named token, or of the user for whom a proxy vouches."""
+    token: NamedToken | None = None
+
+
+class Readers:
+    """The token, and who got it wrong.  Used from one event loop."""
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        secure: bool = False,
+        port: int = 0,
+        named: ReaderTokens | None = None,
+        trusted: TrustedProxy | None = None,
+        audit: AuditLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        if not token:
+            raise ValueError("a hub without a token would be open to everybody")
+        self._token = hashlib.sha256(token.encode()).digest()
+        self._signing = hmac.new(token.encode(), b"session %d" % port, hashlib.sha256).digest()
+        self._secure = secure
+        self._named = named
+        self._trusted = trusted
+        self._audit = audit
+        self._clock = clock
+        self._now = now
+        self._sleep = sleep
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._waiting = 0
+        self.refused = 0
+        """Since the start: wrong tokens and wrong cookies."""
+        self.cookie = f"{'__Host-' if secure else ''}stepscope-{port}-{hashlib.sha256(self._signing).hexdigest()[:8]}"
+        """One name per port and token: two hubs on one host do not take each other's cookie away."""
+
+    def right(self, token: str) -> bool:
+        """Whether that is the token."""
+        given = hashlib.sha256(token.encode(errors="replace")).digest()
+        return hmac.compare_digest(given, self._token)
+
+    def with_token(self, token: str) -> Reader | Literal[False]:
+        """Whoever has it; one with a name that ran out or was revoked is wrong."""
+        if self.right(token):
+            return Reader(via="hub token")
+        named = self._named.find(token, self._now()) if self._named is not None else None
+        return False if named is None else _named(named)
+
+    def admits(self, headers: Headers, whose: str = "") -> Reader | Literal[False] | None:
+        """None: nobody tried, there is neither a token nor a cookie of ours.  ``whose``: as ``browser_of`` says."""
+        given = headers.get("authorization")
+        if given is not None:
+            kind, _, token = given.partition(" ")
+            return self.with_token(token.strip()) if kind.lower() == "bearer" else False
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie)
+        return None if cookie is None else self._with_cookie(cookie, whose)[0]
+
+    def holds(self, reader: Reader, path: str) -> bool:
+        """Whether somebody who was admitted would still be: a named token may have been revoked since."""
+        if reader.token is None or self._named is None:
+            return True
+        token = self._named.with_id(reader.token.id, self._now())
+        return token is not None and token.allows(path)
+
+    def reader_of(self, scope: Scope) -> Reader | Literal[False] | None:
+        """Who asks.  None: nobody tried.  False: a token or a cookie that is wrong."""
+        if self._trusted is not None and (user := self._trusted.vouches_for(scope)):
+            return Reader(via="proxy", name=user)
+        return self.admits(Headers(scope=scope), browser_of(scope))
+
+    def note(
+        self,
+        event: Literal["read", "signed in", "signed out", "refused"],
+        scope: Scope,
+        reader: Reader | None,
+        status: int,
+    ) -> None:
+        """For the audit log, if there is one."""
+        if self._audit is None:
+            return
+        route, run = route_and_run(scope["path"])
+        self._audit.note(
+            event,
+            via=reader.via if reader is not None else "unknown",
+            who=reader.name if reader is not None else "",
+            address=address_of(scope) if reader is not None else source_of(address_of(scope)),
+            method=scope["method"],
+            route=route,
+            run=run,
+            status=status,
+        )
+
+    def session_s(self, token: NamedToken | None) -> int:
+        """How long a session lasts that is opened now: never longer than a named token."""
+        return SESSION_S if token is None else int(min(SESSION_S, token.expires_s - self._now()))
+
+    def open_session(self, response: Response, whose: str = "", token: NamedToken | None = None) -> None:
+        seconds, token_id = self.session_s(token), "" if token is None else token.id
+        expires = int(self._now()) + seconds
+        self._set(response, f"{expires}.{token_id}.{self._signature(expires, token_id, whose)}", seconds)
+
+    def session(self, headers: Headers, whose: str) -> tuple[Reader | Literal[False], int]:
+        """Whose cookie came along, and for how many seconds it still holds."""
+        return self._with_cookie(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
+
+    def end_session(self, response: Response) -> None:
+        self._set(response, "", 0)
+
+    async def refuse(self, scope: Scope, *, tried: bool) -> Response:
+        """The answer to somebody who may not read; whoever tried a wrong token waits for it."""
+        response = await self._refusal(address_of(scope), tried=tried)
+        self.note("refused", scope, None, response.status_code)
+        return response
+
+    async def _refusal(self, address: str, *, tried: bool) -> Response:
+        if tried:
+            self.refused += 1
+            delay_s = self._delay(address)
+            if self._waiting >= WAITING:
+                return failure(429, "too many wrong tokens; try again later", headers={"Retry-After": "5"})
+            self._waiting += 1
+            try:
+                await self._sleep(delay_s)
+            finally:
+                self._waiting -= 1
+        why = "that is not this hub's token" if tried else "a token is needed: Authorization: Bearer TOKEN"
+        return failure(401, why, headers={"WWW-Authenticate": 'Bearer realm="stepscope"'})
+
+    def _delay(self, address: str) -> float:
+        now = self._clock()
+        count, heard = self._wrong.pop(address, (0, now))
+        count = 1 if now - heard > FORGET_AFTER_S else count + 1
+        self._wrong[address] = (count, now)
+        while len(self._wrong) > ADDRESSES:
+            self._wrong.popitem(last=False)
+        return float(min(FIRST_DELAY_S * 2 ** min(count - 1, 16), LONGEST_DELAY_S))
+
+    def _signature(self, expires: int, token_id: str, whose: str) -> str:
+        said = f"{expires} {token_id} {whose}".encode(errors="replace")
+        return hmac.new(self._signing, said, hashlib.sha256).hexdigest()
+
+    def _with_cookie(self, cookie: str, whose: str) -> tuple[Reader | Literal[False], int]:
+        until, _, rest = cookie.partition(".")
+        token_id, _, signature = rest.partition(".")
+        expires = int(until) if until.isascii() and until.isdecimal() and len(until) <= 12 else 0
+        made = self._signature(expires, token_id, whose)
+        left_s = expires - int(self._now())
+        if not hmac.compare_digest(made.encode(), signature.encode(errors="replace")) or left_s <= 0:
+            return False, 0
+        if not token_id:
+            return Reader(via="hub token"), left_s
+        named = self._named.with_id(token_id, self._now()) if self._named is not None else None
+        return (False, 0) if named is None else (_named(named), left_s)
+
+    def _set(self, response: Response, value: str, seconds: int) -> None:
+        response.set_cookie(
+            self.cookie, value, max_age=seconds, path="/", httponly=True, samesite="strict", secure=self._secure
+        )
+
+
+def _named(token: NamedToken) -> Reader:
+    return Reader(via="named token", name=token.name, token=token)
+
+
+class _RevokedError(Exception):
+    """Raised through an answer that is being sent."""
+
+
+class ReadersOnly:
+    """A pure ASGI layer: whatever is not open to all is for readers, also a path that is none."""
+
+    def __init__(self, app: ASGIApp, readers: Readers) -> None:
+        self._app = app
+        self._readers = readers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
+            await self._app(scope, receive, send)
+            return
+        readers, reader = self._readers, self._readers.reader_of(scope)
+        if not reader:
+            refusal = await readers.refuse(scope, tried=reader is False)
+            await refusal(scope, receive, send)
+            return
+        if reader.token is not None and not reader.token.allows(scope["path"]):
+            readers.note("refused", scope, reader, 403)
+            await failure(403, f"this token is for {reader.token.scope} only")(scope, receive, send)
+            return
+        if (told := scope.get("state", {}).get("stepscope.known")) is not None:
+            told()  # ``hub/server.py``: it is no stranger to the entrance
+
+        if reader.token is not None:
+            scope.setdefault("state", {})[ONLY_RUN] = reader.token.only_run
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                readers.note("read", scope, reader, message["status"])
+            elif message.get("more_body") and not readers.holds(reader, scope["path"]):
+                raise _RevokedError
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        except _RevokedError:
+            readers.note("refused", scope, reader, 401)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def browser_of(scope: Scope) -> str:
+    """Who a cookie belongs to: an address and, on this machine, a user."""
+    peer = scope.get("state", {}).get("stepscope.peer")  # of ``hub/server.py``
+    uid = peer() if peer is not None else None
+    return f"{address_of(scope)} {'' if uid is None else uid}"
+
+
+def address_of(scope: Scope) -> str:
+    """Whoever is at the other end; a proxy's word for it is not believed."""
+    client = scope.get("client")
+    return plain_address(str(client[0])) if client else ""
+
+
+# -- session ----------------------------------------------------------------------------------------------------------
+# ``/api/v1/session``: a browser trades a token for a cookie, because EventSource can send no headers.
+
+SESSION_BODY_BYTES = 4096
+
+
+class _GivenToken(msgspec.Struct):
+    token: str
+
+
+def session_routes(readers: Readers) -> list[Route]:
+    async def begin(request: Request) -> Response:
+        """The token comes in the body, ``{"token": …}``, or as the header that also serves without a session."""
+        whose = browser_of(request.scope)
+        token = None if "authorization" in request.headers else await _token(request)
+        reader = readers.admits(request.headers, whose) if token is None else readers.with_token(token)
+        if not reader:
+            return await readers.refuse(request.scope, tried=reader is False)
+        if reader.token is not None and reader.token.scope == METRICS:
+            readers.note("refused", request.scope, reader, 403)
+            return failure(403, f"this token is for {reader.token.scope} only")
+        if token is None and "authorization" not in request.headers:
+            _, left_s = readers.session(request.headers, whose)
+            return Response(json_body({"seconds": left_s}), media_type=JSON)  # it does not renew itself
+        response = Response(json_body({"seconds": readers.session_s(reader.token)}), media_type=JSON)
+        readers.open_session(response, whose, reader.token)
+        readers.note("signed in", request.scope, reader, 200)
+        return response
+
+    async def over(request: Request) -> Response:
+        reader, _ = readers.session(request.headers, browser_of(request.scope))
+        if reader:
+            readers.note("signed out", request.scope, reader, 200)
+        response = Response(json_body({"seconds": 0}), media_type=JSON)
+        readers.end_session(response)
+        return response
+
+    async def other(_request: Request) -> Response:
+        return failure(405, "POST begins a session, DELETE ends it", headers={"Allow": "POST, DELETE"})
+
+    return [
+        Route(SESSION_PATH, begin, methods=["POST"]),
+        Route(SESSION_PATH, over, methods=["DELETE"]),
+        Route(SESSION_PATH, other),
+    ]
+
+
+async def _token(request: Request) -> str | None:
+    body = b""
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > SESSION_BODY_BYTES:
+                return None
+    except ClientDisconnect:
+        return None
+    try:
+        return msgspec.json.decode(body, type=_GivenToken).token
+    except msgspec.MsgspecError:
+        return None

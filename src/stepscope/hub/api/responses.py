@@ -1,0 +1,207 @@
+"""How answers are written: JSON with ETag and gzip, headers for browsers, text for Prometheus.
+
+How the hub answers: JSON with a ``schema``, an ETag where it may be asked again, gzip where it is worth it.
+
+Packing is done in a thread when there is much of it: the loop that takes the agents' frames does not wait for a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import math
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = [
+    "CONTENT_TYPE",
+    "POLICY",
+    "ApiError",
+    "Body",
+    "Exposition",
+    "SafeHeaders",
+    "answer",
+    "failure",
+    "json_body",
+    "takes_gzip",
+]
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+SCHEMA = 1
+SMALL_BYTES = 1 << 10
+"""Below, gzip gains nothing."""
+JSON = "application/json"
+_LEVEL = 1
+
+
+class ApiError(Exception):
+    """What a reader asked wrongly; becomes ``{"error": …}`` with that status."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """An answer that is not JSON, or already is."""
+
+    data: bytes
+    media_type: str
+    headers: Mapping[str, str]
+
+
+def json_body(document: Mapping[str, Any]) -> bytes:
+    """``nan`` becomes ``null``, and text that no UTF-8 can hold becomes what it can."""
+    try:
+        return msgspec.json.encode({"schema": SCHEMA, **document})
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_printable({"schema": SCHEMA, **document}))
+
+
+async def answer(headers: Headers, content: Mapping[str, Any] | Body) -> Response:
+    """To the one who sent these headers: 304 when they have it already, packed when they can unpack."""
+    return await asyncio.to_thread(_answer, headers, content)
+
+
+def failure(status: int, why: str, *, headers: Mapping[str, str] | None = None, name: str = "error") -> Response:
+    """``name``: of the reason in the document; agents look for ``why``."""
+    return Response(json_body({name: why}), status, dict(headers or {}), JSON)
+
+
+def _answer(headers: Headers, content: Mapping[str, Any] | Body) -> Response:
+    body = content if isinstance(content, Body) else Body(data=json_body(content), media_type=JSON, headers={})
+    tag = f'W/"{hashlib.blake2b(body.data, digest_size=12).hexdigest()}"'
+    said = {**body.headers, "ETag": tag, "Vary": "Accept, Accept-Encoding"}
+    if tag in {known.strip() for known in headers.get("if-none-match", "").split(",")}:
+        return Response(status_code=304, headers=said)
+    data = body.data
+    if len(data) >= SMALL_BYTES and takes_gzip(headers):
+        data = gzip.compress(data, _LEVEL, mtime=0)
+        said["Content-Encoding"] = "gzip"
+    return Response(data, headers=said, media_type=body.media_type)
+
+
+def takes_gzip(headers: Headers) -> bool:
+    for coding in headers.get("accept-encoding", "").split(","):
+        name, _, weight = coding.strip().partition(";")
+        if name.strip() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(inner) for inner in value]
+    return value
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
+# What every answer of the hub says to a browser: run no foreign script, guess no type, tell no referrer.
+#
+# A pure ASGI layer around everything, so that no resource can forget it.  What is behind ``/api`` and ``/metrics`` is
+# never kept by a cache on the way: it is somebody's run.
+
+_OWN = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+)
+POLICY = f"{_OWN}'none'"
+"""Nothing but what the hub itself serves, nothing inline, nobody's frame."""
+FRAMED_POLICY = f"{_OWN}'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
+"""The same in the frame of a notebook: on this machine, or by way of its server's own proxy (``stepscope.live()``)."""
+_ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_UNCACHED = ("/api/", "/metrics", "/healthz")
+
+
+class SafeHeaders:
+    def __init__(self, app: ASGIApp, *, framed: bool = False) -> None:
+        self._app = app
+        frames = {"X-Frame-Options": "DENY"}  # it knows nobody or the same site; the policy is for newer browsers
+        self._said = {**_ALWAYS, "Content-Security-Policy": FRAMED_POLICY if framed else POLICY}
+        self._said |= {} if framed else frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _put(message, self._said, scope["path"])
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
+def _put(message: MutableMapping[str, Any], said: Mapping[str, str], path: str) -> None:
+    headers = MutableHeaders(scope=message)
+    for name, value in said.items():
+        headers[name] = value
+    if path.startswith(_UNCACHED):
+        headers["Cache-Control"] = "no-store"
+
+
+# -- exposition -------------------------------------------------------------------------------------------------------
+# Figures in the text form that Prometheus reads: families in order, each with its help, its type and its samples.
+#
+#     page = Exposition()
+#     page.family("stepscope_run_step", "gauge", "The last step that all ranks finished.")
+#     page.sample("stepscope_run_step", 120, run="demo")
+#     page.text()
+#
+# A value that is missing, or no number, is left out: Prometheus then shows a gap instead of a zero.
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+_UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+LONGEST_LABEL = 200
+
+
+class Exposition:
+    def __init__(self) -> None:
+        self._families: dict[str, list[str]] = {}
+
+    def family(self, name: str, kind: Literal["gauge", "counter"], about: str) -> None:
+        """Before its samples; asked for twice, it stays one."""
+        if name not in self._families:
+            self._families[name] = [f"# HELP {name} {about.translate(_HELP_ESCAPES)}", f"# TYPE {name} {kind}"]
+
+    def sample(self, name: str, value: float | None, /, **labels: object) -> None:
+        if value is None or not math.isfinite(value):
+            return
+        said = ",".join(f'{label}="{_label(str(text))}"' for label, text in labels.items())
+        self._families[name].append(f"{name}{{{said}}} {_number(value)}" if said else f"{name} {_number(value)}")
+
+    def text(self) -> str:
+        """Families without samples are left out."""
+        return "".join("\n".join(lines) + "\n" for lines in self._families.values() if len(lines) > 2)
+
+
+def _label(text: str) -> str:
+    return _UNSEEN.sub("�", text[:LONGEST_LABEL]).translate(_ESCAPES)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,410 @@
+"""Follow a run on disk into the live model: this node's own files, and the inbox of what other nodes sent.
+
+Follow a run directory on this machine: what its agent appends goes into the live model.
+
+    tail = Tail(run_dir, live)
+    tail.poll()                 # a few times a second; reads only what is new
+
+Segments are read frame by frame from where the last poll ended, a little of each in turn, so that the steps of all
+ranks arrive together however much there is to catch up with.  Where a rank is right now its sidecar says, which the
+agent writes every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.errors import FrameError
+from stepscope.hub.ingest.auth import RankClaims
+from stepscope.hub.live.lines import KEPT_BYTES
+from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.registry import STATES
+from stepscope.records.steps import SLOT_BYTES
+from stepscope.store.file_io import lines_from
+from stepscope.store.inbox.journal import (
+    LIVE_FIELDS,
+    TABLE_DTYPE,
+    BlockRows,
+    JournalFrame,
+    Live,
+    journal_path,
+    journals,
+    read_journal,
+    read_positions,
+    sidecars_of,
+    unpack_block,
+)
+from stepscope.store.inbox.parts import (
+    leaves_rest,
+    leaves_samples,
+    part_steps,
+    read_part_steps,
+    rest_path,
+    sample_parts,
+)
+from stepscope.store.live.ring_files import RingSidecar, SegmentPart, guess_sidecar, parts_from
+from stepscope.store.live.sample_files import SamplePiece, first_within, read_samples
+from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
+from stepscope.store.rank_series import STEP_DTYPE
+from stepscope.wire.frames import LINE_FILES, LINES_BYTES, TABLE_FIELDS, Frame, inflate_part, read_frame, ring_id
+
+__all__ = ["InboxTail", "Tail"]
+
+
+# -- tail -------------------------------------------------------------------------------------------------------------
+
+NODE = "0"
+SLOTS_AT_ONCE = 512
+"""Of one ring, before the others have their turn."""
+LINES_AT_ONCE = 1 << 20
+TAIL_POLL_S = 0.1
+"""Of one poll: there may be much to catch up with, and others wait …"""
+SAMPLES_S = 0.03
+"""… and of that, for samples."""
+
+
+@dataclass
+class _Ring:
+    about: RingSidecar
+    introduced: bool = False
+    stamp: tuple[int, int] = (0, 0)
+    """Of its sidecar: when it was written, and its size."""
+    offset: int = 0
+    after_seq: int = 0
+    size: int = 0
+    """Of the segment, when it was last read to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    slots: NDArray[np.uint8]
+    table: NDArray[Any]
+
+
+@dataclass
+class Tail:
+    run_dir: Path
+    live: LiveRun
+    clock: Callable[[], float] = time.monotonic
+    node: str = NODE
+    _rings: dict[str, _Ring] = field(default_factory=dict)
+    _offsets: dict[str, int] = field(default_factory=dict)
+
+    def poll(self) -> int:
+        """Take in what is new, for a while at most; how many rows and lines that were."""
+        began_s = self.clock()
+        found = sum(self._lines(name) for name in LINE_FILES if name != SAMPLES)
+        sizes = self._look()
+        while rows := self._round(sizes):
+            found += rows
+            self.live.tick()
+            if self.clock() - began_s > TAIL_POLL_S:
+                break
+        return found + self._lines(SAMPLES, self.clock() + SAMPLES_S)
+
+    def _look(self) -> dict[str, int]:
+        """Bring sidecars up to date; the sizes of the segments, by key."""
+        sizes: dict[str, int] = {}
+        try:
+            entries = list(os.scandir(self.run_dir / STEPS))
+        except FileNotFoundError:
+            return sizes  # nobody has made a step yet, or the run is sealed
+        for entry in entries:
+            path = Path(entry.path)
+            key, suffix = path.stem, path.suffix
+            if suffix not in (SEGMENT_SUFFIX, SIDECAR_SUFFIX):
+                continue
+            try:
+                stat = entry.stat()
+            except FileNotFoundError:
+                continue
+            if suffix == SEGMENT_SUFFIX:
+                sizes[key] = stat.st_size
+            elif (ring := self._rings.get(key)) is None or ring.stamp != (stat.st_mtime_ns, stat.st_size):
+                self._hear(key, path, (stat.st_mtime_ns, stat.st_size))
+        return sizes
+
+    def _hear(self, key: str, path: Path, stamp: tuple[int, int]) -> None:
+        try:
+            about = RingSidecar.from_dict(json.loads(path.read_bytes()))
+        except (OSError, ValueError, RecursionError):
+            return  # half written, gone or of another hand: the next one may be better
+        ring = self._rings.setdefault(key, _Ring(about))
+        ring.about, ring.stamp, ring.introduced = about, stamp, True
+        self.live.ring(about, node=self.node)
+
+    def _round(self, sizes: dict[str, int]) -> int:
+        """Some of what is new of each ring; how many rows."""
+        parts: list[tuple[_Ring, str, SegmentPart]] = []
+        for key, size in sizes.items():
+            ring = self._rings.get(key)
+            if ring is None:
+                ring = self._rings[key] = _Ring(guess_sidecar(key))
+            if ring.size == size:
+                continue
+            if not ring.introduced:
+                ring.introduced = True
+                self.live.ring(ring.about, node=self.node)
+            path = self.run_dir / STEPS / f"{key}{SEGMENT_SUFFIX}"
+            try:
+                found, ring.offset = parts_from(path, ring.offset, after_seq=ring.after_seq, most_slots=SLOTS_AT_ONCE)
+            except OSError:
+                continue
+            if not found:
+                ring.size = size
+                continue
+            ring.after_seq = found[-1].last_seq
+            parts.append((ring, key, _joined(found)))
+        if not parts:
+            return 0
+        self.live.rows(_taken(parts))
+        return sum(len(part.slots) // SLOT_BYTES for _, _, part in parts)
+
+    def _lines(self, name: str, until_s: float = math.inf) -> int:
+        count = 0
+        if name == SAMPLES and name not in self._offsets:
+            self._offsets[name] = first_within(self.run_dir, KEPT_BYTES)  # no more would be kept
+        while True:
+            offset = self._offsets.get(name, 0)
+            piece = self._piece(name, offset)
+            if piece.end == offset:
+                return count
+            self._offsets[name] = piece.end
+            lines = [line for line in piece.data.split(b"\n") if line.strip()]
+            self.live.lines(name, lines, node=self.node, offset_ns=0)
+            count += len(lines)
+            if self.clock() > until_s:
+                return count
+
+    def _piece(self, name: str, offset: int) -> SamplePiece:
+        if name == SAMPLES:
+            return read_samples(self.run_dir, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
+        data, _ = lines_from(self.run_dir / name, offset, most_bytes=LINES_AT_ONCE, longest=LINES_BYTES)
+        return SamplePiece(data=data, end=offset + len(data))
+
+
+def _joined(parts: Sequence[SegmentPart]) -> SegmentPart:
+    """Frames of one ring that follow each other as one: a night has a hundred thousand."""
+    return SegmentPart(
+        first_seq=parts[0].first_seq,
+        last_seq=parts[-1].last_seq,
+        lost=sum(part.lost for part in parts),
+        torn=sum(part.torn for part in parts),
+        slots=b"".join([part.slots for part in parts]),
+    )
+
+
+def _taken(parts: list[tuple[_Ring, str, SegmentPart]]) -> _Read:
+    table = np.zeros(len(parts), TABLE_FIELDS)
+    for entry, (ring, key, part) in zip(table, parts, strict=True):
+        about = ring.about
+        entry["ring"] = np.void(ring_id(key))
+        entry["after_seq"], entry["last_seq"] = part.first_seq - 1, part.last_seq
+        entry["rows"], entry["lost"], entry["torn"] = len(part.slots) // SLOT_BYTES, part.lost, part.torn
+        entry["live_step"], entry["live_since_ns"] = about.live_step, about.live_since_ns
+        entry["live_phase"], entry["state"] = about.live_phase, STATES.index(about.state)
+    slots = np.frombuffer(b"".join([part.slots for _, _, part in parts]), np.uint8)
+    return _Read(slots=slots.reshape(-1, SLOT_BYTES), table=table)
+
+
+# -- inbox tail -------------------------------------------------------------------------------------------------------
+# What other nodes sent to a run, read from its inbox into the live model: once, or again and again while it grows.
+#
+#     tail = InboxTail(run_dir, live)
+#     tail.catch_up()             # a hub that was started again: all that is there
+#     tail.poll()                 # one that only looks on: what is new, for a while at most
+#
+# Of journals that were sealed before the first look only who sent is told, not the steps.  Frames are read from where
+# the last poll ended, journal by journal.  One is sealed some seconds after the next was begun; who was late for it
+# reads on in its part (``store/inbox/parts.py``).
+
+TICK_ROWS = 1 << 16
+"""After so many the model digests what it has."""
+INBOX_POLL_S = 0.5
+"""Of one poll."""
+ALL_PARTS = ("rings", "steps", "lines")
+PARTS_WITHOUT_STEPS = ("rings", "lines")
+"""What is told of a journal ahead of its steps, or without them."""
+
+
+class _Left(NamedTuple):
+    rest: bool
+    samples: bool
+
+
+class InboxTail:
+    def __init__(
+        self,
+        run_dir: Path,
+        live: LiveRun,
+        claims: RankClaims | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``claims``: are told which rings are whose."""
+        self._run_dir = run_dir
+        self._live = live
+        self._claims = RankClaims() if claims is None else claims
+        self._clock = clock
+        self._begun = False
+        self._journal = 0
+        self._offset = 0
+        self._rests = 0
+        """How many frames of this journal were told of which its part, once it is one, has a rest …"""
+        self._samples = 0
+        """… and of which it has the samples."""
+        self._late: Iterator[int] = iter(())
+        self._rows = 0
+
+    def catch_up(self) -> None:
+        """Everything that is there now.  OSError when it cannot be read."""
+        self._take(float("inf"))
+
+    def poll(self) -> int:
+        """What is new, for a while at most; how many frames that were."""
+        try:
+            return self._take(INBOX_POLL_S)
+        except OSError:
+            return 0  # sealed while we looked, or the run is gone
+
+    def _take(self, most_s: float) -> int:
+        began_s, taken = self._clock(), 0
+        if not self._begun:
+            self._begun = True
+            sealed = read_positions(self._run_dir)
+            self._journal = sealed.through + 1
+            for part in sample_parts(self._run_dir, sealed.parts):
+                for received in read_journal(part.path(self._run_dir)):
+                    self._tell(received, PARTS_WITHOUT_STEPS)
+            for number in sealed.parts:
+                for received in read_journal(rest_path(self._run_dir, number)):
+                    self._tell(received, PARTS_WITHOUT_STEPS)
+        for frames in chain(self._overtaken(), self._received()):
+            taken += frames
+            if self._clock() - began_s > most_s:
+                break
+        self._rows = 0
+        self._live.tick()
+        return taken
+
+    def _received(self) -> Iterator[int]:
+        """Tell every frame behind the last one that was told."""
+        there = journals(self._run_dir, after=self._journal - 1)
+        if there[:1] != [self._journal]:
+            return  # not begun yet; or sealed just now, and the next poll finds its part
+        for number in there:
+            if number > self._journal:
+                self._begin_journal(number)
+            for received in read_journal(journal_path(self._run_dir, number), self._offset):
+                self._offset = received.end
+                left = self._tell(received, ALL_PARTS)
+                self._rests += left.rest
+                self._samples += left.samples
+                yield 1
+
+    def _overtaken(self) -> Iterator[int]:
+        """Tell what was sealed before it was read here, a stretch at a time."""
+        there = journals(self._run_dir, after=self._journal - 1)
+        for late in (self._late, self._parts(there)):
+            self._late = late
+            while (frames := next(late, None)) is not None:  # not ``yield from``: the end of a poll would end it
+                yield frames
+
+    def _parts(self, there: list[int]) -> Iterator[int]:
+        """``there``: the journals that are left; where ours is none of them it was sealed."""
+        if not there or there[0] <= self._journal:
+            return
+        sealed = read_positions(self._run_dir)
+        senders = sealed.spools.values()
+        rings = {ring.number: (ident, ring.live) for spool in senders for ident, ring in spool.rings.items()}
+        while self._journal in sealed.parts:
+            number, told, told_samples = self._journal, self._rests, self._samples
+            self._begin_journal(number + 1)  # a part that cannot be read is passed
+            rest = rest_path(self._run_dir, number)
+            for received in islice(read_journal(rest), told, None):
+                self._tell(received, PARTS_WITHOUT_STEPS)
+                yield 1
+            for part in sample_parts(self._run_dir, range(number, number + 1)):
+                if not part.span_s and part.last == number:  # else it is hours old, and thinned
+                    for received in islice(read_journal(part.path(self._run_dir)), told_samples, None):
+                        self._tell(received, PARTS_WITHOUT_STEPS)
+                        yield 1
+            for path in part_steps(self._run_dir, [number]):
+                self._live.rows(self._steps(path, rings))
+                yield 0
+            for received in islice(read_journal(rest), told, None):
+                self._tell(received, ("steps",))  # what is known of a step goes to it
+            self._live.rows(_stand(list(rings.values())))
+        if self._journal < there[0]:
+            self._begin_journal(there[0])  # what was before it is nowhere any more
+
+    def _begin_journal(self, number: int) -> None:
+        self._journal, self._offset, self._rests, self._samples = number, 0, 0, 0
+
+    def _steps(self, path: Path, rings: dict[int, tuple[bytes, Live]]) -> BlockRows:
+        """Those that the model does not have; a journal may have been read in part."""
+        self._live.settle()
+        known = self._live.registry
+        whose, slots = [], []
+        for number, steps in read_part_steps([path]):
+            ident, live = rings[number]
+            ring = known.by_id.get(ident)
+            last = -1 if ring is None else int(known.of["last_step"][ring])
+            fresh = steps[steps.view(STEP_DTYPE).reshape(-1)["step"].astype(np.int64) > last]
+            whose.append((ident, live))
+            slots.append(fresh)
+        stand = _stand(whose)
+        stand.table["rows"] = [len(own) for own in slots]
+        return BlockRows(table=stand.table, slots=np.concatenate(slots))
+
+    def _tell(self, received: JournalFrame, kinds: tuple[str, ...]) -> _Left:
+        """These parts of it; in which files a sealed part keeps something of it."""
+        try:
+            frame = read_frame(received.raw)
+        except FrameError:
+            return _Left(rest=True, samples=False)  # of another version
+        blocks = self._put(frame, kinds)
+        self._rows += sum(len(block.slots) for block in blocks)
+        if self._rows >= TICK_ROWS:
+            self._rows = 0
+            self._live.tick()
+        return _Left(rest=leaves_rest(frame, blocks), samples=leaves_samples(frame))
+
+    def _put(self, frame: Frame, kinds: tuple[str, ...]) -> list[BlockRows]:
+        """Its blocks of steps."""
+        node, blocks = str(frame.head.node), []
+        for part in frame.parts:
+            if part.kind not in kinds:
+                continue
+            if part.kind == "rings":
+                rings = sidecars_of(part)
+                self._claims.take(frame.head.spool, rings)
+                for about in rings:
+                    self._live.ring(about, node=node)
+            elif part.kind == "steps":
+                blocks.append(unpack_block(part.data))
+                self._live.rows(blocks[-1])
+            else:
+                lines = [line for line in inflate_part(part).split(b"\n") if line]
+                self._live.lines(part.name, lines, node=node, offset_ns=frame.head.offset_ns or 0)
+        return blocks
+
+
+def _stand(rings: list[tuple[bytes, Live]]) -> BlockRows:
+    """How far these rings are, without rows."""
+    table = np.zeros(len(rings), TABLE_DTYPE)
+    table["ring"] = np.frombuffer(b"".join(ident for ident, _ in rings), TABLE_DTYPE["ring"])
+    for at, name in enumerate(LIVE_FIELDS):
+        table[name] = [live[at] for _, live in rings]
+    return BlockRows(table=table, slots=np.zeros((0, SLOT_BYTES), np.uint8))

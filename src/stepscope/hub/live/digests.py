@@ -1,0 +1,501 @@
+"""Digests: every step in a few numbers over its ranks, and the log of them for the whole attempt.
+
+Every step in a few numbers: mean and quantiles over the ranks, and the worst of them in full.
+
+A step is digested once, when all live ranks have made it; again when a row of it comes late, as long as its rows are
+there.  What becomes of its digest: ``digest_log.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.hub.live.step_arrays import MOST_PHASES, NONE, Planes
+from stepscope.records.steps import BUILTIN_PHASES, COMM
+
+__all__ = [
+    "LOG_ROOM",
+    "MEMORY",
+    "QUANTILES",
+    "WORST",
+    "Bins",
+    "Digest",
+    "DigestLog",
+    "device_width",
+    "digest_block",
+    "digest_steps",
+    "metrics_of",
+]
+
+
+# -- digest -----------------------------------------------------------------------------------------------------------
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+WORST = 16
+METRICS = 2 + MOST_PHASES
+"""Wall, work, and each phase in the order of ``Planes.phases``: so many at most."""
+MEMORY = ("allocated_median", "allocated", "reserved", "peak_allocated")
+"""Over the ranks that were sampled: of the first the median, of the others the most."""
+_COMM = f"phase:{BUILTIN_PHASES[COMM]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digest:
+    """One step over its ranks."""
+
+    step: int
+    ranks: int
+    """How many have made it."""
+    quantiles: NDArray[np.float32]
+    """[metric, quantile], nanoseconds; between two ranks where it falls there: the median of two is their mean."""
+    mean: NDArray[np.float32]
+    """[metric]: over ranks; those of the phases add up to that of the wall."""
+    worst: NDArray[np.intp]
+    """Columns, by work, the longest first; at most ``WORST``."""
+    values: NDArray[np.float32]
+    """[worst, metric]."""
+    memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
+    """By ``MEMORY``: of the device, bytes; nan where no rank was sampled."""
+    device: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """[1 + phase]: 1 where a device was timed in it, and each phase's mean over the ranks that were; else empty."""
+    column: int = 0
+    """One that made it …"""
+    start_ns: int = 0
+    """… and when it began there, by its own monotonic clock."""
+
+
+def metrics_of(planes: Planes) -> int:
+    """How many there are by now: phases come as ranks name them."""
+    return 2 + len(planes.phases)
+
+
+def device_width(planes: Planes) -> int:
+    """How many figures of its devices a step has: none where no device was ever timed."""
+    return 1 + len(planes.phases) if "device" in planes.held else 0
+
+
+def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
+    """Of steps that are in the window; one without any rank gives none."""
+    rows = planes.row_of(np.array(steps, np.int64))
+    found = []
+    for step, row in zip(steps, rows, strict=True):
+        if row != NONE:
+            digest = _digest(planes, step, int(row))
+            if digest is not None:
+                found.append(digest)
+    return found
+
+
+def _digest(planes: Planes, step: int, row: int) -> Digest | None:
+    n = planes.columns
+    have = planes.have[row, :n]
+    columns: Any = slice(None, n) if have.all() else np.flatnonzero(have)
+    wall = planes.held["wall_ns"][row][columns]
+    count = len(wall)
+    if not count:
+        return None
+    comm = planes.held.get(_COMM)
+    work = wall if comm is None else wall - comm[row][columns]
+    worst = np.arange(count)
+    if count > WORST:
+        worst = np.argpartition(work, count - WORST)[count - WORST :]
+    worst = worst[np.lexsort((worst, -work[worst]))]
+    below, above, between = quantile_places(count)
+    both = np.unique(np.concatenate([below, above]))
+    metrics = metrics_of(planes)
+    quantiles = np.zeros((metrics, len(QUANTILES)), np.float32)
+    mean = np.zeros(metrics, np.float32)
+    values = np.zeros((len(worst), metrics), np.float32)
+    for metric, column in enumerate(_metrics(planes, row, columns, wall, work)):
+        if column is not None:
+            values[:, metric] = column[worst]
+            partly = np.partition(column, both)
+            quantiles[metric] = partly[below] + (partly[above] - partly[below]) * between
+            mean[metric] = column.mean()
+    numbers = worst if have.all() else columns[worst]
+    some = 0 if have.all() else int(columns[0])
+    return Digest(
+        step=step,
+        ranks=count,
+        quantiles=quantiles,
+        mean=mean,
+        worst=numbers,
+        values=values,
+        memory=_step_memory(planes, row, columns),
+        device=device_means(planes, np.array([row]))[0],
+        column=some,
+        start_ns=int(planes.held["start_ns"][row, some]),
+    )
+
+
+def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """Of so many values in order: the places below and above each quantile, and how far it lies between them."""
+    exact = np.array(QUANTILES) * (count - 1)
+    below = np.floor(exact).astype(np.intp)
+    return below, np.ceil(exact).astype(np.intp), (exact - below).astype(np.float32)
+
+
+def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    """[row, ``device_width``]: as ``Digest.device``.  Short steps are timed now and then only: most may have none."""
+    found = np.zeros((len(rows), device_width(planes)), np.float32)
+    if found.size:
+        n = planes.columns
+        timed = planes.held["device"][rows, :n].sum(axis=1)
+        found[:, 0] = timed > 0
+        for place, name in enumerate(planes.phases, 1):
+            plane = planes.held.get(f"device:{name}")
+            if plane is not None:
+                found[:, place] = plane[rows, :n].sum(axis=1) / np.maximum(timed, 1)
+    return found
+
+
+def _step_memory(planes: Planes, row: int, columns: Any) -> NDArray[np.float32]:
+    found = np.full(len(MEMORY), np.nan, np.float32)
+    for at, name in enumerate(MEMORY[1:], 1):
+        plane = planes.held.get(name)
+        levels = plane[row][columns] if plane is not None else np.zeros(0)
+        levels = levels[levels > 0]  # 0: not sampled in this step
+        if len(levels):
+            found[at] = levels.max()
+            if name == "allocated":
+                found[0] = np.median(levels)
+    return found
+
+
+def _metrics(
+    planes: Planes, row: int, columns: Any, wall: NDArray[np.float32], work: NDArray[np.float32]
+) -> list[NDArray[np.float32] | None]:
+    found: list[NDArray[np.float32] | None] = [wall, work]
+    for name in planes.phases:
+        plane = planes.held.get(f"phase:{name}")
+        found.append(None if plane is None else plane[row][columns])
+    return found
+
+
+# -- digest log -------------------------------------------------------------------------------------------------------
+# The digests of a whole attempt in bounded memory: the newest step by step, the past in bins.
+#
+# When the log is full, pairs of its older half become one, so that the past grows coarser the further it lies back
+# (bins of 2, 4, 8 … steps).  Of a bin, the least and the most are those of its steps, the mean is that of all of them,
+# the quantiles between are averages, and the worst are the worst of all.  Device times are known of some steps only:
+# their mean is that of those.
+#
+# What is kept of a bin stands in a row of its own and stays there; the order of the bins is a list of row numbers.  So
+# neither folding nor a step that comes late moves anything but numbers: a run of tens of thousands of steps folds a
+# hundred times while somebody waits for its page.
+
+LOG_ROOM = 4096
+"""Bins of the log."""
+_WORK = 1
+_MIN, _MAX = QUANTILES.index(0.0), QUANTILES.index(1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bins:
+    """Digests, each of one step or of several; one entry of each array a bin."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    """First and last step."""
+    steps: NDArray[np.int64]
+    """How many digests are in it."""
+    ranks: NDArray[np.int32]
+    """The most that made one of its steps."""
+    quantiles: NDArray[np.float32]
+    """[bin, metric, quantile]."""
+    mean: NDArray[np.float32]
+    """[bin, metric]."""
+    worst: NDArray[np.int32]
+    """[bin, place]: columns, by work; NONE where there are fewer."""
+    worst_step: NDArray[np.int64]
+    values: NDArray[np.float32]
+    """[bin, place, metric]."""
+    memory: NDArray[np.float32]
+    """The most of its steps."""
+    device: NDArray[np.float32]
+    """[bin, 1 + phase]: in how many of its steps a device was timed, and the mean of each phase over those; [bin, 0]
+    where none ever was."""
+    start_wall_ns: NDArray[np.int64]
+    """When its first step began, on the hub's clock: good to lay samples beside it, not to compare ranks."""
+
+    @classmethod
+    def zeros(cls, room: int, *, metrics: int, worst: int, device: int = 0) -> Bins:
+        return cls(
+            first=np.zeros(room, np.int64),
+            last=np.zeros(room, np.int64),
+            steps=np.zeros(room, np.int64),
+            ranks=np.zeros(room, np.int32),
+            quantiles=np.zeros((room, metrics, len(QUANTILES)), np.float32),
+            mean=np.zeros((room, metrics), np.float32),
+            worst=np.full((room, worst), NONE, np.int32),
+            worst_step=np.zeros((room, worst), np.int64),
+            values=np.zeros((room, worst, metrics), np.float32),
+            memory=np.zeros((room, len(MEMORY)), np.float32),
+            device=np.zeros((room, device), np.float32),
+            start_wall_ns=np.zeros(room, np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def metrics(self) -> int:
+        return int(self.mean.shape[1])
+
+    def part(self, rows: Any) -> Bins:
+        return Bins(**{name: getattr(self, name)[rows] for name in _NAMES})
+
+    def put(self, rows: NDArray[np.intp], others: Bins) -> None:
+        """Others in place of these rows; they may have fewer metrics, of host and device, and fewer of the worst."""
+        for name in _NAMES:
+            held, fresh = getattr(self, name), getattr(others, name)
+            if fresh.shape[1:] != held.shape[1:]:
+                held[rows] = NONE if name == "worst" else 0
+                inside = (slice(None), *map(slice, fresh.shape[1:]))
+                held = held[inside]
+            held[rows] = fresh
+
+
+_NAMES = tuple(one.name for one in fields(Bins))
+
+
+class DigestLog:
+    """In order of steps; the newest at the end."""
+
+    def __init__(self, room: int = LOG_ROOM) -> None:
+        self.count = 0
+        """Bins that are there."""
+        self._held = Bins.zeros(room, metrics=0, worst=WORST)
+        self._order: NDArray[np.intp] = np.arange(room)
+        """Their rows, in order; behind ``count`` those that are free."""
+
+    @property
+    def last_step(self) -> int:
+        """NONE when nothing is there."""
+        return int(self._held.last[self._order[self.count - 1]]) if self.count else NONE
+
+    def clear(self) -> None:
+        self.count = 0
+
+    def put(self, digest: Digest, start_wall_ns: int = 0) -> None:
+        """Add a step, or replace it; one that lies in a folded bin, or before all that is kept, stays as it was."""
+        at, held = self._place(digest.step), self._held
+        if at < self.count and held.first[self._order[at]] == digest.step:
+            if held.last[self._order[at]] == digest.step:
+                self._write(self._order[at : at + 1], _alone(digest, start_wall_ns))
+            return
+        if at and held.last[self._order[at - 1]] >= digest.step:
+            return
+        if self.count == len(held):
+            self._fold()
+            at = self._place(digest.step)
+            if at and held.last[self._order[at - 1]] >= digest.step:
+                return  # in the gap between two bins that have just become one
+        own = self._order[self.count]
+        self._order[at + 1 : self.count + 1] = self._order[at : self.count]
+        self._order[at] = own
+        self.count += 1
+        self._write(self._order[at : at + 1], _alone(digest, start_wall_ns))
+
+    def extend(self, block: Bins) -> None:
+        """Add steps that come after all that are there."""
+        done = 0
+        while done < len(block):
+            if self.count == len(self._held):
+                self._fold()
+            fit = min(len(block) - done, len(self._held) - self.count)
+            self._write(self._order[self.count : self.count + fit], block.part(slice(done, done + fit)))
+            self.count += fit
+            done += fit
+
+    def coarsest(self, first: int, last: int) -> int:
+        """How many steps the longest bin has that holds any of these; 0: nothing is known of them."""
+        rows = self._order[: self.count]
+        rows = rows[(self._held.last[rows] >= first) & (self._held.first[rows] <= last)]
+        return int(self._held.steps[rows].max(initial=0))
+
+    def bins(self, first: int, last: int, most: int, *, metrics: int = 0, device: int = 0) -> Bins:
+        """What is known of these steps, in order, in at most ``most`` bins; as wide as that at least."""
+        rows = self._order[: self.count]
+        rows = rows[(self._held.last[rows] >= first) & (self._held.first[rows] <= last)]
+        found = DigestLog(len(rows))
+        found._widen(metrics, device)
+        found.extend(self._held.part(rows))
+        longest = 2
+        while found.count > max(1, most):
+            if not found._pair(found.count, longest):
+                longest *= 2
+        return found._held.part(found._order[: found.count])
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _place(self, step: int) -> int:
+        """Of the first bin that does not begin before it."""
+        if step > self.last_step:
+            return self.count
+        return int(np.searchsorted(self._held.first[self._order[: self.count]], step))
+
+    def _write(self, rows: NDArray[np.intp], bins: Bins) -> None:
+        self._widen(bins.metrics, bins.device.shape[1])
+        self._held.put(rows, bins)
+
+    def _widen(self, metrics: int, device: int) -> None:
+        """Make room for phases that are new, and for device times when the first come."""
+        old, rows = self._held, self._order[: self.count]
+        if metrics > old.metrics or device > old.device.shape[1]:
+            metrics, device = max(metrics, old.metrics), max(device, old.device.shape[1])
+            self._held = Bins.zeros(len(old), metrics=metrics, worst=WORST, device=device)
+            self._held.put(rows, old.part(rows))
+
+    def _fold(self) -> None:
+        """Make room in the older half, by its shortest bins: the past grows coarse as evenly as it can."""
+        freed, longest, room = 0, 2, len(self._held)
+        while freed < max(1, room // 8):
+            paired = self._pair(room // 2 - freed, longest)
+            freed += paired
+            longest *= 1 if paired else 2
+
+    def _pair(self, upto: int, longest: int) -> int:
+        """Make one bin of two among the first ``upto`` where it has no more steps than ``longest``; how many."""
+        order, steps = self._order, self._held.steps[self._order[:upto]]
+        even = np.arange(0, upto - 1, 2)
+        even = even[steps[even] + steps[even + 1] <= longest]
+        if not len(even):
+            return 0
+        left, right = order[even], order[even + 1]
+        self._held.put(left, _joined(self._held, left, right))
+        kept = np.ones(len(order), np.bool_)
+        kept[even + 1] = False
+        self._order = np.concatenate([order[kept], right])
+        self.count -= len(even)
+        return len(even)
+
+
+def _alone(digest: Digest, start_wall_ns: int) -> Bins:
+    """One step as a bin."""
+    step = np.array([digest.step])
+    return Bins(
+        first=step,
+        last=step,
+        steps=np.array([1]),
+        ranks=np.array([digest.ranks], np.int32),
+        quantiles=digest.quantiles[None],
+        mean=digest.mean[None],
+        worst=digest.worst[None].astype(np.int32),
+        worst_step=np.full((1, len(digest.worst)), digest.step),
+        values=digest.values[None],
+        memory=digest.memory[None],
+        device=digest.device[None],
+        start_wall_ns=np.array([start_wall_ns]),
+    )
+
+
+def _joined(held: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
+    """Of each pair of rows one bin."""
+    steps = held.steps[left] + held.steps[right]
+    weight = (held.steps[left] / steps)[:, None]
+    before, after = held.quantiles[left], held.quantiles[right]
+    quantiles = before * weight[:, :, None] + after * (1 - weight[:, :, None])
+    quantiles[:, :, _MIN] = np.minimum(before[:, :, _MIN], after[:, :, _MIN])
+    quantiles[:, :, _MAX] = np.maximum(before[:, :, _MAX], after[:, :, _MAX])
+    both = np.stack([left, right], axis=1)
+    worst = held.worst[both].reshape(len(both), -1)
+    work = held.values[both, :, _WORK].reshape(len(both), -1)
+    order = np.argsort(np.where(worst == NONE, np.inf, -work), axis=1, kind="stable")[:, :WORST]
+    row, place = np.take_along_axis(both, order // WORST, 1), order % WORST
+    return Bins(
+        first=held.first[left],
+        last=held.last[right],
+        steps=steps,
+        ranks=np.maximum(held.ranks[left], held.ranks[right]),
+        quantiles=quantiles.astype(np.float32),
+        mean=(held.mean[left] * weight + held.mean[right] * (1 - weight)).astype(np.float32),
+        worst=held.worst[row, place],
+        worst_step=held.worst_step[row, place],
+        values=held.values[row, place],
+        memory=np.fmax(held.memory[left], held.memory[right]),
+        device=_joined_device(held.device[left], held.device[right]),
+        start_wall_ns=held.start_wall_ns[left],
+    )
+
+
+def _joined_device(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
+    if not left.size:
+        return left
+    timed = left[:, :1] + right[:, :1]
+    weight = left[:, :1] / np.maximum(timed, 1)
+    means = left[:, 1:] * weight + right[:, 1:] * (1 - weight)
+    return np.concatenate([timed, means], axis=1, dtype=np.float32)
+
+
+# -- digest block -----------------------------------------------------------------------------------------------------
+# Many steps of few ranks digested at once: what ``digest.py`` does step by step, as operations on whole blocks.
+#
+# A small job makes a hundred steps a second, and one that is over has tens of thousands that somebody waits for.
+
+BLOCK_RANKS = 512
+"""Beyond, a step by itself is work enough for numpy."""
+BLOCK_CELLS = 1 << 17
+"""Of one array."""
+
+
+def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
+    """Digests of as many of these steps, from the first on, as one block holds; the rank's own clock for the hub's.
+
+    None: some rank does not have one of them, or there are too many ranks.
+    """
+    n = planes.columns
+    if not 0 < n <= BLOCK_RANKS:
+        return None
+    steps = steps[: max(1, BLOCK_CELLS // n)]
+    rows = planes.row_of(steps)
+    if (rows == NONE).any() or not planes.have[rows, :n].all():
+        return None
+    wall: NDArray[np.float32] = planes.held["wall_ns"][rows, :n]
+    comm = planes.held.get("phase:comm")
+    work = wall if comm is None else wall - comm[rows, :n]
+    k = min(n, WORST)
+    found = Bins.zeros(len(steps), metrics=metrics_of(planes), worst=k, device=device_width(planes))
+    found.first[:] = found.last[:] = steps
+    found.steps[:], found.ranks[:] = 1, n
+    worst = np.argsort(-work, axis=1, kind="stable")[:, :k]
+    found.worst[:], found.worst_step[:] = worst, steps[:, None]
+    below, above, between = quantile_places(n)
+    for metric in range(found.metrics):
+        values = wall if metric == 0 else work if metric == 1 else _block_phase(planes, metric - 2, rows)
+        if values is not None:
+            found.values[:, :, metric] = np.take_along_axis(values, worst, 1)
+            ordered = np.sort(values, axis=1)
+            found.quantiles[:, metric] = ordered[:, below] + (ordered[:, above] - ordered[:, below]) * between
+            found.mean[:, metric] = values.mean(axis=1)
+    found.memory[:] = _block_memory(planes, rows)
+    if found.device.size:
+        found.device[:] = device_means(planes, rows)
+    found.start_wall_ns[:] = planes.held["start_ns"][rows, 0].astype(np.int64)
+    return found
+
+
+def _block_phase(planes: Planes, place: int, rows: NDArray[np.intp]) -> NDArray[np.float32] | None:
+    plane = planes.held.get(f"phase:{planes.phases[place]}")
+    return None if plane is None else plane[rows, : planes.columns]
+
+
+def _block_memory(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    found = np.full((len(rows), len(MEMORY)), np.nan, np.float32)
+    for at, name in enumerate(MEMORY[1:], 1):
+        plane = planes.held.get(name)
+        if plane is None:
+            continue
+        levels = np.sort(plane[rows, : planes.columns], axis=1)
+        least = (levels <= 0).sum(axis=1)  # 0: not sampled in this step
+        sampled = np.flatnonzero(least < planes.columns)
+        found[sampled, at] = levels[sampled, -1]
+        if name == "allocated":
+            twice = least[sampled] + planes.columns - 1
+            found[sampled, 0] = (levels[sampled, twice // 2] + levels[sampled, (twice + 1) // 2]) / 2
+    return found

@@ -1,0 +1,211 @@
+"""What agents said in lines: events, parsed as they come; samples and stacks, parsed only when somebody asks.
+
+A hundred thousand ranks make more samples a second than one process can parse.  Of those, and of stacks, the newest
+are kept as the bytes they came as, by node, and the rules look at the few nodes whose ranks they judge.  Wall clocks
+are shifted by the node's offset, onto the hub's clock, when a line is parsed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from stepscope.store.live.sample_files import Thinner, strides
+from stepscope.store.paths import SAMPLES
+from stepscope.store.sealed.sample_source import whose_of
+
+__all__ = ["Lines", "of_kind", "parse_raw"]
+
+Raw = tuple[str, bytes, int]
+"""A line as it came: its node, its bytes, and what the node's clock is ahead."""
+
+EVENTS = 20_000
+KEPT_BYTES = 48 << 20
+"""Of samples and stacks together."""
+MOST_OF_NODE = 20_000
+"""Samples of one: all of them are gone through for every look of the rules and every curve of the page."""
+LINE_BYTES = 64 << 10
+"""A longer line is no sample of ours."""
+_OVERHEAD = 64
+_STRETCHES = range(63)
+"""Of time, as powers of two of nanoseconds."""
+_WALLS = ("wall_ns", "started_wall_ns", "ended_wall_ns")
+
+
+class Lines:
+    def __init__(self, *, events: int = EVENTS, kept_bytes: int = KEPT_BYTES, most_of_node: int = MOST_OF_NODE) -> None:
+        self._events: deque[dict[str, Any]] = deque(maxlen=events)
+        self.events_seen = 0
+        """All that ever came; the number of the last one."""
+        self.bad = 0
+        self.dropped = 0
+        """Samples and stacks that had to make room."""
+        self._kept_bytes = kept_bytes
+        self.most_of_node = most_of_node
+        self._held_bytes = 0
+        self._kept: dict[tuple[str, str], deque[tuple[bytes, int]]] = {}
+        self._order: deque[tuple[str, str]] = deque()
+
+    def put(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
+        if file == "events.jsonl":
+            self._put_events(lines, node, offset_ns)
+            return
+        key = (file, node)
+        fitting = [(line, offset_ns) for line in lines if len(line) <= LINE_BYTES]
+        self._kept.setdefault(key, deque()).extend(fitting)
+        self._order.extend(itertools.repeat(key, len(fitting)))
+        self._held_bytes += sum(len(line) + _OVERHEAD for line, _ in fitting)
+        while file == SAMPLES and len(self._kept[key]) > self.most_of_node:
+            self._thin(key)
+        while self._held_bytes > self._kept_bytes:
+            oldest, _ = self._kept[self._order.popleft()].popleft()
+            self._held_bytes -= len(oldest) + _OVERHEAD
+            self.dropped += 1
+
+    def _thin(self, key: tuple[str, str]) -> None:
+        """Of the older half of what a node said, some lines of each source, evenly in time: the past grows coarse.
+
+        One in each stretch of time stays, so those that came thinned lose none before the others are as far apart.
+        """
+        held = self._kept[key]
+        older = [held.popleft() for _ in range(len(held) // 2)]
+        numbers: Counter[Hashable] = Counter()
+        at: list[tuple[Hashable, int]] = []
+        for line, _ in older:
+            source, wall_ns = _source_and_time(line)
+            numbers[source] += 1
+            at.append((source, numbers[source] if wall_ns is None else wall_ns))
+        enough = len(older) * 2 // 3
+        bits = bisect_left(_STRETCHES, True, key=lambda bits: len({(who, when >> bits) for who, when in at}) <= enough)
+        kept = []
+        before: set[tuple[Hashable, int]] = set()
+        for one, (who, when) in zip(older, at, strict=True):
+            if (who, when >> bits) not in before:
+                before.add((who, when >> bits))
+                kept.append(one)
+            else:
+                self._held_bytes -= len(one[0]) + _OVERHEAD
+        held.extendleft(reversed(kept))
+        gone = len(older) - len(kept)
+        if not gone:
+            self.most_of_node *= 2  # every line another source: then there are as many
+        self._order = deque(self._without_first(key, gone))
+
+    def _without_first(self, key: tuple[str, str], count: int) -> Iterator[tuple[str, str]]:
+        for one in self._order:
+            if count and one == key:
+                count -= 1
+            else:
+                yield one
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """Those that came after number ``after``, the oldest first; each has its ``number`` and ``node``."""
+        missing = max(0, min(len(self._events), self.events_seen - after))
+        start = len(self._events) - missing
+        return [self._events[i] for i in range(start, min(len(self._events), start + limit))]
+
+    def parsed(
+        self, file: str, *, nodes: Collection[str] | None = None, since_wall_ns: int = 0, limit: int = 1 << 62
+    ) -> list[dict[str, Any]]:
+        """Samples or stacks, by node and in order; of each node the newest where there are more than ``limit``."""
+        chosen = [key for key in self._kept if key[0] == file and (nodes is None or key[1] in nodes)]
+        share = max(1, limit // max(1, len(chosen)))
+        found: list[dict[str, Any]] = []
+        for key in chosen:
+            own: list[dict[str, Any]] = []
+            for line, offset_ns in reversed(self._kept[key]):
+                record = _parse(line, offset_ns)
+                if record is None:
+                    continue
+                if len(own) >= share or _wall_ns(record) < since_wall_ns:
+                    break
+                own.append(record)
+            found += reversed(own)
+        return found
+
+    def raw(self, file: str, nodes: Collection[str]) -> Iterator[tuple[str, bytes, int]]:
+        """Node, line and offset, unparsed: for a thread that may take its time."""
+        for node in nodes:
+            for line, offset_ns in self._kept.get((file, node), ()):
+                yield node, line, offset_ns
+
+    def nodes(self, file: str) -> list[str]:
+        """Whose lines are kept."""
+        return [node for kept, node in self._kept if kept == file]
+
+    def last(self, file: str, node: str, kind: str, *, look_at: int) -> dict[str, Any] | None:
+        """The newest sample of that kind among the last ``look_at`` lines of a node."""
+        mark = b'"' + kind.encode() + b'"'
+        newest = itertools.islice(reversed(self._kept.get((file, node), ())), look_at)
+        for line, offset_ns in newest:
+            record = _parse(line, offset_ns) if mark in line else None
+            if record is not None and record.get("kind") == kind:
+                return record
+        return None
+
+    def _put_events(self, lines: Sequence[bytes], node: str, offset_ns: int) -> None:
+        for line in lines:
+            record = _parse(line, offset_ns) if len(line) <= LINE_BYTES else None
+            if record is None:
+                self.bad += 1
+                continue
+            self.events_seen += 1
+            self._events.append({**record, "node": node, "number": self.events_seen})
+
+
+def _source_and_time(line: bytes) -> tuple[Hashable, int | None]:
+    """What tells one host, process, GPU or probe of a node from another, and when it was; None: it does not say."""
+    whose = whose_of(line)
+    if whose is None:
+        return None, None
+    return (whose.kind, whose.pid, whose.index, whose.peer), whose.wall_ns if type(whose.wall_ns) is int else None
+
+
+def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None], most: int) -> list[Raw]:
+    """The samples of that kind and time; of more than ``most`` some of each source.  Parses little of each."""
+    mark = b'"' + kind.encode() + b'"'
+    first, last = span_ns[0] or 0, span_ns[1]
+    found: list[tuple[Hashable, int, Raw]] = []
+    for one in raw:
+        whose = whose_of(one[1]) if mark in one[1] else None
+        if whose is None or whose.kind != kind:
+            continue
+        wall_ns = whose.wall_ns - one[2] if type(whose.wall_ns) is int else 0
+        if first <= wall_ns and (last is None or wall_ns <= last):
+            found.append(((one[0], whose.pid, whose.index, whose.peer), whose.seconds, one))
+    if len(found) <= most:
+        return [one for _, _, one in found]
+    thinner: Thinner[Raw] = Thinner(strides(Counter(span_s for _, span_s, _ in found), most))
+    for source, span_s, one in found:
+        thinner.add(source, span_s, one)
+    return thinner.kept()
+
+
+def parse_raw(raw: Sequence[Raw]) -> list[dict[str, Any]]:
+    """``node`` is what the node is called everywhere, ``host`` what it calls itself."""
+    parsed = ((node, _parse(line, offset_ns)) for node, line, offset_ns in raw)
+    return [{**record, "host": record.get("node"), "node": node} for node, record in parsed if record is not None]
+
+
+def _parse(line: bytes, offset_ns: int) -> dict[str, Any] | None:
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    if offset_ns:
+        for name in _WALLS:
+            if type(record.get(name)) is int:
+                record[name] -= offset_ns
+    return record
+
+
+def _wall_ns(record: dict[str, Any]) -> int:
+    wall_ns = record.get("wall_ns")
+    return wall_ns if isinstance(wall_ns, int) else 0

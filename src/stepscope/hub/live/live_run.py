@@ -1,0 +1,682 @@
+"""A run in memory while it lasts: rows go in, documents for the API and copies for the rules come out.
+
+A run as its hub sees it while it lasts: what ingest and the tail put in, what the API and the rules take out.
+
+    live = LiveRun(name="night")
+    live.ring(sidecar, node="1")        # who a ring is, ahead of its first rows
+    live.rows(taken)                    # cheap: rows wait until a few thousand have come together
+    live.tick()                         # a few times a second: takes them in, digests the steps that are complete
+    live.steps(0, 1000, bins=100)       # and the other documents for the API
+
+``Intake`` has the first half.  One thread, the hub's event loop, calls everything here; rules work on a copy in a
+thread of their own (``looks.py``).  Everything handed out is plain JSON: columns as lists, times in nanoseconds on the
+hub's clock, ranks by the numbers they are shown as.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.hub.live.digests import (
+    MEMORY,
+    QUANTILES,
+    Bins,
+    DigestLog,
+    device_width,
+    digest_block,
+    digest_steps,
+    metrics_of,
+)
+from stepscope.hub.live.lines import Lines
+from stepscope.hub.live.registry import ENDED, STATES, Registry
+from stepscope.hub.live.step_arrays import NONE, Batch, Exchanges, Heat, Names, Planes, Taken, gather
+from stepscope.records.finding import Finding
+from stepscope.records.series import ALIVE
+from stepscope.records.steps import COMM
+from stepscope.store.live.ring_files import RingSidecar
+from stepscope.wire.frames import TABLE_FIELDS
+
+__all__ = ["Judged", "LiveRun"]
+
+
+# -- intake -----------------------------------------------------------------------------------------------------------
+# How rows become the model: rings, planes, digests and the map are brought up to date together.
+#
+# Rows wait until a few thousand have come together; then they are taken in at once (``settle``).  A step is complete
+# when every live rank has made it.  One that was silent for the grace, or is so far behind that its steps would not
+# fit into the window, is not waited for.
+
+SETTLE_ROWS = 32_768
+"""So many rows are taken in at once, at the latest."""
+GRACE_S = 10.0
+GRACE_ROUNDS = 3
+"""A rank that was silent for longer, and for so many rounds of all agents, is not waited for."""
+FRAMES_PER_S = 600
+"""What a hub lets its agents send, all together; a round is one frame of each."""
+LATE_AT_ONCE = 2
+"""Steps of large jobs that are digested again in one tick because a row of theirs came late."""
+LARGE = 4096
+"""Ranks of a large job."""
+LARGEST_WALL_NS = (1 << 63) - 1
+ATTEMPTS_COST = 20
+"""Telling attempts apart may take one in so many of our seconds."""
+STRIDE_S = 5.0
+MOST_STRIDE = 1024
+MOST_EXPECTED = 1 << 17
+"""Ranks that room is made for because somebody said there would be so many."""
+BEHIND = 50
+"""One in so many ranks may be further behind than the stride provides for."""
+KEPT_REDONE = 512
+"""Steps that were digested again; as many as a client may be behind."""
+
+
+class Intake:
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        run_dir: Path | None = None,
+        meta: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        planes: Planes | None = None,
+        digests: DigestLog | None = None,
+    ) -> None:
+        self.name = name
+        self.run_dir = run_dir
+        self.meta: Mapping[str, Any] = {} if meta is None else meta
+        self.registry = Registry()
+        self.planes = Planes() if planes is None else planes
+        self.digests = DigestLog() if digests is None else digests
+        self.map = Heat()
+        self.exchanges = Exchanges()
+        self.said = Lines()
+        self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
+        """The registry's number of each column."""
+        self.offsets_ns: dict[str, int] = {}
+        """What the clock of each node is ahead of the hub's."""
+        self.frontier = NONE
+        """The last step that all live ranks have made; up to here steps are digested."""
+        self.redone: dict[int, int] = {}
+        """By step that was digested again, the number of that time; the newest at the end."""
+        self.redigests = 0
+        """How many times there were."""
+        self.rows_taken = 0
+        self.rows_repeated = 0
+        self.rows_unknown = 0
+        """Of rings that nobody introduced."""
+        self.version = 0
+        """Grows with everything that can be seen from outside …"""
+        self.waiting: set[asyncio.Future[None]] = set()
+        """… and those who wait for that."""
+        self._clock = clock
+        self._pending: list[tuple[NDArray[np.intp], Taken]] = []
+        self._pending_rows = 0
+        self._late: set[int] = set()
+        self._stride_s = self._attempts_s = clock()
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def ring(self, about: RingSidecar, *, node: str) -> None:
+        """Register a ring, or bring what is known of it up to date."""
+        self.registry.put(about, node=node, now_s=self._clock())
+        self.touch()
+
+    def rows(self, taken: Taken) -> None:
+        """Take rows; the sidecars of their rings must have come."""
+        if not len(taken.table):
+            return
+        ids = taken.table["ring"].tobytes()
+        known = self.registry.by_id
+        rings = np.array([known.get(ids[at : at + 16], NONE) for at in range(0, len(ids), 16)], np.intp)
+        self._pending.append((rings, taken))
+        self._pending_rows += len(taken.slots)
+        if self._pending_rows >= SETTLE_ROWS:
+            self.settle()
+
+    def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
+        """Lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``."""
+        self.offsets_ns[node] = offset_ns
+        self.said.put(file, lines, node=node, offset_ns=offset_ns)
+        self.touch()
+
+    def tick(self) -> None:
+        """Take in what waits, and digest what is complete."""
+        self.settle()
+        self._fit_stride()
+        self._digest()
+
+    def settle(self) -> None:
+        """Take in what waits; whoever reads calls it first."""
+        if self.registry.doubtful and self._clock() >= self._attempts_s:
+            self._settle_attempts()
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        self._hear(pending)
+        if any((rings == NONE).any() for rings, _ in pending):
+            pending = [self._introduced(rings, taken) for rings, taken in pending]
+        pending = [one for one in pending if len(one[1].slots)]
+        if pending:
+            pending.sort(key=lambda one: int(one[0][0]))
+            batch = gather(pending, self.registry.of["last_step"][: self.registry.count])
+            self._take(batch)
+        self.touch()
+
+    def touch(self) -> None:
+        """Something can be seen that was not there before."""
+        self.version += 1
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _settle_attempts(self) -> None:
+        """Before rows are taken in: those of an attempt that is over have no place here."""
+        began_s = self._clock()
+        offsets = [self.offsets_ns.get(node, 0) for node in self.registry.nodes]
+        if self.registry.settle_attempts(np.array(offsets, np.int64)):
+            self._begin_attempt()
+        now_s = self._clock()
+        self._attempts_s = now_s + ATTEMPTS_COST * (now_s - began_s)
+
+    def _begin_attempt(self) -> None:
+        self.planes.clear()
+        self.digests.clear()
+        self.map.clear()
+        self.exchanges.clear()
+        self.registry.of["column"][:] = NONE
+        self.ring_of = np.zeros(0, np.intp)
+        self.frontier = NONE
+        self.redone.clear()
+        self._late.clear()
+
+    def _hear(self, pending: Sequence[tuple[NDArray[np.intp], Taken]]) -> None:
+        """Where the ranks are, as their tables say."""
+        rings = np.concatenate([own for own, _ in pending])
+        whole = np.dtype(f"V{np.dtype(TABLE_FIELDS).itemsize}")  # joining fields one by one takes ten times as long
+        table = np.concatenate([np.ascontiguousarray(taken.table).view(whole) for _, taken in pending])
+        table = table.view(TABLE_FIELDS)
+        table, rings = table[rings != NONE], rings[rings != NONE]
+        of = self.registry.of
+        for name in ("live_step", "live_since_ns"):
+            of[name][rings] = np.minimum(table[name], np.uint64((1 << 63) - 1)).astype(np.int64)
+        of["live_phase"][rings] = table["live_phase"] % 16
+        # What the sidecar says of a process that is gone is the last word.
+        of["state"][rings] = np.where(of["state"][rings] >= ENDED, of["state"][rings], np.minimum(table["state"], 3))
+        of["heard_s"][rings] = self._clock()
+        for name in ("lost", "torn"):
+            if table[name].any():
+                np.add.at(of[name], rings, table[name].astype(np.int64))
+
+    def _introduced(self, rings: NDArray[np.intp], taken: Taken) -> tuple[NDArray[np.intp], Taken]:
+        """Without the rows of rings that nobody introduced."""
+        known = rings != NONE
+        rows = np.repeat(known, taken.table["rows"])
+        self.rows_unknown += int((~rows).sum())
+        return rings[known], _Rows(taken.slots[rows], taken.table[known])
+
+    def _take(self, batch: Batch) -> None:
+        self.rows_repeated += batch.repeated
+        self.rows_taken += len(batch.step)
+        if len(batch.step):
+            self._take_steps(batch)
+        if len(batch.exchanges):
+            oldest = self.planes.oldest
+            self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
+        if len(batch.device):
+            self._take_device(batch.device, batch.device_ring)
+
+    def _take_device(self, rows: NDArray[Any], ring: NDArray[np.intp]) -> None:
+        of = self.registry.of
+        names = Names(given=self.registry.names, number=of["names"][ring])
+        timed = self.planes.take_device(rows, of["column"][ring].astype(np.intp), names)
+        self._late.update(timed[timed <= self.frontier].tolist())
+
+    def _take_steps(self, batch: Batch) -> None:
+        of = self.registry.of
+        self._give_columns(batch.ring[np.concatenate(([True], np.diff(batch.ring) != 0))])
+        column = of["column"][batch.ring].astype(np.intp)
+        wall = batch.rows["wall_ns"].astype(np.float32)
+        work = wall - batch.rows["phase_ns"][:, COMM].astype(np.float32) - batch.waited
+        of["last_step"][batch.ring] = batch.step
+        of["rows"][: self.registry.count] += np.bincount(batch.ring, minlength=self.registry.count)
+        here = np.flatnonzero(column != NONE)
+        self.map.add(column[here], batch.step[here], work[here], wall[here])
+        if batch.again is not None:
+            own = of["column"][batch.again.ring].astype(np.intp)
+            kept, more = self.planes.take_again(batch.again, own)
+            self.map.add(own[kept], batch.again.step[kept], -more)
+            self._late.update(s for s in batch.again.step[kept].tolist() if s <= self.frontier)
+        if len(here):
+            self._into_planes(batch.part(here), column[here])
+
+    def _into_planes(self, batch: Batch, column: NDArray[np.intp]) -> None:
+        """In order of steps, half a window at a time: a backlog may be longer than the window."""
+        names = self.registry.of["names"][batch.ring]
+        half = max(1, self.planes.width // 2) * self.planes.stride
+        newest, upto = int(batch.step.max()), max(int(batch.step.min()) + half, self.planes.newest)
+        if newest <= upto + half:
+            self._part_into_planes(batch, column, Names(given=self.registry.names, number=names))
+            return
+        done, device = NONE, batch.device["step"].astype(np.int64)
+        while done < newest:
+            own = np.flatnonzero((batch.step > done) & (batch.step <= upto))
+            if len(own):
+                self._part_into_planes(
+                    batch.part(own), column[own], Names(given=self.registry.names, number=names[own])
+                )
+            # Their device times too, before they leave.
+            timed = np.flatnonzero((device > done) & (device <= upto))
+            if len(timed):
+                self._take_device(batch.device[timed], batch.device_ring[timed])
+            # A gap in the numbers is passed over at once.
+            rest = batch.step[batch.step > upto]
+            done, upto = upto, max(upto, int(rest.min())) + half if len(rest) else upto
+            if not len(rest):
+                return
+
+    def _part_into_planes(self, batch: Batch, column: NDArray[np.intp], names: Names) -> None:
+        newest = int(batch.step.max())
+        leaving = self.planes.leaving(newest)
+        for step in leaving[leaving <= self.frontier].tolist():
+            if step in self._late:
+                self._write(step)
+        self._put_steps(self.digests, leaving[leaving > self.frontier])
+        self._late.difference_update(leaving.tolist())
+        self.planes.advance(newest)
+        touched = self.planes.steps[self.planes.take(batch, column, names)]
+        self._late.update(touched[touched <= self.frontier].tolist())
+
+    def _give_columns(self, rings: NDArray[np.intp]) -> None:
+        """A place for the rings of the last attempt that made their first step."""
+        of = self.registry.of
+        fresh = rings[(of["column"][rings] == NONE) & (of["attempt"][rings] == self.registry.attempt)]
+        if not len(fresh):
+            return
+        of["column"][fresh] = self.planes.add_columns(len(fresh))
+        expected = max(self.planes.columns, min(self.registry.world_size, MOST_EXPECTED))
+        self.planes.expect(expected)
+        self.map.make_room(expected)
+        self.ring_of = np.concatenate([self.ring_of, fresh])
+        for ring in fresh.tolist():
+            self.registry.number(ring)
+
+    def live_columns(self) -> NDArray[np.bool_]:
+        """Which columns are of ranks that are waited for."""
+        grace_s = max(GRACE_S, GRACE_ROUNDS * len(self.registry.nodes) / FRAMES_PER_S)
+        live: NDArray[np.bool_] = self.registry.live(self._clock() - grace_s)[self.ring_of]
+        return live
+
+    def _digest(self) -> None:
+        if not self.planes.columns:
+            return
+        last = self.registry.of["last_step"][self.ring_of]
+        awaited = self.live_columns() & (last >= self.planes.oldest - 1)
+        frontier = int(last[awaited].min()) if awaited.any() else self.planes.newest
+        kept = self.planes.complete()
+        due = kept[(kept > self.frontier) & (kept <= frontier)]
+        self._put_steps(self.digests, due)
+        self._late.difference_update(due.tolist())
+        self.frontier = max(self.frontier, frontier)
+        late = sorted(self._late)
+        for step in late[:LATE_AT_ONCE] if self.planes.columns > LARGE else late:
+            self._write(step)
+        if len(due) or late:
+            self.touch()
+
+    def _put_steps(self, log: DigestLog, steps: NDArray[np.int64]) -> None:
+        """Digest steps of the window: many at once where that can be, else one by one."""
+        while len(steps) > 1 and log.last_step < steps[0]:
+            block = digest_block(self.planes, steps)
+            if block is None:
+                break
+            block.start_wall_ns[:] = self._wall_ns(0, block.start_wall_ns)
+            log.extend(block)
+            steps = steps[len(block) :]
+        for digest in digest_steps(self.planes, steps.tolist()):
+            log.put(digest, int(self._wall_ns(digest.column, digest.start_ns)))
+
+    def _write(self, step: int) -> None:
+        self._put_steps(self.digests, np.array([step]))
+        self._late.discard(step)
+        if step <= self.frontier:
+            self.redone.pop(step, None)
+            self.redigests += 1
+            self.redone[step] = self.redigests
+            if len(self.redone) > KEPT_REDONE:
+                del self.redone[next(iter(self.redone))]
+
+    def _wall_ns(self, column: int, start_ns: int | NDArray[np.int64]) -> NDArray[Any]:
+        """When steps began, on the hub's clock, by the word of one rank."""
+        of, ring = self.registry.of, self.ring_of[column]
+        offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
+        ahead_ns = int(of["anchor_wall_ns"][ring]) - int(of["anchor_mono_ns"][ring]) - offset_ns
+        # Whole numbers without an end: clocks that somebody sent may be anything.
+        walls: NDArray[Any] = np.clip(np.asarray(start_ns).astype(object) + ahead_ns, 0, LARGEST_WALL_NS)
+        return walls
+
+    def _fit_stride(self) -> None:
+        """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""
+        now_s = self._clock()
+        if now_s - self._stride_s < STRIDE_S or not self.planes.columns:
+            return
+        self._stride_s = now_s
+        last = self.registry.of["last_step"][self.ring_of][self.live_columns()]
+        if not len(last):
+            return
+        # Not the very last: a node that comes back after an hour must not cost all others their steps.
+        behind = self.planes.newest - int(np.partition(last, len(last) // BEHIND)[len(last) // BEHIND])
+        stride = self.planes.stride
+        while behind > 0.8 * self.planes.width * stride and stride < MOST_STRIDE:
+            stride *= 2
+        while stride > 1 and behind < 0.2 * self.planes.width * stride:
+            stride //= 2
+        if stride != self.planes.stride:
+            self.planes.set_stride(stride)
+
+
+class _Rows:
+    """Rows that are left of others."""
+
+    def __init__(self, slots: NDArray[np.uint8], table: NDArray[Any]) -> None:
+        self.slots = slots
+        self.table = table
+
+
+# -- live run ---------------------------------------------------------------------------------------------------------
+
+MOST_ROWS = 10_000
+"""Ranks, events or samples in one answer."""
+MOST_BINS = 4096
+UNFOLDED_CELLS = 1 << 16
+"""Steps times ranks that are digested anew for one answer: some tens of milliseconds."""
+WATCHED_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What the last look found."""
+
+    findings: tuple[Finding, ...] = ()
+    """Those that are shown, the most severe first."""
+    standing: Mapping[int, str] = field(default_factory=dict)
+    """By rank, what it is at while the job stands still (``hangs/report.py``)."""
+    communication: Mapping[str, Any] | None = None
+    """What the ranks exchanged in the steps that were looked at: the table of ``summary.json``."""
+    step: int = NONE
+    ranks: int = 0
+    """How many were judged …"""
+    of_ranks: int = 0
+    """… of how many."""
+    looks: int = 0
+    took_s: float = 0.0
+    period_s: float = 0.0
+    """From one look to the next."""
+    failed: str = ""
+    """What went wrong in a look, if one ever did; a fault of ours."""
+
+
+class LiveRun(Intake):
+    judged = Judged()
+    asked_s = float("-inf")
+    """When somebody last looked."""
+    _steps_said: tuple[tuple[int, ...], dict[str, Any]] | None = None
+    """The last answer of ``steps``, with what was asked: whoever opens the page asks the same."""
+
+    def asked(self) -> None:
+        """Somebody looks."""
+        self.asked_s = self._clock()
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks on: whoever follows a run asks at every heartbeat."""
+        return self._clock() - self.asked_s < WATCHED_S
+
+    def judge(self, judged: Judged) -> None:
+        self.judged = judged
+        self.touch()
+
+    async def changed(self, version: int, timeout_s: float) -> int:
+        """Wait until the version is another one, or so long; the version."""
+        if self.version == version:
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiting.add(waiter)
+            try:
+                await asyncio.wait((waiter,), timeout=timeout_s)
+            finally:
+                self.waiting.discard(waiter)
+        return self.version
+
+    def info(self) -> dict[str, Any]:
+        """How the run stands, in one page."""
+        self.settle()
+        n, of = self.registry.count, self.registry.of
+        own = of["attempt"][:n] == self.registry.attempt
+        states = Counter(STATES[state] for state in self.registry.states()[own & (of["shown"][:n] != NONE)].tolist())
+        return {
+            "name": self.name,
+            "attempt": self.registry.attempt,
+            "world_size": self.registry.world_size,
+            "ranks": self.planes.columns,
+            "live_ranks": int(self.live_columns().sum()) if self.planes.columns else 0,
+            "still_ranks": self._still_ranks(),
+            "rings": n,
+            "states": dict(states),
+            "nodes": len(self.registry.nodes),
+            "hosts": len(self.registry.hosts),
+            "step": self.frontier,
+            "newest_step": self.planes.newest,
+            "window": {"steps": self.planes.width, "stride": self.planes.stride, "oldest_step": self.planes.oldest},
+            "phases": self.used_phases(),
+            "rows": self.rows_taken,
+            "rows_repeated": self.rows_repeated,
+            "rows_unknown": self.rows_unknown,
+            "lost": int(of["lost"][:n].sum()),
+            "torn": int(of["torn"][:n].sum()),
+            "events": self.said.events_seen,
+            "version": self.version,
+            "model_bytes": self.planes.nbytes + self.map.nbytes,
+            "judged": self._judged(),
+        }
+
+    def ranks(
+        self, *, first: int = 0, limit: int = 1000, order: str = "rank", chosen: Collection[int] | None = None
+    ) -> dict[str, Any]:
+        """The ranks of the last attempt as columns.
+
+        ``order``: ``rank``; or ``work``, ``wall`` or the name of a phase: the longest first, by the mean over the
+        window.  ``chosen``: only these ranks.
+        """
+        self.settle()
+        of, rings = self.registry.of, self.ring_of
+        shown = of["shown"][rings]
+        means = self.means(("wall", "work", *self.used_phases()))
+        place = np.argsort(shown) if order not in means else np.lexsort((shown, -means[order]))
+        if chosen is not None:
+            place = place[np.isin(shown[place], list(chosen))]
+        place = place[first : first + min(limit, MOST_ROWS)]
+        at = rings[place]
+        offsets = np.array([self.offsets_ns.get(node, 0) for node in self.registry.nodes], np.int64)
+        since = of["live_since_ns"][at] - of["anchor_mono_ns"][at] + of["anchor_wall_ns"][at]
+        names = [self.registry.phase_names(ring) for ring in at.tolist()]
+        live = zip(names, of["live_phase"][at].tolist(), strict=True)
+        heard = of["live_step"][at] > of["last_step"][at]  # else it said where it was before it sent its last step
+        states = [self.registry.state(ring) for ring in at.tolist()]
+        standing = [self.judged.standing.get(rank) for rank in shown[place].tolist()]
+        plain = ("attempt", "local_rank", "pid", "last_step", "rows", "lost", "torn", "hook_failures")
+        return {
+            "total": len(rings),
+            "rank": shown[place].tolist(),
+            **{name: of[name][at].tolist() for name in plain},
+            "live_step": np.maximum(of["live_step"][at], of["last_step"][at] + 1).tolist(),
+            "node": [self.registry.nodes[node] for node in of["node"][at].tolist()],
+            "host": [self.registry.hosts[host] for host in of["host"][at].tolist()],
+            "state": states,
+            "standing": [how if state in ALIVE else None for how, state in zip(standing, states, strict=True)],
+            "live_phase": [
+                given[slot] if known else None for (given, slot), known in zip(live, heard.tolist(), strict=True)
+            ],
+            "live_since_wall_ns": (since - offsets[of["node"][at]]).tolist() if len(at) else [],
+            "ended_wall_ns": [ended or None for ended in of["ended_wall_ns"][at].tolist()],
+            "mean_ns": {name: np.round(values[place]).astype(np.int64).tolist() for name, values in means.items()},
+        }
+
+    def steps(self, first: int = 0, last: int | None = None, *, bins: int = 512) -> dict[str, Any]:
+        """The digests of these steps, in at most so many bins, as columns."""
+        self.tick()
+        last = max(0, self.planes.newest) if last is None else last
+        asked = (self.version, first, last, bins)
+        if self._steps_said is None or self._steps_said[0] != asked:
+            self._steps_said = asked, self._as_columns(self._bins(first, last, bins))
+        return dict(self._steps_said[1])
+
+    def steps_redone(self, after: int) -> dict[str, Any] | None:
+        """The steps that were digested again after that time (``redigests``), as columns; None: there are none."""
+        redone = [step for step, number in self.redone.items() if number > after]
+        if not redone:
+            return None
+        found = self._bins(min(redone), max(redone), MOST_BINS)
+        return self._as_columns(found.part(np.isin(found.first, redone) & (found.first == found.last)))
+
+    def _bins(self, first: int, last: int, bins: int) -> Bins:
+        most = min(max(1, bins), MOST_BINS)
+        log = self._unfolded(first, last, most) or self.digests
+        return log.bins(first, last, most, metrics=metrics_of(self.planes), device=device_width(self.planes))
+
+    def _unfolded(self, first: int, last: int, most: int) -> DigestLog | None:
+        """Of a stretch that the log has coarser than is asked for, its steps digested anew, if they are all there."""
+        if self.planes.stride > 1 or self.digests.coarsest(first, last) <= max(1, (last - first + 1) // most):
+            return None
+        kept = self.planes.complete()
+        there = kept[(kept >= first) & (kept <= min(last, self.frontier))]
+        if not len(there) or len(there) * self.planes.columns > UNFOLDED_CELLS or kept[0] > first:
+            return None
+        log = DigestLog(len(there))
+        self._put_steps(log, there)
+        return log
+
+    def _as_columns(self, found: Bins) -> dict[str, Any]:
+        metrics = {"wall": 0, "work": 1, **{name: 2 + self.planes.phases.index(name) for name in self.used_phases()}}
+        shown = self.registry.of["shown"][self.ring_of].tolist()
+        values = np.round(found.values[:, :, list(metrics.values())]).astype(np.int64).tolist()
+        worst = [
+            [
+                {"rank": shown[column], "step": step, **dict(zip(metrics, own, strict=True))}
+                for column, step, own in zip(*of_bin, strict=True)
+                if column != NONE
+            ]
+            for of_bin in zip(found.worst.tolist(), found.worst_step.tolist(), values, strict=True)
+        ]
+        return {
+            "first": found.first.tolist(),
+            "last": found.last.tolist(),
+            "steps": found.steps.tolist(),
+            "ranks": found.ranks.tolist(),
+            "quantiles": list(QUANTILES),
+            "ns": {
+                name: np.round(found.quantiles[:, metric]).astype(np.int64).tolist() for name, metric in metrics.items()
+            },
+            "mean_ns": {
+                name: np.round(found.mean[:, metric]).astype(np.int64).tolist() for name, metric in metrics.items()
+            },
+            "device_mean_ns": self._device_columns(found),
+            "worst": worst,
+            "start_wall_ns": found.start_wall_ns.tolist(),
+            "memory_bytes": {
+                name: [None if level != level else round(level) for level in found.memory[:, at].tolist()]
+                for at, name in enumerate(MEMORY)
+            },
+        }
+
+    def _device_columns(self, found: Bins) -> dict[str, list[int | None]]:
+        """By phase with any time on a device; None for a bin of which no step was timed."""
+        if not found.device.size:
+            return {}
+        timed = (found.device[:, 0] > 0).tolist()
+        means = np.round(found.device).astype(np.int64)
+        return {
+            name: [level if known else None for level, known in zip(means[:, place].tolist(), timed, strict=True)]
+            for place, name in enumerate(self.planes.phases, 1)
+            if f"device:{name}" in self.planes.held
+        }
+
+    def findings(self) -> dict[str, Any]:
+        return {**self._judged(), "findings": [finding.to_dict() for finding in self.judged.findings]}
+
+    def events(self, after: int = 0, *, limit: int = 1000) -> list[dict[str, Any]]:
+        """Those after number ``after``, the oldest first; each has its ``number`` and ``node``."""
+        return self.said.events(after, min(limit, MOST_ROWS))
+
+    def samples(
+        self,
+        *,
+        kinds: Collection[str] | None = None,
+        nodes: Collection[str] | None = None,
+        since_wall_ns: int = 0,
+        limit: int = 1000,
+    ) -> list[dict[str, Any]]:
+        found = self.said.parsed("samples.jsonl", nodes=nodes, since_wall_ns=since_wall_ns, limit=min(limit, MOST_ROWS))
+        return [line for line in found if kinds is None or line.get("kind") in kinds]
+
+    def stacks(self, *, nodes: Collection[str] | None = None, limit: int = 1000) -> list[dict[str, Any]]:
+        return self.said.parsed("stacks.jsonl", nodes=nodes, limit=min(limit, MOST_ROWS))
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def used_phases(self) -> list[str]:
+        """Those with any time in them."""
+        return [name for name in self.planes.phases if f"phase:{name}" in self.planes.held]
+
+    def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """By name, [column]: the mean over the window; 0 for a rank without a step in it."""
+        n, planes = self.planes.columns, self.planes
+        count = np.maximum(planes.have[:, :n].sum(axis=0), 1).astype(np.float32)
+
+        def mean(name: str) -> NDArray[np.float32]:
+            plane = planes.held.get(name)
+            if plane is None:
+                return np.zeros(n, np.float32)
+            return np.asarray(plane[:, :n].sum(axis=0) / count, np.float32)
+
+        found = {}
+        for name in names:
+            if name == "work":
+                found[name] = mean("wall_ns") - mean("phase:comm")
+            else:
+                found[name] = mean("wall_ns" if name == "wall" else f"phase:{name}")
+        return found
+
+    def _still_ranks(self) -> int:
+        """How many live, and stand still all the same: who holds the job up, and who waits for them."""
+        if not self.judged.standing:
+            return 0
+        shown = self.registry.of["shown"][self.ring_of]
+        standing = self.ring_of[np.isin(shown, list(self.judged.standing))].tolist()
+        return sum(self.registry.state(ring) in ALIVE for ring in standing)
+
+    def _judged(self) -> dict[str, Any]:
+        judged = self.judged
+        return {
+            "step": None if judged.step == NONE else judged.step,
+            "ranks": judged.ranks,
+            "of_ranks": judged.of_ranks,
+            "looks": judged.looks,
+            "took_s": round(judged.took_s, 4),
+            "period_s": round(judged.period_s, 2),
+            "failed": judged.failed,
+        }
+
+    def ended(self) -> bool:
+        """Whether every rank of the last attempt is known to be gone."""
+        states = self.registry.of["state"][self.ring_of]
+        return bool(len(states)) and bool((states >= ENDED).all())

@@ -1,0 +1,262 @@
+"""Who writes: every ring of a run as a row of columns, 100,000 of them in some tens of megabytes.
+
+A ring is registered by its sidecar and found by its id.  What many rings have in common (host, node, names of phases,
+facts, groups, versions) is kept once and referred to by number; what would not fit into ``FACTS_BYTES`` is left out.
+The rest of a sidecar can be made again from here: ``identity``, ``facts``, ``groups``.
+
+A ring has a *column* (its place in the planes) from its first step on, as long as its attempt is the last; a helper
+process that inherited a rank's environment and never makes a step therefore takes no place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.records.collectives import ProcessGroup
+from stepscope.records.identity import RankIdentity
+from stepscope.records.series import RankState
+from stepscope.ring.layout import RingState
+from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
+from stepscope.store.rank_series import RankClaim, settle_attempts
+from stepscope.wire.frames import ring_id
+
+__all__ = ["ENDED", "STATES", "Registry"]
+
+STATES: tuple[RankState, ...] = ("starting", "running", "exited", "exception", "vanished")
+"""By number: those of ``RingState``, and the one that a process cannot say of itself."""
+ENDED = RingState.EXITED
+"""States from this number on are of processes that are gone."""
+NOWHERE = -1
+FACTS_BYTES = 24 << 20
+"""Of facts and groups, as JSON, all rings together."""
+FIRST_ROOM = 64
+
+_COLUMNS: dict[str, str] = {
+    "rank": "i4",
+    "shown": "i4",
+    "attempt": "i4",
+    "restarts": "i4",
+    "local_rank": "i4",
+    "world_size": "i4",
+    "pid": "i8",
+    "node": "i4",
+    "host": "i4",
+    "state": "u1",
+    "column": "i4",
+    "last_step": "i8",
+    "live_step": "i8",
+    "live_since_ns": "i8",
+    "live_phase": "u1",
+    "heard_s": "f8",
+    "rows": "i8",
+    "lost": "i8",
+    "torn": "i8",
+    "hook_failures": "i8",
+    "anchor_mono_ns": "i8",
+    "anchor_wall_ns": "i8",
+    "ended_wall_ns": "i8",
+    "start_ticks": "i8",
+    "names": "i4",
+    "facts": "i4",
+    "groups": "i4",
+    "kind": "i4",
+    "device_index": "i2",
+    "device_uuid": "S40",
+}
+_LARGEST = (1 << 63) - 1
+
+
+class Registry:
+    """Columns are read as attributes of ``self.of``: ``registry.of["rank"][: registry.count]``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.of: dict[str, NDArray[Any]] = {name: np.zeros(FIRST_ROOM, kind) for name, kind in _COLUMNS.items()}
+        self.by_id: dict[bytes, int] = {}
+        self.attempt = 0
+        """The last one."""
+        self.some_ended = False
+        self.doubtful = False
+        """Whether a ring came of which it has to be told which attempt it belongs to."""
+        self.hosts: list[str] = []
+        self.nodes: list[str] = []
+        self.names: list[tuple[str, ...]] = []
+        self.world_size = 0
+        self.facts_left_out = 0
+        self._facts: list[dict[str, Any]] = [{}]
+        self._groups: list[tuple[ProcessGroup, ...]] = [()]
+        self._kinds: list[dict[str, Any]] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._facts_bytes = 0
+        self._taken: dict[tuple[int, int], int] = {}
+
+    def put(self, about: RingSidecar, *, node: str, now_s: float) -> int:
+        """Register a ring, or bring what is known of it up to date; its number."""
+        ident = ring_id(about.key)
+        identity = about.identity
+        at = self.by_id.get(ident)
+        if at is None:
+            at = self._new(ident)
+            for name in ("column", "last_step", "shown"):
+                self.of[name][at] = NOWHERE
+            self.of["attempt"][at] = _small(identity.attempt)
+            self.doubtful |= self.some_ended or self.attempt != identity.attempt
+        of = self.of
+        of["rank"][at], of["restarts"][at] = _small(identity.rank), _small(identity.attempt)
+        self.some_ended |= about.ended_wall_ns is not None
+        of["local_rank"][at], of["world_size"][at] = _small(identity.local_rank), _small(identity.world_size)
+        of["pid"][at], of["start_ticks"][at] = about.pid, min(about.start_ticks, _LARGEST)
+        of["host"][at] = self._number("host", identity.host, self.hosts)
+        of["node"][at] = self._number("node", node, self.nodes)
+        of["state"][at] = STATES.index(about.state)
+        of["live_step"][at], of["live_phase"][at] = min(about.live_step, _LARGEST), about.live_phase
+        of["live_since_ns"][at], of["heard_s"][at] = min(about.live_since_ns, _LARGEST), now_s
+        of["hook_failures"][at] = min(about.hook_failures, _LARGEST)
+        of["anchor_mono_ns"][at] = min(about.anchor_mono_ns, _LARGEST)
+        of["anchor_wall_ns"][at] = min(about.anchor_wall_ns, _LARGEST)
+        of["ended_wall_ns"][at] = about.ended_wall_ns or 0
+        of["names"][at] = self._number("names", about.phase_names, self.names)
+        of["device_index"][at], of["device_uuid"][at] = _small(identity.device_index) & 0x7FFF, _ascii(identity)
+        if identity.device_index < 0:
+            of["device_index"][at] = NOWHERE
+        kind = _kind(identity)
+        of["kind"][at] = self._number(("kind", *kind.values()), kind, self._kinds)
+        of["facts"][at] = self._bulky("facts", about.facts, self._facts, about.facts)
+        of["groups"][at] = self._bulky(
+            "groups", groups_as_kept(about.groups) if about.groups else None, self._groups, about.groups
+        )
+        if self.count == 1:
+            self.attempt = int(of["attempt"][at])
+        self.world_size = max(self.world_size, int(of["world_size"][at]))
+        return at
+
+    def settle_attempts(self, offsets_ns: NDArray[np.int64]) -> bool:
+        """Tell rounds of the job apart (``store/rank_series.py``); whether the last one is another than before.
+
+        ``offsets_ns``: what the clock of each of ``nodes`` is ahead.
+        """
+        n, of = self.count, self.of
+        offset = offsets_ns[of["node"][:n]]
+        ended = of["ended_wall_ns"][:n]
+        claims = zip(
+            *(of[name][:n].tolist() for name in ("rank", "world_size", "host", "restarts")),
+            (of["anchor_wall_ns"][:n] - offset).tolist(),
+            np.where(ended > 0, ended - offset, 0).tolist(),
+            (of["live_since_ns"][:n] - of["anchor_mono_ns"][:n] + of["anchor_wall_ns"][:n] - offset).tolist(),
+            (of["last_step"][:n] != NOWHERE).tolist(),
+            (of["state"][:n] == RingState.EXITED).tolist(),
+            strict=True,
+        )
+        of["attempt"][:n] = settle_attempts(
+            [
+                RankClaim(
+                    rank=rank,
+                    world_size=world_size,
+                    host=str(host),
+                    restarts=restarts,
+                    began_ns=began,
+                    until_ns=until or None,
+                    active_ns=active,
+                    made_steps=made_steps,
+                    in_order=in_order,
+                )
+                for rank, world_size, host, restarts, began, until, active, made_steps, in_order in claims
+            ]
+        )
+        before, self.attempt, self.doubtful = self.attempt, int(of["attempt"][:n].max(initial=0)), False
+        return self.attempt != before
+
+    def number(self, at: int) -> int:
+        """The rank that a ring is shown as: its own, or the next free one where another of its attempt has that."""
+        of = self.of
+        if of["shown"][at] == NOWHERE:
+            attempt, rank = int(of["attempt"][at]), int(of["rank"][at])
+            while self._taken.setdefault((attempt, rank), at) != at:
+                rank += 1
+            of["shown"][at] = rank
+        return int(of["shown"][at])
+
+    def live(self, since_s: float) -> NDArray[np.bool_]:
+        """Which rings are not known to have ended and were heard of since then."""
+        n, of = self.count, self.of
+        going: NDArray[np.bool_] = (of["state"][:n] < ENDED) & (of["ended_wall_ns"][:n] == 0)
+        return going & (of["heard_s"][:n] >= since_s)
+
+    def states(self) -> NDArray[np.uint8]:
+        """By ring: whoever made a step has started, though its last word of itself may be from before that."""
+        n, of = self.count, self.of
+        made_steps = of["last_step"][:n] != NOWHERE
+        return np.where(made_steps, np.maximum(of["state"][:n], RingState.RUNNING), of["state"][:n]).astype(np.uint8)
+
+    def state(self, at: int) -> RankState:
+        state = STATES[self.of["state"][at]]
+        if state == "starting" and self.of["last_step"][at] != NOWHERE:
+            state = "running"
+        gone = state in ("starting", "running") and self.of["ended_wall_ns"][at]
+        return "vanished" if gone else state
+
+    def identity(self, at: int) -> RankIdentity:
+        of = self.of
+        numbers = ("pid", "rank", "local_rank", "world_size", "attempt", "device_index")
+        known: dict[str, Any] = {name: int(of[name][at]) for name in numbers}
+        known |= self._kinds[int(of["kind"][at])]
+        return RankIdentity(host=self.hosts[int(of["host"][at])], device_uuid=of["device_uuid"][at].decode(), **known)
+
+    def facts(self, at: int) -> dict[str, Any]:
+        return self._facts[int(self.of["facts"][at])]
+
+    def groups(self, at: int) -> tuple[ProcessGroup, ...]:
+        return self._groups[int(self.of["groups"][at])]
+
+    def phase_names(self, at: int) -> tuple[str, ...]:
+        return self.names[int(self.of["names"][at])]
+
+    def _new(self, ident: bytes) -> int:
+        at = self.count
+        if at == len(self.of["rank"]):
+            self.of = {name: np.concatenate([held, np.zeros_like(held)]) for name, held in self.of.items()}
+        self.by_id[ident] = at
+        self.count += 1
+        return at
+
+    def _number(self, kind: Hashable, value: Any, held: list[Any]) -> int:
+        key = (kind, value) if isinstance(kind, str) else kind
+        number = self._numbers.setdefault(key, len(held))
+        if number == len(held):
+            held.append(value)
+        return number
+
+    def _bulky(self, what: str, said: Any, held: list[Any], value: Any) -> int:
+        """As ``_number``, within bounds; nothing is number 0."""
+        if not said:
+            return 0
+        text = json.dumps(said, sort_keys=True)
+        number = self._numbers.get((what, text))
+        if number is not None:
+            return number
+        if self._facts_bytes + len(text) > FACTS_BYTES:
+            self.facts_left_out += 1
+            return 0
+        self._facts_bytes += 2 * len(text)
+        self._numbers[what, text] = len(held)
+        held.append(value)
+        return len(held) - 1
+
+
+def _kind(identity: RankIdentity) -> dict[str, Any]:
+    """What of an identity many ranks have in common."""
+    shared = ("backend", "device", "device_name", "device_bytes", "device_timed", "torch", "python", "script")
+    return {name: getattr(identity, name) for name in shared}
+
+
+def _ascii(identity: RankIdentity) -> bytes:
+    return identity.device_uuid.encode("ascii", "replace")[:40]
+
+
+def _small(number: int) -> int:
+    return max(0, min(number, 0x7FFFFFFF))

@@ -1,0 +1,451 @@
+"""The rules while a job runs: which ranks are judged, the copy they are judged on, and when.
+
+The rules while a job runs: every few seconds a look, in a thread, that takes at most a tenth of the time.
+
+    looks = Looks(live)
+    await looks.run()               # until it is cancelled
+
+A look copies the last steps of the ranks that are judged (``selection.py``), which is quick, and asks the rules about
+the copy in a thread, so that rows are taken in all the while.  The longer a look took, the longer until the next.
+``diagnosis.live`` decides what is shown: what holds at two looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, live_window, look
+from stepscope.hangs.report import hang_state_by_rank
+from stepscope.hub.live.lines import parse_raw
+from stepscope.hub.live.live_run import Judged, LiveRun
+from stepscope.hub.live.registry import STATES
+from stepscope.records.collectives import ProcessGroup
+from stepscope.records.finding import SEVERITIES, Finding, HangRecord
+from stepscope.records.identity import RankIdentity
+from stepscope.records.paths import error_path, hangs_folder
+from stepscope.records.series import RankError, RankSeries, RankState, RunData
+from stepscope.records.steps import DEVICE, OTHER, PHASE_SLOTS, SLOT_BYTES, STEP
+from stepscope.reports.tables import communication_table
+from stepscope.store.documents import clock_offsets, read_nodes
+from stepscope.store.live.failures import RankNumbers, checked_stacks, read_errors, read_joined_hangs
+from stepscope.store.rank_series import DEVICE_DTYPE, STEP_DTYPE, collective_rows, comm_rows
+
+__all__ = ["MOST_JUDGED", "RuleLoop", "Snapshot", "keep_up", "run_data_of", "select", "snapshot"]
+
+
+# -- run data ---------------------------------------------------------------------------------------------------------
+# The last steps of some ranks as a ``RunData``: what the rules of a finished run read, made from the live model.
+#
+# Two halves.  ``snapshot`` copies what is needed and is quick: it runs where rows are taken in.  ``run_data_of`` builds
+# records from the copy, parses lines and reads the few files there are: it runs in a thread.
+
+_COPIED = (
+    *("start_ns", "wall_ns", "between_ns", "flags", "allocated", "reserved", "peak_allocated"),
+    *("ddp_compute_ns", "ddp_comm_ns", "micro_batches", "forwards", "batches"),
+)
+SAMPLED_NODES = 64
+"""So many nodes' samples are parsed for one look."""
+Line = tuple[str, bytes, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCopy:
+    ring: int
+    identity: RankIdentity
+    rank: int
+    state: RankState
+    phase_names: tuple[str, ...]
+    anchor_mono_ns: int
+    anchor_wall_ns: int
+    live_phase: int
+    live_since_ns: int
+    lost: int
+    torn: int
+    hook_failures: int
+    ended_wall_ns: int | None
+    facts: dict[str, Any]
+    groups: tuple[ProcessGroup, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    name: str
+    run_dir: Path | None
+    meta: dict[str, Any]
+    step: int
+    """The last one that all live ranks have made."""
+    of_ranks: int
+    steps: NDArray[np.int64]
+    ranks: tuple[RankCopy, ...]
+    have: NDArray[np.bool_]
+    """[step, rank], as everything below."""
+    held: dict[str, NDArray[Any]]
+    exchanges: tuple[tuple[NDArray[np.intp], NDArray[np.uint8]], ...]
+    events: tuple[dict[str, Any], ...]
+    samples: tuple[Line, ...]
+    stacks: tuple[Line, ...]
+
+
+def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
+    """Of these columns; call it where rows are taken in."""
+    live.settle()
+    planes = live.planes
+    steps = planes.complete()
+    block = np.ix_(planes.row_of(steps), columns)
+    ranks = tuple(_copy(live, ring) for ring in live.ring_of[columns].tolist())
+    of = live.registry.of
+    nodes = [live.registry.nodes[node] for node in np.unique(of["node"][live.ring_of[columns]])]
+    every = max(1, -(-len(nodes) // SAMPLED_NODES))
+    return Snapshot(
+        name=live.name,
+        run_dir=live.run_dir,
+        meta=dict(live.meta),
+        step=live.frontier,
+        of_ranks=planes.columns,
+        steps=steps,
+        ranks=ranks,
+        have=planes.have[block],
+        held={name: plane[block] for name, plane in planes.held.items()},
+        exchanges=live.exchanges.kept(planes.oldest) if len(columns) == planes.columns else (),
+        events=tuple(live.events(0, limit=MOST_EVENTS)),
+        samples=tuple(live.said.raw("samples.jsonl", nodes[::every])),
+        stacks=tuple(live.said.raw("stacks.jsonl", nodes[::every])),
+    )
+
+
+def _copy(live: LiveRun, ring: int) -> RankCopy:
+    registry, of = live.registry, live.registry.of
+    offset_ns = live.offsets_ns.get(registry.nodes[int(of["node"][ring])], 0)
+    ended = int(of["ended_wall_ns"][ring])
+    numbers: dict[str, Any] = {name: int(of[name][ring]) for name in _NUMBERS}
+    return RankCopy(
+        ring=ring,
+        identity=registry.identity(ring),
+        rank=int(of["shown"][ring]),
+        state=registry.state(ring),
+        phase_names=registry.phase_names(ring),
+        anchor_wall_ns=int(of["anchor_wall_ns"][ring]) - offset_ns,
+        ended_wall_ns=ended - offset_ns if ended else None,
+        facts=registry.facts(ring),
+        groups=registry.groups(ring),
+        **numbers,
+    )
+
+
+_NUMBERS = ("anchor_mono_ns", "live_phase", "live_since_ns", "lost", "torn", "hook_failures")
+MOST_EVENTS = 2000
+
+
+def run_data_of(copy: Snapshot) -> RunData:
+    """Records again, as a run's loader makes them."""
+    steps = _step_rows(copy)
+    device = _device_rows(copy)
+    exchanges = _by_ring(copy.exchanges)
+    series = []
+    for place, rank in enumerate(copy.ranks):
+        there = copy.have[:, place]
+        own = steps[place] if there.all() else steps[place][there]
+        slots = exchanges.get(rank.ring)
+        known = {name: getattr(rank, name) for name in _AS_THEY_ARE}
+        series.append(
+            RankSeries(
+                **known,
+                steps=own,
+                device_steps=device[place][copy.held["device"][:, place]] if device is not None else _NO_DEVICE,
+                comm=None if slots is None else comm_rows(slots, own["step"], rank.groups),
+                collectives=None if slots is None else collective_rows(slots, own["step"], rank.groups),
+            )
+        )
+    numbers = RankNumbers(series, str(copy.meta.get("host")))
+    errors: tuple[RankError, ...] = ()
+    hangs: tuple[HangRecord, ...] = ()
+    if copy.run_dir is not None:
+        nodes = read_nodes(copy.run_dir)
+        errors, _ = read_errors(copy.run_dir, numbers, clock_offsets(nodes))
+        hangs, _ = read_joined_hangs(copy.run_dir, series, errors, nodes)
+    stacks, _ = checked_stacks(parse_raw(copy.stacks), numbers.of)
+    return RunData(
+        name=copy.name,
+        path="" if copy.run_dir is None else str(copy.run_dir),
+        meta=copy.meta,
+        ranks=tuple(series),
+        samples=tuple(_as_stored(line) for line in parse_raw(copy.samples)),
+        events=copy.events,
+        errors=errors,
+        stacks=stacks,
+        hangs=hangs,
+    )
+
+
+def _as_stored(line: Mapping[str, Any]) -> dict[str, Any]:
+    """As its agent wrote it: rules look for the samples of a rank by the name of its host."""
+    own = {"node": line["host"] or line["node"]}
+    return {key: value for key, value in line.items() if value is not None and key != "host"} | own
+
+
+_AS_THEY_ARE = (
+    *("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "live_phase", "live_since_ns"),
+    *("lost", "torn", "hook_failures", "ended_wall_ns", "facts", "groups"),
+)
+_NO_DEVICE: NDArray[Any] = np.zeros(0, DEVICE_DTYPE)
+
+
+def _step_rows(copy: Snapshot) -> NDArray[Any]:
+    """[rank, step] of the steps' dtype."""
+    rows = np.zeros((len(copy.ranks), len(copy.steps)), STEP_DTYPE)
+    rows["kind"] = STEP
+    rows["step"] = copy.steps
+    for name in _COPIED:
+        if name in copy.held:
+            rows[name] = copy.held[name].T
+    _put_phases(rows["phase_ns"], "phase", copy)
+    return rows
+
+
+def _device_rows(copy: Snapshot) -> NDArray[Any] | None:
+    if "device" not in copy.held:
+        return None
+    rows = np.zeros((len(copy.ranks), len(copy.steps)), DEVICE_DTYPE)
+    rows["kind"] = DEVICE
+    rows["step"] = copy.steps
+    rows["flags"] = copy.held["flags"].T if "flags" in copy.held else 0
+    _put_phases(rows["phase_ns"], "device", copy)
+    rows["wall_ns"] = rows["phase_ns"].sum(axis=2)
+    return rows
+
+
+def _put_phases(out: NDArray[Any], kind: str, copy: Snapshot) -> None:
+    """Back into the slot that each rank has for a phase; out is [rank, step, slot]."""
+    given: dict[tuple[str, ...], list[int]] = {}
+    for place, rank in enumerate(copy.ranks):
+        given.setdefault(rank.phase_names, []).append(place)
+    for names, places in given.items():
+        own: Any = places if len(given) > 1 else slice(None)
+        for slot in range(PHASE_SLOTS):
+            plane = copy.held.get(f"{kind}:{names[slot]}") if names[slot] or slot == OTHER else None
+            if plane is not None:
+                out[own, :, slot] = plane[:, own].T
+
+
+def _by_ring(kept: Sequence[tuple[NDArray[np.intp], NDArray[np.uint8]]]) -> dict[int, NDArray[np.uint8]]:
+    if not kept:
+        return {}
+    ring = np.concatenate([own for own, _ in kept])
+    slots = np.concatenate([own for _, own in kept]).reshape(-1, SLOT_BYTES)
+    order = np.argsort(ring, kind="stable")
+    rings, first = np.unique(ring[order], return_index=True)
+    return dict(zip(rings.tolist(), np.split(slots[order], first[1:]), strict=True))
+
+
+# -- selection --------------------------------------------------------------------------------------------------------
+# Which ranks the rules judge while a job runs: all of them, or the worst and an even sample of the rest.
+#
+# Rules compare ranks with one another.  Among a hundred thousand, the few that hold the others back are those with the
+# most work, or the most of one phase, over the window; what is usual is known as well from some hundreds as from all.
+# So the worst by each measure, those that ended badly or lag behind, and an even sample in order of ranks are judged:
+# the same ones whenever the numbers are the same.
+
+MOST_JUDGED = 512
+WORST_PER_MEASURE = 16
+"""By each measure."""
+ENDED_BADLY = 32
+
+
+def select(live: LiveRun, most: int = MOST_JUDGED) -> NDArray[np.intp]:
+    """Columns, in order of ranks; without those that are silent and not known to have ended."""
+    of = live.registry.of
+    state, shown = of["state"][live.ring_of], of["shown"][live.ring_of]
+    gone = (state >= STATES.index("exited")) | (of["ended_wall_ns"][live.ring_of] > 0)
+    order = np.argsort(shown, kind="stable")
+    order = order[(live.live_columns() | gone)[order]]
+    if len(order) <= most:
+        return order
+    chosen = np.zeros(live.planes.columns, np.bool_)
+    for values in _measures(live):
+        chosen[order[_largest(values[order], WORST_PER_MEASURE)]] = True
+    badly = order[np.isin(state[order], [STATES.index("exception"), STATES.index("vanished")])]
+    chosen[badly[:ENDED_BADLY]] = True
+    running = order[~gone[order]]
+    chosen[running[_largest(-of["last_step"][live.ring_of][running], WORST_PER_MEASURE)]] = True
+    rest = order[~chosen[order]]
+    room = max(0, most - int(chosen.sum()))
+    chosen[rest[np.linspace(0, len(rest) - 1, min(room, len(rest))).astype(np.intp)]] = True
+    return order[chosen[order]]
+
+
+def _measures(live: LiveRun) -> list[NDArray[np.float32]]:
+    """[column] each: work and every phase, as the host saw them and as the device did."""
+    n, held = live.planes.columns, live.planes.held
+    means = live.means(("work", *live.used_phases()))
+    found = [values for name, values in means.items() if name != "comm"]
+    on_device = [name for name in held if name.startswith("device:")]
+    if on_device:
+        count = np.maximum(held["device"][:, :n].sum(axis=0), 1)
+        sums = {name: np.asarray(held[name][:, :n].sum(axis=0) / count, np.float32) for name in on_device}
+        worked = [values for name, values in sums.items() if name != "device:comm"]
+        found += [*worked, np.sum(worked, axis=0, dtype=np.float32)] if worked else []
+    return found
+
+
+def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    if len(values) <= count:
+        return np.arange(len(values))
+    largest: NDArray[np.intp] = np.argpartition(values, len(values) - count)[len(values) - count :]
+    return largest
+
+
+# -- looks ------------------------------------------------------------------------------------------------------------
+
+LEAST_S = 1.0
+"""From one look to the next."""
+SHARE = 0.1
+"""Of the time that may go into looks."""
+TICK_S = 0.25
+"""Between two rounds of taking in …"""
+WATCHED_TICK_S = 0.1
+"""… while somebody looks."""
+BACKLOG_S = 0.09
+"""A poll that takes so long has hours of a run to catch up with: it goes on almost at once."""
+BACKLOG_TICK_S = 0.02
+AGAIN_S = 60.0
+"""After a look that failed."""
+
+
+class RuleLoop:
+    def __init__(
+        self,
+        live: LiveRun,
+        *,
+        most_judged: int = MOST_JUDGED,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._live = live
+        self._most = most_judged
+        self._cpu_clock = cpu_clock
+        self._watched: tuple[Watched, ...] = ()
+        self._attempt = live.registry.attempt
+        self._seen: tuple[int, ...] = ()
+
+    async def run(self, *, first_s: float = 0.0) -> None:
+        """Look again and again, from so long on; the first time as soon as there is a step."""
+        await asyncio.sleep(first_s)
+        while True:
+            while not self._due():
+                await asyncio.sleep(TICK_S)
+            await self.look()
+            await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
+
+    async def look(self) -> tuple[Change, ...]:
+        """Look once; what changed.  Nothing when no step, no hang and no death has come since the last time."""
+        live = self._live
+        live.tick()
+        if live.registry.attempt != self._attempt:
+            self._attempt, self._watched, self._seen = live.registry.attempt, (), ()
+        if not self._due():
+            return ()
+        self._seen = self._now()
+        began = self._cpu_clock()
+        copy = snapshot(live, select(live, self._most))
+        copied_s = self._cpu_clock() - began
+        watched, changes, standing, communication, judged_s = await asyncio.to_thread(self._judge, copy)
+        self._watched = watched
+        took_s = copied_s + judged_s
+        live.judge(
+            Judged(
+                findings=_shown(watched, copy),
+                standing=standing,
+                communication=communication,
+                step=copy.step,
+                ranks=len(copy.ranks),
+                of_ranks=copy.of_ranks,
+                looks=live.judged.looks + 1,
+                took_s=took_s,
+                period_s=max(LEAST_S, took_s / SHARE),
+                failed=live.judged.failed,
+            )
+        )
+        return changes
+
+    def _due(self) -> bool:
+        """Whether there is anything that the last look did not see."""
+        live = self._live
+        return self._now() != self._seen or live.registry.attempt != self._attempt or live.ended()
+
+    def _now(self) -> tuple[int, ...]:
+        return self._live.frontier, *_told_of(self._live.run_dir)
+
+    def _judge(
+        self, copy: Snapshot
+    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], dict[str, Any] | None, float]:
+        began = self._cpu_clock()
+        data = run_data_of(copy)
+        window = live_window(data)
+        watched, changes = look(data, self._watched, window)
+        table = communication_table(window)
+        return watched, changes, hang_state_by_rank(data.hangs), table, self._cpu_clock() - began
+
+
+async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, looks: RuleLoop | None = None) -> None:
+    """Take in rows and digest steps a few times a second, and look now and then, until cancelled.
+
+    ``poll``: what brings rows besides, a tail's.  A rule that fails is a fault of ours, but no reason to take nothing
+    in any more: it is told, and after a while looked again.  ``looks``: for who wants to look once more afterwards.
+    """
+    looks = RuleLoop(live) if looks is None else looks
+    looking = asyncio.create_task(looks.run())
+    try:
+        while True:
+            began_s = time.monotonic()
+            if poll is not None:
+                poll()
+            backlog = time.monotonic() - began_s > BACKLOG_S
+            live.tick()
+            if looking.done():
+                live.judge(replace(live.judged, failed=repr(looking.exception())))
+                looking = asyncio.create_task(looks.run(first_s=AGAIN_S))
+            await asyncio.sleep(BACKLOG_TICK_S if backlog else WATCHED_TICK_S if live.watched else TICK_S)
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+def _told_of(run_dir: Path | None) -> tuple[int, ...]:
+    """Another when a file of a hang or of a death came: a job that stands still makes no steps to look at."""
+    if run_dir is None:
+        return ()
+    return tuple(_changed_ns(folder) for folder in (hangs_folder(run_dir), error_path(run_dir, 0).parent))
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _shown(watched: Sequence[Watched], copy: Snapshot) -> tuple[Finding, ...]:
+    """The most severe and most costly first; what a finding costs all ranks, not only those that were judged."""
+    share = copy.of_ranks / max(1, len(copy.ranks))
+    shown = [_for_all(one.finding, share) for one in watched if one.shown]
+    return tuple(sorted(shown, key=_weight, reverse=True))
+
+
+def _for_all(finding: Finding, share: float) -> Finding:
+    hours = finding.cost.get("rank_hours")
+    if share == 1.0 or not isinstance(hours, int | float):
+        return finding
+    return replace(finding, cost={**finding.cost, "rank_hours": round(hours * share, 4)})
+
+
+def _weight(finding: Finding) -> tuple[bool, int, float]:
+    """A job that stands still, or a dead rank, before all that is only slow; as in the summary."""
+    stopped = finding.kind in AT_ONCE and finding.severity == "critical"
+    return stopped, SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))

@@ -1,0 +1,718 @@
+"""The page of a run as one file: what the page would ask, packed into report.html.
+
+What a copy of a run contains: the answers to all that the page asks, reduced to a size that mail accepts.
+
+What a copy of a run has in it: the answers to all that the page asks, thinned out to a plan, and what was left out.
+
+Documents keep the form that docs/api.md gives them; columns of times become blobs (``packing.py``), which the page puts
+back (``web/src/api/copy-bytes.ts``).  The page cuts, sorts and joins bins by itself where it asks for less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import gzip
+import secrets
+import struct
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from starlette.types import ASGIApp, Message
+
+from stepscope import __version__
+from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
+from stepscope.hub.api.auth import Readers
+from stepscope.hub.api.samples import WHO
+from stepscope.hub.api.steps import HEAT_HEAD, HEAT_TYPE, MOST_BINS
+from stepscope.hub.app import make_app
+from stepscope.hub.runs import OpenRun, Runs
+from stepscope.page.assets import is_built, report_file
+from stepscope.records.paths import log_path
+from stepscope.records.redaction import Redactor
+from stepscope.records.series import RunData
+from stepscope.records.text import Progress, count_text, no_progress
+from stepscope.store import file_io
+from stepscope.store.catalog import run_entry
+from stepscope.store.documents import read_meta
+from stepscope.store.paths import REPORT_FILE
+
+__all__ = ["Blobs", "KnownRun", "add_copy", "make_copy", "plans", "rounded", "write_copy"]
+
+
+# -- packing ----------------------------------------------------------------------------------------------------------
+# Numbers in little room, and the container that they and the documents travel in.
+#
+#     0    4s   magic  b"STCP"
+#     4    u16  version
+#     6    u16  0
+#     8    u32  length of the JSON that follows
+#     12   ...  JSON: ``{"schema", "run", …, "answers": {resource: document}, "maps": {…}, "files": {…}}``
+#          ...  blobs, which the JSON names by their place behind it
+#
+# All of it goes through gzip once.  Times are kept as a logarithm in steps of a quarter of a percent: whatever its
+# size, a time is off by an eighth of a percent at most, which no chart shows and no figure of three digits tells.  A
+# code is a u16, 0 where nothing is known and 1 for zero; all low bytes stand before all high ones, which gzip likes
+# better.
+
+HEAD = struct.Struct("<4sHHI")
+MAGIC = b"STCP"
+VERSION = 1
+STEP = 0.0025
+"""Between two codes, of the natural logarithm."""
+UNKNOWN, ZERO, FIRST = 0, 1, 2
+MOST_CODE = 0xFFFF
+_LEVEL = 9
+
+
+class Blobs:
+    """What stands behind the JSON, as it is put there."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.length = 0
+
+    def put(self, data: bytes) -> list[int]:
+        """Where it is, and how long."""
+        place = [self.length, len(data)]
+        self._parts.append(data)
+        self.length += len(data)
+        return place
+
+    def times(self, values: ArrayLike) -> dict[str, Any]:
+        """Any shape, flat; what is not above zero is zero.  ``least``: what the first code stands for."""
+        flat = np.asarray(values, np.float64).reshape(-1)
+        known = flat[np.isfinite(flat) & (flat > 0)]
+        least = float(known.min()) if known.size else 1.0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            codes = np.round(np.log(flat / least) / STEP) + FIRST
+        codes[~(flat > 0)] = ZERO
+        codes[~np.isfinite(flat)] = UNKNOWN
+        kept = np.minimum(codes, MOST_CODE).astype("<u2")
+        planes = kept.view(np.uint8).reshape(-1, 2).T
+        return {"times": self.put(np.ascontiguousarray(planes).tobytes()), "least": least, "step": STEP}
+
+    def join(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def wrap(document: Mapping[str, Any], blobs: Blobs) -> bytes:
+    text = msgspec.json.encode(document)
+    return gzip.compress(HEAD.pack(MAGIC, VERSION, 0, len(text)) + text + blobs.join(), _LEVEL, mtime=0)
+
+
+def rounded(values: Sequence[Any], digits: int = 4) -> list[Any]:
+    """To so many digits, whole where they were whole; None stays."""
+    numbers: NDArray[np.float64] = np.array([np.nan if value is None else value for value in values], np.float64)
+    known = np.isfinite(numbers) & (numbers != 0)
+    unit = np.ones(len(numbers))
+    unit[known] = 10.0 ** (np.floor(np.log10(np.abs(numbers[known]))) - digits + 1)
+    whole = np.array([type(value) is int for value in values], bool)
+    unit[whole] = np.maximum(unit[whole], 1.0)
+    short = np.round(numbers / unit) * unit
+    made: list[Any] = []
+    for value, number, integer in zip(values, short.tolist(), whole.tolist(), strict=True):
+        made.append(None if value is None else int(number) if integer else float(f"{number:.{digits}g}"))
+    return made
+
+
+# -- contents ---------------------------------------------------------------------------------------------------------
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+# How much of a run goes into a copy: as much as its size allows.
+#
+# A plan is made for a size that mail takes (``MOST_BYTES``).  What a run needs most room for is known before anything
+# is asked: bins of steps, cells of the map, curves of ranks and machines, logs.  Should the file come out too large
+# all the same, the next plan has half of everything.
+
+MOST_BYTES = 3_000_000
+"""Of the whole file."""
+_COARSEST = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    step_bins: int
+    worst: int
+    """Ranks told of each bin of steps."""
+    cells: int
+    """Of the map of ``work``."""
+    other_cells: int
+    """Of the map of each other value."""
+    ranks: int
+    """With curves of their own."""
+    rank_points: int
+    """Of all those curves together, of each phase."""
+    rank_rows: int
+    """Of the table of ranks."""
+    sample_values: int
+    """Of each kind of samples."""
+    events: int
+    log_bytes: int
+    """Of the start and of the end of one log."""
+    all_log_bytes: int
+    document_bytes: int
+    """Of a document that cannot be thinned out: hangs, stacks, nodes."""
+
+
+def plans() -> list[Plan]:
+    """The best first."""
+    return [_plan(part) for part in (1, 2, 4, 8, 16, _COARSEST)]
+
+
+def _plan(part: int) -> Plan:
+    return Plan(
+        step_bins=4096 // part,
+        worst=4 if part == 1 else 2,
+        cells=(1 << 18) // part,
+        other_cells=(1 << 16) // part,
+        ranks=64 // part,
+        rank_points=12_288 // part,
+        rank_rows=4096 // part,
+        sample_values=80_000 // part,
+        events=2000 // part,
+        log_bytes=(64 << 10) // part,
+        all_log_bytes=(2 << 20) // part,
+        document_bytes=(1 << 20) // part,
+    )
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+# Ask the hub's application in this process: no socket, no server, and no second way to compute anything.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class Asker:
+    """The questions of one reader about one run."""
+
+    def __init__(self, app: ASGIApp, token: str, run: OpenRun) -> None:
+        self._app = app
+        self._token = token
+        self.run = run
+
+    async def document(self, resource: str, **params: object) -> dict[str, Any]:
+        """Of the run; ``resource`` empty: about the run itself.  Empty when it was refused."""
+        reply = await self.reply(resource, "application/json", **params)
+        found: dict[str, Any] = {} if reply is None else msgspec.json.decode(reply.data)
+        return found
+
+    async def reply(self, resource: str, accept: str, **params: object) -> Reply | None:
+        """None when it was refused."""
+        path = f"/api/v1/runs/{self.run.name}{'/' if resource else ''}{resource}"
+        return await self.ask(path, accept, {name: value for name, value in params.items() if value is not None})
+
+    async def ask(self, path: str, accept: str, params: Mapping[str, object]) -> Reply | None:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": urlencode({name: str(value) for name, value in params.items()}).encode(),
+            "headers": [(b"authorization", f"Bearer {self._token}".encode()), (b"accept", accept.encode())],
+            "client": None,
+            "server": None,
+        }
+        status, headers, parts = 500, {}, []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
+            elif message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return Reply(headers=headers, data=b"".join(parts)) if status == 200 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownRun:
+    """A run that is over and that somebody has read already."""
+
+    data: RunData
+    summary: Mapping[str, Any]
+
+
+@asynccontextmanager
+async def open_asker(run_dir: Path, known: KnownRun | None = None) -> AsyncIterator[Asker]:
+    """NotARun when it cannot be opened."""
+    run_dir, token = run_dir.resolve(), secrets.token_urlsafe(32)
+    runs = Runs.of_folder(run_dir) if known is None else Runs.of_past(run_dir, known.data, known.summary)
+    try:
+        run = await runs.open(run_dir.name)
+        if run is None:
+            raise NotARun(f"{run_dir} is not a run, or cannot be read")
+        yield Asker(make_app(runs, Readers(token)), token, run)
+    finally:
+        await runs.close()
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+# The steps of a run for its copy, asked for a stretch at a time: all at once they would be a million objects.
+
+STRETCHES = 16
+MS = 1_000_000
+MEMORY_DIGITS = 5
+_PLAIN = ("first", "last", "steps", "ranks")
+
+
+async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], left_out: list[str]) -> None:
+    """``worst`` becomes columns: ``names``, and by bin ``rank``, ``step`` and a blob of [bin, place, name]."""
+    outline = await ask.document("steps", bins=1, worst=0)
+    if not outline.get("first"):
+        answers["steps"] = outline
+        return
+    names, timed = list(outline["mean_ns"]), list(outline["device_mean_ns"])
+    edges = np.linspace(outline["first"][0], outline["last"][-1] + 1, STRETCHES + 1).astype(int).tolist()
+    whole: dict[str, Any] = {name: [] for name in (*_PLAIN, "start_wall_ns")}
+    memory: dict[str, list[Any]] = {name: [] for name in outline["memory_bytes"]}
+    quantiles, means, on_device, worst = [], [], [], []
+    # The hub never has more bins than that in all; of fewer, each stretch has its share.
+    bins = MOST_BINS if plan.step_bins >= MOST_BINS else max(1, plan.step_bins // STRETCHES)
+    seen: dict[str, list[Any]] = {"rank": [], "step": []}
+    for first, last in pairwise(edges):
+        begin = max(first, whole["last"][-1] + 1 if whole["last"] else first)
+        if begin > last - 1:
+            continue
+        found = await ask.document("steps", first=begin, last=last - 1, bins=bins, worst=plan.worst)
+        for name in _PLAIN:
+            whole[name] += found[name]
+        whole["start_wall_ns"] += [start // MS * MS for start in found["start_wall_ns"]]
+        for name in memory:
+            memory[name] += rounded(found["memory_bytes"][name], MEMORY_DIGITS)
+        quantiles.append(np.array([found["ns"][name] for name in names], np.float32))
+        means.append(np.array([found["mean_ns"][name] for name in names], np.float32))
+        on_device.append(np.array([found["device_mean_ns"][name] for name in timed], np.float32))
+        worst.append(_worst(found["worst"], names, plan.worst))
+        for key, rows in seen.items():
+            rows += [[one[key] for one in ranks] for ranks in found["worst"]]
+    by_quantile = np.concatenate(quantiles, axis=1)
+    mean = np.concatenate(means, axis=1)
+    device = np.concatenate(on_device, axis=1) if timed else np.zeros(0, np.float32)
+    answers["steps"] = {
+        **outline,
+        **whole,
+        "memory_bytes": memory,
+        "ns": {name: blobs.times(by_quantile[at]) for at, name in enumerate(names)},
+        "mean_ns": {name: blobs.times(mean[at]) for at, name in enumerate(names)},
+        "device_mean_ns": {name: blobs.times(device[at]) for at, name in enumerate(timed)},
+        "worst": {"names": names, "places": plan.worst, **seen, "values": blobs.times(np.concatenate(worst))},
+    }
+    widest = max(whole["steps"])
+    if widest > 1:
+        left_out.append(f"Steps are in {len(whole['first']):,} bins of up to {widest:,} steps.")
+
+
+def _worst(rows: list[list[dict[str, Any]]], names: list[str], places: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    found = np.full((len(rows), places, len(names)), np.nan, np.float32)
+    for at, ranks in enumerate(rows):
+        for place, one in enumerate(ranks):
+            found[at, place] = [one[name] for name in names]
+    return found
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+# Of a run's files, what its copy has: the start and the end of some logs, errors, and the summary.
+
+ALWAYS = ("summary.txt", "logs/main.log")
+MOST_ERRORS = 64
+OTHERS = {"logs/": "more log", "errors/": "more error", "flight/": "Flight Recorder dump"}
+"""Of which folders a file that is left out is missed, and what it is called."""
+
+
+async def add_files(
+    ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int], left_out: list[str]
+) -> dict[str, Any]:
+    """By path its ``size`` and ``pieces``: offset, and where the bytes are."""
+    answers["files"] = await ask.document("files")
+    sizes = {entry["path"]: entry["size"] for entry in answers["files"].get("files", [])}
+    attempt = answers["steps"].get("attempt", 0)
+    logs = [log_path(ask.run.path, rank=rank, attempt=attempt).relative_to(ask.run.path).as_posix() for rank in chosen]
+    errors = [path for path in sizes if path.startswith("errors/")][:MOST_ERRORS]
+    wanted = [path for path in dict.fromkeys((*ALWAYS, *errors, *logs)) if path in sizes]
+    share = max(1024, plan.all_log_bytes // max(1, 2 * len(wanted)))
+    most = min(plan.log_bytes, share)
+    found, cut = {}, 0
+    for path in wanted:
+        size = sizes[path]
+        asked = [{"offset": 0, "most": 2 * most}] if size <= 2 * most else [{"offset": 0, "most": most}, {"tail": most}]
+        pieces = []
+        for params in asked:
+            reply = await ask.reply(f"files/{path}", "*/*", **params)
+            if reply is not None:
+                pieces.append([int(reply.headers["x-stepscope-offset"]), *blobs.put(reply.data)])
+        cut += len(asked) > 1
+        found[path] = {"size": size, "pieces": pieces}
+    if cut:
+        left_out.append(f"Of {cut:,} files only the first and the last {most // 1024:,} kB are here.")
+    for folder, what in OTHERS.items():
+        if rest := sum(path.startswith(folder) for path in sizes if path not in found):
+            left_out.append(f"Not here: {count_text(rest, what)}.")
+    return found
+
+
+# -- contents ---------------------------------------------------------------------------------------------------------
+
+WHOLE = ("", "findings", "summary", "collectives")
+"""Asked as they are."""
+LONG = {"hangs": "hangs", "nodes": "nodes", "stacks": "stacks"}
+"""By resource the list in it that is cut where it is too long."""
+MEMORY = ("allocated", "reserved", "peak_allocated")
+MOST_ROWS = 512
+MOST_COLUMNS = 4096
+LEAST_BINS = 64
+STAGES = 6
+"""That progress is told in: questions, steps, ranks, samples, maps, files."""
+CURVE_BINS = 512
+MEAN_PART = 4
+"""Maps of means are looked at less often, and have so much fewer cells."""
+REDACTED_FILES = "This copy is redacted: logs and other files of the run are not here."
+
+Contents = dict[str, Any]
+
+
+async def gather(
+    ask: Asker, plan: Plan, blobs: Blobs, progress: Progress = no_progress, *, files: bool = True
+) -> Contents:
+    """``answers`` by resource, ``maps`` by value, ``files`` by path, ``left_out`` in sentences.
+
+    Without ``files`` there are none in it: nobody can redact what a job printed.
+    """
+    progress(0, STAGES)
+    left_out: list[str] = []
+    answers: dict[str, Any] = {name: await ask.document(name) for name in WHOLE}
+    _judge(answers)
+    for name, key in LONG.items():
+        answers[name] = _cut(await ask.document(name), key, name, plan.document_bytes, left_out)
+    answers["events"] = await _events(ask, plan, left_out)
+    progress(1, STAGES)
+    await add_steps(ask, plan, blobs, answers, left_out)
+    progress(2, STAGES)
+    answers["ranks"] = await ask.document("ranks", limit=plan.rank_rows, order="work")
+    _told(left_out, len(answers["ranks"].get("rank", ())), answers["ranks"].get("total", 0), "ranks stand in the table")
+    chosen = _chosen(answers, plan.ranks)
+    await _ranks(ask, plan, blobs, answers, chosen)
+    _told(left_out, len(chosen), answers["ranks"].get("total", 0), "ranks have curves of their own")
+    progress(3, STAGES)
+    for kind in WHO:
+        answers[f"samples/{kind}"] = await _samples(ask, kind, plan, left_out)
+    answers["samples/process/last"] = await _log_places(ask, plan)
+    progress(4, STAGES)
+    maps = await _maps(ask, plan, blobs, answers[""], left_out)
+    progress(5, STAGES)
+    found = {}
+    if files:
+        found = await add_files(ask, plan, blobs, answers, chosen, left_out)
+    else:
+        answers["files"] = {"files": []}
+        left_out.append(REDACTED_FILES)
+    progress(6, STAGES)
+    return {"answers": answers, "maps": maps, "files": found, "left_out": left_out}
+
+
+def _judge(answers: dict[str, Any]) -> None:
+    """A hub shows of a run that goes on what it found at two looks, and here is but one: that of the summary."""
+    if answers["findings"].get("live"):
+        summary = answers["summary"].get("summary", {})
+        said = {"live": False, "verdict": summary.get("verdict"), "findings": summary.get("findings", [])}
+        answers["findings"] = said
+        answers[""] |= {"verdict": said["verdict"]}
+
+
+def _told(left_out: list[str], kept: int, of: int, what: str) -> None:
+    if kept < of:
+        left_out.append(f"{kept:,} of {of:,} {what}.")
+
+
+def _cut(document: dict[str, Any], key: str, name: str, most: int, left_out: list[str]) -> dict[str, Any]:
+    rows = document.get(key, [])
+    kept, size = 0, 0
+    for row in rows:
+        size += len(msgspec.json.encode(row))
+        if size > most:
+            break
+        kept += 1
+    _told(left_out, kept, len(rows), f"{name} are here")
+    return {**document, key: rows[:kept]}
+
+
+async def _events(ask: Asker, plan: Plan, left_out: list[str]) -> dict[str, Any]:
+    found = await ask.document("events", limit=10_000)
+    events = found.get("events", [])
+    if len(events) > plan.events:
+        first = plan.events // 4
+        left_out.append(f"{plan.events:,} of {len(events):,} events are here, the first and the last.")
+        events = [*events[:first], *events[first - plan.events :]]
+    return {**found, "events": events}
+
+
+# ── ranks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _chosen(answers: dict[str, Any], most: int) -> list[int]:
+    """Those that findings name, those that work longest, and an even choice of the rest."""
+    by_work: list[int] = answers["ranks"].get("rank", [])
+    there = set(by_work)
+    named = [rank for finding in answers["findings"].get("findings", []) for rank in finding.get("ranks", [])]
+    named = [rank for rank in dict.fromkeys(named) if rank in there]
+    wanted = dict.fromkeys([*named[: most // 2], *by_work[: most // 4]])
+    rest = sorted(there - set(wanted))
+    room = max(0, most - len(wanted))
+    spread = rest if len(rest) <= room else [rest[at * len(rest) // room] for at in range(room)]
+    return sorted([*wanted, *spread])
+
+
+async def _ranks(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int]) -> None:
+    bins = max(LEAST_BINS, min(CURVE_BINS, plan.rank_points // max(1, len(chosen))))
+    for rank in chosen:
+        found = await ask.document(f"ranks/{rank}", bins=bins)
+        if found:
+            answers[f"ranks/{rank}"] = _rank(found, blobs)
+
+
+def _rank(found: dict[str, Any], blobs: Blobs) -> dict[str, Any]:
+    steps, past = found["steps"], found["past"]
+    return {
+        **found,
+        "steps": {
+            **steps,
+            "wall_ns": blobs.times(_floats(steps["wall_ns"])),
+            "phase_ns": {name: blobs.times(_floats(column)) for name, column in steps["phase_ns"].items()},
+            "device_ns": {name: blobs.times(_floats(column)) for name, column in steps["device_ns"].items()},
+            "memory_bytes": {name: rounded(column, MEMORY_DIGITS) for name, column in steps["memory_bytes"].items()},
+            "start_wall_ns": [start // MS * MS for start in steps["start_wall_ns"]],
+        },
+        "past": {
+            **past,
+            "wall_ns": blobs.times(_floats(past["wall_ns"])),
+            "work_ns": blobs.times(_floats(past["work_ns"])),
+        },
+    }
+
+
+def _floats(column: Iterable[float | None]) -> list[float]:
+    return [np.nan if value is None else value for value in column]
+
+
+# ── samples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _samples(ask: Asker, kind: str, plan: Plan, left_out: list[str]) -> dict[str, Any]:
+    sketch = await ask.document("samples", kind=kind, bins=1, limit=1024)
+    series = sketch.get("series", [])
+    if not series:
+        return sketch
+    fields = max(1, *(len(one["values"]) for one in series))
+    limit = max(1, min(len(series), plan.sample_values // (fields * LEAST_BINS)))
+    bins = max(LEAST_BINS, min(CURVE_BINS, plan.sample_values // (fields * limit)))
+    found = await ask.document("samples", kind=kind, bins=bins, limit=limit)
+    _told(left_out, len(found["series"]), len(found["series"]) + found["left_out"], f"curves of kind “{kind}” are here")
+    for one in found["series"]:
+        one["values"] = {name: rounded(column) for name, column in one["values"].items()}
+    return found
+
+
+async def _log_places(ask: Asker, plan: Plan) -> dict[str, Any]:
+    """How long each log was when: by it the page finds the place of a moment."""
+    asked = {"kind": "process", "fields": "log_bytes", "stat": "last"}
+    return await ask.document("samples", **asked, bins=CURVE_BINS, limit=max(1, plan.sample_values // CURVE_BINS))
+
+
+# ── the map ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _maps(
+    ask: Asker, plan: Plan, blobs: Blobs, about: dict[str, Any], left_out: list[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """By value one map of the whole run; where that is of bins only, another of the steps that are there one by one.
+
+    ``VALUE/mean``: the same of means, where a cell is more than one step of one rank.
+    """
+    rows = max(1, min(about.get("ranks", 0), MOST_ROWS))
+    found = {}
+    on_device = [f"device:{name}" for name in (await ask.document("steps", bins=1)).get("device_mean_ns", ())]
+    for value in ("work", "wall", *about.get("phases", ()), *on_device, *MEMORY):
+        cells = plan.cells if value == "work" else plan.other_cells
+        layers = await _layers(ask, blobs, about, value=value, stat="max", rows=rows, cells=cells)
+        if layers:
+            found[value] = layers
+        if any(one["rows"] < about["ranks"] or one["first_steps"] != one["last_steps"] for one in layers):
+            cells //= MEAN_PART
+            found[f"{value}/mean"] = await _layers(ask, blobs, about, value=value, stat="mean", rows=rows, cells=cells)
+    work = found["work"][0] if "work" in found else None
+    if work is not None and (work["rows"] < about.get("ranks", 0) or work["first_steps"] != work["last_steps"]):
+        left_out.append(f"The map of ranks and steps has {work['rows']:,} × {len(work['first_steps']):,} cells.")
+    return found
+
+
+async def _layers(
+    ask: Asker, blobs: Blobs, about: dict[str, Any], *, value: str, stat: str, rows: int, cells: int
+) -> list[dict[str, Any]]:
+    layers: list[dict[str, Any]] = []
+    shape = {"rank_bins": rows, "step_bins": max(1, min(MOST_COLUMNS, cells // rows))}
+    for first in (0, about["info"]["window"]["oldest_step"]):
+        reply = await ask.reply("heat", HEAT_TYPE, value=value, stat=stat, first=first, **shape)
+        if reply is not None:
+            layers.append(_map(reply.data, reply.headers.get("x-stepscope-unit", "ns"), blobs))
+        if reply is None or layers[0]["exact"]:
+            break
+    return layers
+
+
+def _map(data: bytes, unit: str, blobs: Blobs) -> dict[str, Any]:
+    """``pack_heat`` in reverse, with the cells as a blob."""
+    _, _, exact, rows, columns = HEAT_HEAD.unpack_from(data)
+    edges = np.frombuffer(data, "<u4", 2 * (rows + columns), HEAT_HEAD.size)
+    cells = np.frombuffer(data, "<f4", rows * columns, HEAT_HEAD.size + edges.nbytes)
+    cuts = np.cumsum([rows, rows, columns])
+    first_ranks, last_ranks, first_steps, last_steps = (edge.tolist() for edge in np.split(edges, cuts))
+    return {
+        "unit": unit,
+        "exact": bool(exact),
+        "rows": rows,
+        "first_ranks": first_ranks,
+        "last_ranks": last_ranks,
+        "first_steps": first_steps,
+        "last_steps": last_steps,
+        "cells": blobs.times(cells),
+    }
+
+
+# -- report html ------------------------------------------------------------------------------------------------------
+# Write report.html: open a run, ask the hub's application everything, and put the answers into the page.
+#
+# From a run directory to ``report.html``.
+#
+#     size = write_copy(run_dir, run_dir / "report.html")
+#
+# The run is opened as the hub opens it, and the hub's own answers are put inside (``contents.py``).  Its event loop
+# ends with it; nothing is left behind but the file, which is there as a whole or not at all.
+
+UNBUILT = "the page was not built (`make page` does it)"
+SCHEMA = 1
+M_ARENA_MAX = -8
+"""As in ``malloc.h``."""
+
+
+def write_copy(
+    run_dir: Path, path: Path, *, known: KnownRun | None = None, redact: bool = False, progress: Progress = no_progress
+) -> int:
+    """How many bytes it has; ``known``: who has read the run gives it; ``redact``: as ``records/redaction.py`` says.
+
+    RunError when it cannot be: no run, no built page, no room.
+    """
+    made = asyncio.run(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress, redact=redact))
+    try:
+        file_io.write_bytes(path, made)
+    except OSError as error:
+        raise RunUnwritable(f"cannot write {path}: {error.strerror}") from error
+    return len(made)
+
+
+def add_copy(run_dir: Path, known: KnownRun, progress: Progress = no_progress) -> str:
+    """``report.html`` in a run that is over; why there is none, or nothing.
+
+    What else was concluded from the run does not depend on it: whatever goes wrong is a line to tell, no more.
+    """
+    _give_back()
+    made = asyncio.run(_outcome(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress)))
+    if not isinstance(made, bytes):
+        return str(made) if isinstance(made, StepscopeError) else f"a fault of ours, {made!r}"
+    try:
+        file_io.write_bytes(run_dir / REPORT_FILE, made)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def make_copy(
+    run_dir: Path, *, most_bytes: int = MOST_BYTES, wall_ns: int | None = None, progress: Progress = no_progress
+) -> bytes:
+    """The file as bytes; ``wall_ns``: when it says that it was made."""
+    return asyncio.run(_make(run_dir, most_bytes, time.time_ns() if wall_ns is None else wall_ns, None, progress))
+
+
+def _give_back() -> None:
+    """What reading the run has freed, but not returned: beside a job every megabyte counts, also at its end.
+
+    And no heap of its own for the thread that answers.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(M_ARENA_MAX, 1)
+        library.malloc_trim(0)
+
+
+async def _outcome(making: Coroutine[Any, Any, bytes]) -> bytes | BaseException:
+    return (await asyncio.gather(making, return_exceptions=True))[0]
+
+
+async def _make(
+    run_dir: Path, most_bytes: int, wall_ns: int, known: KnownRun | None, progress: Progress, *, redact: bool = False
+) -> bytes:
+    if not is_built():
+        raise RunError(UNBUILT)
+    made = b""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # there is one question at a time
+    told = progress if known is not None else _after_half(progress)
+    async with open_asker(run_dir, known) as ask:
+        for plan in plans():
+            blobs = Blobs()
+            contents = await gather(ask, plan, blobs, told, files=not redact)
+            told = no_progress  # a second plan asks for less of the same, and a bar never goes back
+            name = str(contents["answers"][""].get("name") or ask.run.name)
+            document = _head(ask, name, wall_ns) | contents
+            if redact:
+                document = Redactor(read_meta(ask.run.path), document).document(document)
+            made = report_file(title=document["name"], data=wrap(document, blobs)) or b""
+            if len(made) <= most_bytes:
+                break
+    return made
+
+
+def _after_half(progress: Progress) -> Progress:
+    """To open a large run takes as long as everything that comes then."""
+    return lambda done, total: progress(total + done, 2 * total)
+
+
+def _head(ask: Asker, name: str, wall_ns: int) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "run": ask.run.name,
+        "name": name,
+        "made_wall_ns": wall_ns,
+        "stepscope": __version__,
+        "over": ask.run.over,
+        "row": _row(ask),
+    }
+
+
+def _row(ask: Asker) -> dict[str, Any]:
+    """The run as the list of runs has it."""
+    shown = run_entry(ask.run.path).to_dict()
+    return {"id": ask.run.name, **{name: value for name, value in shown.items() if name != "path"}}

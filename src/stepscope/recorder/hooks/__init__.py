@@ -1,0 +1,1 @@
+"""The hooks: one module per thing in torch that is hooked."""

@@ -1,0 +1,229 @@
+"""Hooks on DDP and FSDP: waits for peers that never pass through Work.wait, on the host and on the device.
+
+Waiting for peers where DDP communicates in C++ (all else: ``recorder/hooks/collectives.py``).
+
+DDP's own logging tells how long the exchange of the gradients went on after this rank had computed its own: that was
+waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
+first ten iterations and every hundredth, and only read: a sample now and then tells a rank whose backward is slow from
+those that wait for it.
+
+Before forward DDP broadcasts the model's buffers (BatchNorm's, a table of positions).  On a CPU that blocks until the
+last rank has come, and is ``comm``; on a GPU the host goes on, and ``recorder/hooks/ddp.py`` knows what its device
+waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from stepscope.recorder.guard import Patches, failsafe
+from stepscope.recorder.hooks.collectives import CollectiveCalls
+from stepscope.recorder.hooks.compiled import leave_alone
+from stepscope.recorder.ledger import Ledger
+from stepscope.recorder.recorder import Recorder
+from stepscope.records.steps import BACKWARD, COMM
+from stepscope.ring.layout import DDP_COMM, DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
+
+__all__ = ["install", "install_stream_waits"]
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
+    if not torch.distributed.is_available():
+        return
+    figures = DdpFigures()
+    ddp = torch.nn.parallel.DistributedDataParallel
+    original = ddp.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for DDP's
+        original(self, *args, **kwargs)
+        if figures.watch(self):
+            recorder.watch_backward(figures)
+
+    patches.set(ddp, "__init__", __init__)
+    if hasattr(ddp, "_sync_buffers"):
+        sync_buffers = _timed_on_cpu(ddp._sync_buffers, recorder.ledger, torch.compiler.is_dynamo_compiling)
+        leave_alone(torch, sync_buffers, with_calls=False)
+        patches.set(ddp, "_sync_buffers", sync_buffers)
+
+
+def _timed_on_cpu(original: Callable[..., Any], ledger: Ledger, is_compiling: Callable[[], bool]) -> Callable[..., Any]:
+    blocking = ledger.timed(original, COMM)
+
+    @functools.wraps(original)
+    def _sync_buffers(self: Any) -> Any:
+        if is_compiling() or getattr(self, "device_type", None) != "cpu":
+            return original(self)
+        return blocking(self)
+
+    return _sync_buffers
+
+
+class DdpFigures:
+    """What DDP itself measured in the last synchronised backward that it measured."""
+
+    def __init__(self) -> None:
+        self.every_step = False
+        """Whether there is something to read at the end of each step."""
+        self._sampled = 0
+        """The sample that was told last."""
+        self._watched: list[weakref.ref[Any]] = []
+        """The DDP modules.  Not their loggers: a logger keeps the reducer alive, and with it all gradients."""
+
+    @failsafe
+    def watch(self, ddp: Any) -> bool:
+        if next(ddp.parameters()).device.type == "cpu":
+            # Before the first backward: later than that DDP keeps to the rate it has.
+            ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
+            self.every_step = True
+        self._watched.append(weakref.ref(ddp))
+        return True
+
+    def words(self) -> list[int]:
+        """As data words for the step that ends; none where there is nothing new."""
+        compute, comm, exposed = self._read()
+        if self.every_step:
+            return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm), data_word(DDP_EXPOSED, exposed)]
+        if compute == self._sampled:
+            return []
+        self._sampled = compute
+        return [data_word(DDP_SAMPLED_COMPUTE, compute), data_word(DDP_COMM, comm)]
+
+    def _read(self) -> tuple[int, int, int]:
+        """Nanoseconds of computing gradients, of communicating them, and of the latter what came after the former.
+
+        Zeros where nothing was measured.  DDP counts computing from the end of forward, whatever the script does before
+        backward: only the third says how long this rank waited.
+        """
+        compute = comm = exposed = 0
+        for reference in self._watched:
+            ddp = reference()
+            if ddp is not None:
+                figures = ddp.logger._get_ddp_logging_data().ints_map
+                if figures.get("avg_backward_compute_time"):
+                    compute += figures["backward_compute_time"]
+                    comm += figures["backward_comm_time"]
+                    exposed += max(0, figures["backward_comm_time"] - figures["backward_compute_comm_overlap_time"])
+        return compute, comm, exposed
+
+
+# -- stalls -----------------------------------------------------------------------------------------------------------
+# Where a device's stream waits for a collective without passing through ``Work.wait`` on the thread that trains.
+#
+# On NCCL the host hardly ever waits: it tells the stream to.  In a step that is timed (``recorder/device.py``) an event
+# before and one after such a wait tell how long the stream stood still for the others; in all other steps these hooks
+# look at one attribute.  There are three such places:
+#
+# - DDP's reducer waits in C++, at the end of backward.  Autograd calls what was queued with its engine in order, and
+#   DDP queues when its last gradient is there: what is queued when backward comes to the model's output is called
+#   before.
+# - FSDP orders streams with events, from Python: ``Stream.wait_event``.  Scripts do that, too, for copies of their own;
+#   so it counts only where torch.distributed itself calls it.
+# - Autograd's threads wait on ``Work`` and functional collectives in backward (``recorder/hooks/collectives.py``).
+
+DISTRIBUTED = "torch.distributed"
+STREAMS = "torch.cuda.streams"
+COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
+MAX_DEPTH, MAX_ITEMS = 3, 16
+"""Of lists and dictionaries in a model's output; one may be a list of a million numbers."""
+
+
+def install_stream_waits(recorder: Recorder, torch: Any, patches: Patches) -> None:
+    if not torch.distributed.is_available():
+        return
+    ledger, calls = recorder.ledger, CollectiveCalls(recorder, torch)
+    original = torch.cuda.Stream.wait_event
+
+    @functools.wraps(original)
+    def wait_event(stream: Any, event: Any) -> Any:
+        device = ledger.device  # once: the thread that trains may take it away meanwhile
+        if device is None or ledger.phase == COMM or not _by_torch_distributed():
+            return original(stream, event)
+        ours = get_ident() == ledger.thread or calls.is_autograd()
+        begun = ours and _is_current(torch, stream) and device.stall_begins(ledger.phase)
+        try:
+            return original(stream, event)
+        finally:
+            if begun:
+                device.stall_ends()
+
+    leave_alone(torch, wait_event, with_calls=True)
+    patches.set(torch.cuda.Stream, "wait_event", wait_event)
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if hasattr(ddp, "_post_forward"):
+        around = _BeforeReducer(ledger, torch).around(ddp._post_forward, torch.compiler.is_dynamo_compiling)
+        leave_alone(torch, around, with_calls=False)
+        patches.set(ddp, "_post_forward", around)
+
+
+class _BeforeReducer:
+    """Tells, in a step that is timed, when the last gradient is there and DDP's reducer begins to wait."""
+
+    def __init__(self, ledger: Ledger, torch: Any) -> None:
+        self._ledger = ledger
+        self._tensor = torch.Tensor
+        self._straight = torch._C.DisableTorchFunction
+        self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+    def around(self, original: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
+        ledger, look_at = self._ledger, self._look_at
+
+        @functools.wraps(original)
+        def _post_forward(self: Any, output: Any) -> Any:
+            output = original(self, output)
+            # The reducer in Python, which compiled autograd needs, does not wait behind anybody's back.
+            if not is_compiling() and ledger.device is not None and not getattr(self, "_use_python_reducer", False):
+                look_at(output)
+            return output
+
+        return _post_forward
+
+    @failsafe
+    def _look_at(self, output: Any) -> None:
+        """Let the first thing that backward does with the output be to queue the mark.
+
+        With compiled autograd that would be another graph.
+        """
+        with self._straight():  # past __torch_function__, which belongs to the script
+            node = getattr(self._first_tensor(output, MAX_DEPTH), "grad_fn", None)
+        if node is not None and not getattr(sys.modules.get(COMPILED_AUTOGRAD), "compiled_autograd_enabled", False):
+            node.register_prehook(self._backward_begins)
+
+    @failsafe
+    def _backward_begins(self, gradients: Any) -> None:
+        self._queue(self._gradients_done)
+
+    @failsafe
+    def _gradients_done(self) -> None:
+        if self._ledger.device is not None and self._ledger.phase == BACKWARD:
+            self._ledger.device.stall_begins(BACKWARD)  # which ends with backward
+
+    def _first_tensor(self, output: Any, depth: int) -> Any:
+        if isinstance(output, self._tensor):
+            return output if output.requires_grad else None
+        inside = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+        found = (self._first_tensor(one, depth - 1) for one in itertools.islice(inside, MAX_ITEMS) if depth)
+        return next((one for one in found if one is not None), None)
+
+
+@failsafe
+def _is_current(torch: Any, stream: Any) -> bool:
+    return bool(torch._C._cuda_getCurrentRawStream(stream.device_index) == stream.cuda_stream)
+
+
+def _by_torch_distributed() -> bool:
+    """Whether the caller of ``wait_event`` is; C may call it with nobody above."""
+    frame = sys._getframe(1).f_back
+    if frame is not None and frame.f_globals.get("__name__") == STREAMS:  # Stream.wait_stream
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__") if frame is not None else None
+    return isinstance(name, str) and name.startswith(DISTRIBUTED)

@@ -1,0 +1,439 @@
+"""Forward: find the outermost modules the script calls with gradients, and time those alone.
+
+*Looking.*  During the first steps ``nn.Module.__call__`` is replaced.  The replacement acts on outermost calls only,
+and for the length of such a call it puts the original back, so that everything below — inner modules, dynamo's
+tracing — runs on untouched classes.  A module with parameters whose outermost call gives an output that requires
+gradients is a *root*: the model, or a GAN's two models.  (A loss module is none: what happens between the return of a
+root and backward is booked as forward anyway.)
+
+*Timing.*  The class of a root gets a ``__call__`` that times its roots and passes everything else through: the
+instance is not touched, so copying, pickling or saving a model carries nothing of ours, and FSDP2, which changes a
+model's class, inherits it.  For a script that calls ``model.forward(x)``, ``forward`` of the class is wrapped instead.
+While dynamo traces, a wrapper is nothing but the call of the original (``is_dynamo_compiling`` is a constant there).
+
+*Looking again.*  When backward ran in a step without any forward, and now and then anyway (a model may have joined),
+the search is on again.  Rarely, because every assignment to a class makes the interpreter forget what it had learnt
+about that class, and CPython stops learning after a thousand of them.
+
+*The mode* of a wrapper is that of the model in it: Lightning takes DDP into eval mode with its model for a validation,
+and afterwards only the model back.
+
+*Without gradients* a model is evaluated or infers, whoever it is: its time is ``eval``.  That may be a root, what a
+root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), and a model of
+another class (a teacher, a reward model, a frozen encoder): the search finds its class.  Since evaluation may begin
+long after the first steps, a search also begins where a loader is iterated for the first times, and ends with the next
+call of a model.  Inside of forward and backward nothing changes: a reentrant checkpoint runs without gradients as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from stepscope.recorder import model
+from stepscope.recorder.guard import Patches, failsafe
+from stepscope.recorder.hooks.compiled import leave_alone
+from stepscope.recorder.ledger import NOT_NOW
+from stepscope.recorder.recorder import Recorder
+from stepscope.records.steps import BACKWARD, EVAL, FIRST_USER_SLOT, FLAG_DISCOVERY, FORWARD, INPUT, OTHER
+from stepscope.ring.layout import ENTER, TIME_SHIFT
+
+__all__ = ["ForwardProbe"]
+
+LOOK_STEPS = 3
+"""A search goes on for this many steps."""
+MAX_LOOKS = 64
+"""Searches in the life of a process; a loop without modules would search for ever."""
+MAX_IDLE_CALLS = 64
+"""Outermost calls without any sign of training (an inference process) after which the search rests."""
+MAX_EXPECTATIONS = 64
+"""Searches in the life of a process that begin with a loader."""
+EXPECTED_CALLS = 8
+"""Outermost calls after which such a search ends: of modules that are no models."""
+EXPECTED_OF_LOADER = 2
+"""Of how many iterations of one loader."""
+MAX_FRAMES = 40
+MAX_WRAPPERS = 8
+INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_forward_module")
+"""Under which name a wrapper has its model: DDP, DeepSpeed and EMA; ``torch.compile``; FSDP; Fabric."""
+CHECKPOINTING = ("checkpoint.py", "checkpointing.py")
+"""Files whose ``forward`` runs modules without gradients, to run them again in backward."""
+
+IN_EVAL_MODE, IN_TRAINING_MODE, CHECKPOINTED = 0, 1, 2
+"""How a root was trained when it was found."""
+
+Call = Callable[..., Any]
+
+
+class ForwardProbe:
+    def __init__(self, recorder: Recorder, torch: Any, patches: Patches) -> None:
+        self._recorder = recorder
+        self._torch = torch
+        self._module: Any = torch.nn.Module
+        self._original: Call = torch.nn.Module.__call__
+        self._patches = patches
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        self._roots: dict[int, tuple[int, weakref.ref[Any] | None]] = {}
+        """id of a root, or of what it wraps → how it was trained when found, and of a wrapper the model in it."""
+        self._frozen: dict[int, bool] = {}
+        """ids of models that had no parameter to train when found."""
+        self._iterations: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """How often loaders were iterated."""
+        self._expecting = 0
+        """How many more outermost calls a search lasts that a loader began."""
+        self._expectations = 0
+        self._classes: set[tuple[type, str]] = set()
+        self._inside = False
+        self._looking = 0
+        self._looks = 0
+        self._idle_calls = 0
+        recorder.when_forked(self._forget_call)
+        self._looker = self._make_looker()
+        for ours in (self._looker, self._look_at, self._untouched):
+            leave_alone(torch, ours, with_calls=False)
+        leave_alone(torch, self._arm, with_calls=True)
+        self._look(LOOK_STEPS)
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def after_step(self, *, found: bool, due: bool) -> bool:
+        """At a step's end: has the search gone on long enough, or is a new one due?"""
+        self._expecting = 0
+        if self._looking:
+            self._looking -= 1
+            self._arm(self._looking > 0)
+        elif (due or not found) and self._looks < MAX_LOOKS:
+            self._look(1 if found else LOOK_STEPS)
+        if self._looking:
+            self._recorder.flags |= FLAG_DISCOVERY
+        return self._looking > 0
+
+    def _look(self, steps: int) -> None:
+        self._looks += 1
+        self._looking = steps
+        self._idle_calls = 0
+        self._arm(True)
+
+    @failsafe
+    def expect_evaluation(self, loader: Any) -> None:
+        """A loader is iterated: look whether the model called next is one that nobody has seen so far."""
+        iterated = self._iterations.get(loader, 0)
+        self._iterations[loader] = iterated + 1
+        known = iterated >= EXPECTED_OF_LOADER or self._expectations >= MAX_EXPECTATIONS
+        if not (known or self._looking or self._expecting or self._inside) and self._recorder.step:
+            self._expectations += 1
+            self._expecting = EXPECTED_CALLS
+            self._arm(True)
+
+    def _arm(self, on: bool) -> None:
+        # Not through ``patches``: this happens around every outermost call while looking; ``disarm`` restores it.
+        self._module.__call__ = self._looker if on else self._original
+
+    def _forget_call(self) -> None:
+        """In a forked child: whatever call was under way is its parent's."""
+        self._inside = False
+
+    def disarm(self) -> None:
+        """Take everything out of the way."""
+        self._looking = 0
+        self._expecting = 0
+        self._arm(False)
+        self._roots.clear()
+        self._frozen.clear()
+
+    def _make_looker(self) -> Call:
+        original, is_compiling = self._original, self._is_compiling
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it stands for nn.Module.__call__
+            if is_compiling() or self._inside:
+                return original(module, *args, **kwargs)
+            return self._look_at(original, module, args, kwargs)
+
+        return __call__
+
+    def _look_at(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An outermost call while looking: run it on untouched classes, then see what it was."""
+        ledger = self._recorder.ledger
+        phase = self._phase_of(module, args, kwargs) or OTHER
+        precision = self._precision(module) if phase == FORWARD else None
+        outer = NOT_NOW if phase == OTHER else ledger.enter(phase)
+        try:
+            output = self._untouched(call, module, args, kwargs)
+        finally:
+            if outer != NOT_NOW:
+                ledger.leave(outer)
+        self._note_call()
+        if phase == FORWARD:
+            self._consider(module, output, precision)
+        elif phase == EVAL:
+            self._consider_inference(module)
+        return output
+
+    def _untouched(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, with the search out of the way for everything below it."""
+        inside, self._inside = self._inside, True
+        self._arm(False)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            self._inside = inside
+            if (self._looking or self._expecting) and not inside:
+                self._arm(True)
+
+    @failsafe
+    def _phase_of(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """What an outermost call may turn out to be; OTHER: nothing of interest."""
+        phase = self._recorder.ledger.phase
+        trainable = {parameter.requires_grad for parameter in module.parameters()}
+        if not trainable or phase in (INPUT, BACKWARD):
+            return OTHER
+        if self._grad_enabled():
+            if True in trainable:
+                return FORWARD
+            infers = _requiring_grad(self._torch, (args, kwargs)) is None  # else gradients pass through: a loss
+        elif _is_checkpointed(sys._getframe(3)):  # _phase_of < failsafe < _look_at < __call__
+            return FORWARD
+        else:
+            infers = True
+        return EVAL if infers and _is_free(phase) else OTHER
+
+    @failsafe
+    def _precision(self, module: Any) -> str | None:
+        return model.autocast_around_call(self._torch, module)
+
+    def _note_call(self) -> None:
+        """Without any sign of training a search ends, until a first step shows that this process trains."""
+        if self._expecting == 1:
+            self._end_expectation()
+        elif self._expecting:
+            self._expecting -= 1
+        self._idle_calls += 1
+        if self._idle_calls > MAX_IDLE_CALLS and self._recorder.ring is None:
+            self._arm(False)
+
+    @failsafe
+    def _consider(self, module: Any, output: Any, precision: str | None) -> None:
+        checkpointed = not self._grad_enabled()
+        trained = _tensor_in(self._torch, output, lambda _: True) if checkpointed else None
+        trained = _requiring_grad(self._torch, output) if trained is None else trained
+        if trained is not None:
+            self._recorder.forward_seen = True
+            # caller: _consider < failsafe < _look_at < __call__ < the script
+            owner = _direct_forward(self._module, sys._getframe(4))
+            root, method = (module, "__call__") if owner is None else (owner, "forward")
+            trains = _innermost(root).training
+            how = CHECKPOINTED if checkpointed else IN_TRAINING_MODE if trains else IN_EVAL_MODE
+            if self._add_root(root, method, how):
+                self._recorder.objects.meet_root(root, precision, str(trained.dtype).removeprefix("torch."))
+
+    @failsafe
+    def _consider_inference(self, module: Any) -> None:
+        """Time the class of a model that was called without gradients; a single layer's is not worth it."""
+        self._end_expectation()
+        if type(module).__module__.startswith("torch.nn.") and not module._modules:
+            return
+        if self._grad_enabled():
+            self._frozen[id(module)] = True
+            weakref.finalize(module, self._frozen.pop, id(module), None).atexit = False
+        self._time_class(type(module), "__call__")
+
+    def _end_expectation(self) -> None:
+        """The model that a loader's iteration led to was called."""
+        if self._expecting:
+            self._expecting = 0
+            self._arm(self._looking > 0)
+
+    # -- timing ---------------------------------------------------------------------------------------------------
+
+    def _add_root(self, module: Any, method: str, how: int) -> bool:
+        """Whether it was none before."""
+        if id(module) in self._roots:
+            return False
+        models = (module, *_wrapped_by(module))
+        for one in models:
+            if id(one) not in self._roots:
+                self._roots[id(one)] = (how, None if one is models[-1] else weakref.ref(models[-1]))
+                weakref.finalize(one, self._roots.pop, id(one), None).atexit = False
+                self._time_class(type(one), method if one is module else "__call__")
+        return True
+
+    def _time_class(self, cls: type, method: str) -> None:
+        if any((base, method) in self._classes for base in cls.__mro__):
+            return
+        self._classes.add((cls, method))
+        timer = self._make_timer(self._unpatched(cls, method))
+        leave_alone(self._torch, timer, with_calls=False)
+        self._patches.set(cls, method, timer)
+        if method == "forward":
+            self._keep_scriptable()
+
+    def _unpatched(self, cls: type, method: str) -> Call:
+        found: Call = getattr(cls, method)
+        return self._original if found is self._looker else found
+
+    def _make_timer(self, original: Call) -> Call:
+        is_compiling, grad_enabled, roots, frozen, recorder = (
+            self._is_compiling,
+            self._grad_enabled,
+            self._roots,
+            self._frozen,
+            self._recorder,
+        )
+        ledger, now = recorder.ledger, recorder.ledger.now
+
+        @functools.wraps(original)
+        def timed(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(module, *args, **kwargs)
+            root = roots.get(id(module))
+            outer = ledger.phase
+            if root is None:
+                if grad_enabled() and not (id(module) in frozen and self._infers(module, args, kwargs)):
+                    if (self._looking or self._expecting) and not self._inside:
+                        return self._look_at(original, module, args, kwargs)
+                    return original(module, *args, **kwargs)
+                phase = EVAL
+            elif (grad_enabled() or root[0] == CHECKPOINTED) and (
+                not root[0] or (module.training if root[1] is None else _trains(root[1], module))
+            ):
+                phase = FORWARD
+                recorder.forward_seen = True
+            else:
+                phase = EVAL
+                if recorder.explicit:  # steps may be evaluations, and no reason to look for another model
+                    recorder.forward_seen = True
+            if phase == EVAL and OTHER < outer < FIRST_USER_SLOT:  # ``_is_free``
+                return original(module, *args, **kwargs)
+            # Written out like ``Ledger.timed``, for the same reason.
+            if outer == phase or get_ident() != ledger.thread:
+                return original(module, *args, **kwargs)
+            at = ledger.at
+            ledger.body[at] = (now() << TIME_SHIFT) + phase + ENTER
+            ledger.at = at + 1
+            ledger.phase = phase
+            if ledger.device is not None:
+                ledger.device.mark(outer, phase)
+            try:
+                if self._expecting:
+                    self._end_expectation()
+                if self._looking:
+                    return self._untouched(original, module, args, kwargs)
+                return original(module, *args, **kwargs)
+            finally:
+                at = ledger.at
+                ledger.body[at] = (now() << TIME_SHIFT) + outer
+                ledger.at = at + 1
+                if ledger.device is not None:
+                    ledger.device.mark(ledger.phase, outer)
+                ledger.phase = outer
+                if at > ledger.limit:
+                    ledger.turn()
+
+        return timed
+
+    @failsafe
+    def _infers(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a model that was frozen when found still is, and no gradients pass through it."""
+        first = next(module.parameters(), None)
+        if first is None or first.requires_grad:
+            self._frozen.pop(id(module), None)
+            return False
+        return _requiring_grad(self._torch, (args, kwargs)) is None
+
+    def _keep_scriptable(self) -> None:
+        """``torch.jit.script`` reads a class's ``forward`` as source: give it back the user's own first."""
+        script = self._torch.jit.script
+
+        @functools.wraps(script)
+        def unwrapped_script(*args: Any, **kwargs: Any) -> Any:
+            for cls, method in list(self._classes):
+                if method == "forward":
+                    self._patches.undo(cls)
+                    self._classes.discard((cls, method))
+            return script(*args, **kwargs)
+
+        if not hasattr(script, "__wrapped__"):
+            self._patches.set(self._torch.jit, "script", unwrapped_script)
+
+
+def _is_free(phase: int) -> bool:
+    """Whether a call without gradients is an evaluation there: not inside of input, forward, backward …"""
+    return phase == OTHER or phase >= FIRST_USER_SLOT
+
+
+def _wrapped_by(module: Any) -> Iterator[Any]:
+    """The models inside of DDP, ``torch.compile`` and other wrappers, from outside in."""
+    for _ in range(MAX_WRAPPERS):
+        children = module._modules
+        module = next((children[name] for name in INSIDE if children.get(name) is not None), None)
+        if module is None:
+            return
+        yield module
+
+
+def _innermost(module: Any) -> Any:
+    return [module, *_wrapped_by(module)][-1]
+
+
+def _trains(model: weakref.ref[Any], wrapper: Any) -> bool:
+    """Whether the model inside of a wrapper is in training mode."""
+    inside = model()
+    return bool((wrapper if inside is None else inside).training)
+
+
+def _is_checkpointed(frame: FrameType | None) -> bool:
+    """Whether activation checkpointing is what runs the module without gradients."""
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "forward" and frame.f_code.co_filename.endswith(CHECKPOINTING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _requiring_grad(torch: Any, output: Any) -> Any:
+    return _tensor_in(torch, output, lambda tensor: tensor.requires_grad)
+
+
+def _tensor_in(torch: Any, output: Any, wanted: Callable[[Any], bool]) -> Any:
+    """A tensor of that kind in an output, or None.  Looks into containers, not far."""
+    values = [output]
+    for _ in range(32):
+        if not values:
+            return None
+        value = values.pop()
+        if isinstance(value, torch.Tensor):
+            if wanted(value):
+                return value
+        elif isinstance(value, dict):
+            values.extend(value.values())
+        elif isinstance(value, list | tuple):
+            values.extend(value)
+        elif hasattr(value, "__dict__"):
+            values.extend(_plain(vars(value).values()))
+    return None
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None and not isinstance(value, str | int | float | type)]
+
+
+def _direct_forward(module_class: type, frame: FrameType | None) -> Any:
+    """The outermost module whose ``forward`` is being run by the script itself, found on the stack."""
+    owner = None
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "forward":
+            candidate = frame.f_locals.get("self")
+            if isinstance(candidate, module_class):
+                owner = candidate
+        frame = frame.f_back
+    return owner

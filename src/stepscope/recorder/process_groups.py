@@ -1,0 +1,194 @@
+"""What is known about process groups and device meshes: slots, names, and ranks that may be compared.
+
+Process groups: a number for each that was seen in a collective, and what it is for.
+
+A group is looked at once, when its first collective is called; after that it is found by its identity alone.  What was
+found stands in the ring's header (``records/collectives.py`` has the form).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from stepscope.recorder.guard import failsafe
+from stepscope.records.collectives import ALIKE_KINDS, MAX_GROUPS, ProcessGroup, group_kind, group_name
+from stepscope.records.identity import rank_runs
+from stepscope.ring import RingWriter
+from stepscope.ring.layout import GROUP_SHIFT
+
+__all__ = ["UNKNOWN_GROUP", "GroupTable", "KnownGroup", "display_name", "group_facts", "mesh_facts"]
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+SHARED = MAX_GROUPS - 1
+"""The slot of those that could not be told, or came too late to get one of their own."""
+NAME_CHARS = 80
+
+
+class KnownGroup(NamedTuple):
+    """What the words of a collective need of its group."""
+
+    bits: int
+    """Its slot, in place."""
+    size: int
+    blind: bool
+    """Whether a wait for work on a CUDA device only orders streams: then it says nothing of the collective."""
+    ranks: tuple[int, ...]
+
+
+UNKNOWN_GROUP = KnownGroup(SHARED << GROUP_SHIFT, 1, False, ())
+
+
+class GroupTable:
+    """The groups of this process.  ``known`` is for the hot path; who is not in there has to be met first."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, KnownGroup] = {}
+        """By ``id`` of a group or of its mesh; by (``id`` of a mesh, dimension); by name."""
+        self._slots: list[ProcessGroup] = []
+        self._watched: dict[int, weakref.ref[Any]] = {}
+
+    def forget(self) -> None:
+        self.known.clear()
+        self._slots.clear()
+        self._watched.clear()
+
+    def meet(self, group: Any, key: Any, owner: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup:
+        """Look at a group for the first time; ``key`` is to be good for it for as long as ``owner`` lives."""
+        found = self._look(group, distributed, ring) or UNKNOWN_GROUP
+        self._remember(key, owner, found)
+        return found
+
+    @failsafe
+    def _look(self, group: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup | None:
+        group = _process_group(group, distributed)
+        if group is None:
+            return None
+        try:
+            ranks = tuple(distributed.get_process_group_ranks(group))
+            backend = str(distributed.get_backend(group))
+        except (KeyError, ValueError):
+            return None  # somebody made it without telling torch.distributed
+        description = str(getattr(group, "group_desc", ""))[:NAME_CHARS]
+        kind = group_kind(description)
+        if kind == "other" and len(ranks) == distributed.get_world_size():
+            kind = "world"
+        about = ProcessGroup(
+            slot=0,
+            name=str(group.group_name)[:NAME_CHARS],
+            description=description,
+            kind=kind,
+            backend=backend,
+            ranks=ranks,
+            size=len(ranks),
+        )
+        slot = self._slot(about)
+        if ring is not None:
+            ring.set_groups(self._slots)
+        return KnownGroup(slot << GROUP_SHIFT, len(ranks), _is_blind(group, backend), ranks)
+
+    @failsafe
+    def _remember(self, key: Any, owner: Any, found: KnownGroup) -> None:
+        if isinstance(owner, (str, list)):
+            if isinstance(key, str):
+                self.known[key] = found
+            return  # of ranks in a list nothing can be kept
+        known, watched, number = self.known, self._watched, id(owner)
+
+        def gone(_: object) -> None:
+            """The identity is free for another."""
+            watched.pop(number, None)
+            for one in [one for one in known if one == number or (isinstance(one, tuple) and one[0] == number)]:
+                del known[one]
+
+        if number not in watched:
+            watched[number] = weakref.ref(owner, gone)
+        known[key] = found
+
+    def _slot(self, about: ProcessGroup) -> int:
+        """The slot of a group by its name; a group made anew under the same name takes the old one's place."""
+        for slot, earlier in enumerate(self._slots):
+            if earlier.name == about.name:
+                self._slots[slot] = _with_slot(about, slot)
+                return slot
+        slot = len(self._slots)
+        if slot >= SHARED:
+            return SHARED
+        self._slots.append(_with_slot(about, slot))
+        return slot
+
+
+def display_name(group: Any) -> str:
+    """What people are told of it, the same as wherever else it is told of (``group_name``)."""
+    return group_name(str(group.group_name), str(getattr(group, "group_desc", "")))[:NAME_CHARS]
+
+
+def _with_slot(about: ProcessGroup, slot: int) -> ProcessGroup:
+    return ProcessGroup(**{**about.__dict__, "slot": slot})
+
+
+def _process_group(group: Any, distributed: Any) -> Any:
+    """The group that is meant by what functional collectives take for one; None for ranks in a list."""
+    if isinstance(group, distributed.ProcessGroup):
+        return group
+    if isinstance(group, str):
+        return distributed.distributed_c10d._resolve_process_group(group)
+    if isinstance(group, tuple):
+        return group[0].get_group(group[1])
+    return group.get_group() if hasattr(group, "get_group") else None
+
+
+def _is_blind(group: Any, backend: str) -> bool:
+    return "nccl" in backend or any("nccl" in str(name) for name in _backends(group))
+
+
+def _backends(group: Any) -> list[str]:
+    devices = getattr(group, "_device_types", ())
+    return [group._get_backend(device).name() for device in devices]
+
+
+# -- mesh -------------------------------------------------------------------------------------------------------------
+# Peers: which ranks do as much work as this one, and may be compared with it.
+#
+# Told by what the script has set up already: the process group of DDP, or the device mesh that the parameters of FSDP2
+# and DTensor carry.  A mesh's dimensions are known by their names.  Ranks that differ only in data dimensions do the
+# same on other data; those that differ in a tensor or context dimension have equal shards of one layer or sequence;
+# those of an expert dimension have as many experts, though a router may send them unequal numbers of tokens.  Stages
+# of a pipeline are not alike.
+
+
+def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
+    """The peers in a process group, as facts."""
+    if not distributed.is_initialized():
+        return {}
+    return {"peers": rank_runs(distributed.get_process_group_ranks(group), distributed.get_rank())}
+
+
+def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
+    """The mesh that says most, and the peers in it, as facts.
+
+    ``sharded``: whether the parameters are FSDP's; then dimensions without names are data dimensions.
+    """
+    if not meshes:
+        return {}
+    mesh = max((_whole_mesh(mesh) for mesh in meshes), key=lambda mesh: mesh.ndim)
+    names = [str(name) for name in mesh.mesh_dim_names or ()]
+    facts: dict[str, Any] = {"mesh": {"names": names, "shape": [int(size) for size in mesh.shape]}}
+    place = mesh.get_coordinate()
+    if place is None or not (names or sharded):
+        return facts
+    alike = [group_kind(name) in ALIKE_KINDS for name in names] or [True] * mesh.ndim
+    ranks = [mesh.mesh.tolist()]
+    for at, free in zip(place, alike, strict=True):
+        ranks = [rank for row in ranks for rank in row] if free else [row[at] for row in ranks]
+    return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
+
+
+def _whole_mesh(mesh: Any) -> Any:
+    """The mesh that this one was cut out of, unless that one does not know its dimensions."""
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    names = set(mesh.mesh_dim_names or ())
+    return root if names and names <= set(root.mesh_dim_names or ()) else mesh

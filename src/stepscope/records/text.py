@@ -1,0 +1,261 @@
+"""Text that people read: units, counts, names, messages and progress.
+
+Text for people: numbers with units, messages that are safe on a terminal, and progress.
+
+Numbers as people read them: few digits, a unit, no false precision.  Every sentence and table uses these.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from stepscope.errors import UsageError
+
+__all__ = [
+    "EVIDENCE",
+    "LAUNCHER_MODULES",
+    "TIME_IN_NAME",
+    "Progress",
+    "bytes_text",
+    "checked_name",
+    "count_text",
+    "default_name",
+    "duration_text",
+    "evidence_name",
+    "hang_name",
+    "host_in_name",
+    "ms_text",
+    "named_ranks",
+    "no_progress",
+    "ns_text",
+    "number_text",
+    "numbered",
+    "printable",
+    "printable_document",
+    "rate_text",
+    "say",
+    "share_text",
+    "span_texts",
+]
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+MINUTE_S = 60
+HOUR_S = 3600
+
+
+def ms_text(ms: float | None) -> str:
+    """``83 µs``, ``2.04 ms``, ``69.0 ms``, ``950 ms``, ``12.3 s``."""
+    if ms is None:
+        return "–"
+    if ms == 0:
+        return "0"
+    if ms < 0.9995:
+        return f"{ms * 1000:.0f} µs"
+    if ms < 9.995:
+        return f"{ms:.2f} ms"
+    if ms < 99.95:
+        return f"{ms:.1f} ms"
+    if ms < 9999.5:
+        return f"{ms:,.0f} ms"
+    return f"{ms / 1000:,.1f} s"
+
+
+def ns_text(ns: float | None) -> str:
+    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from a millisecond on as ``ms_text``."""
+    if ns is None:
+        return ms_text(None)
+    if ns < 0:
+        return f"-{ns_text(-ns)}"
+    if ns >= 999_500:
+        return ms_text(ns / 1e6)
+    if ns < 999.5:
+        return f"{ns:.0f} ns" if ns else "0"
+    digits = 2 if ns < 9_995 else 1 if ns < 99_950 else 0
+    return f"{ns / 1000:.{digits}f} µs"
+
+
+def duration_text(seconds: float | None) -> str:
+    """``420 ms``, ``8.2 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return ms_text(seconds * 1000)
+    if seconds < MINUTE_S:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
+    return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"
+
+
+def bytes_text(count: float | None) -> str:
+    """Binary units, as ``free`` and ``nvidia-smi`` have them: ``512 MiB``, ``1.6 GiB``."""
+    if count is None:
+        return "–"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def span_texts(first: float, last: float) -> tuple[str, str]:
+    """Two sizes in one unit, so fine that what lies between them can be seen: ``1,034 MiB`` and ``1,383 MiB``."""
+    size, units = max(first, last), ["B", "KiB", "MiB", "GiB", "TiB"]
+    power = 0
+    while size >= 1000 and power < len(units) - 1:
+        size, power = size / 1024, power + 1
+    if power and abs(last - first) < 1024**power:
+        power -= 1
+    digits = 1 if power and abs(last - first) < 100 * 1024**power else 0
+    first_text, last_text = (f"{value / 1024**power:,.{digits}f} {units[power]}" for value in (first, last))
+    return first_text, last_text
+
+
+def number_text(number: float) -> str:
+    """``0.083``, ``2.04``, ``25.5``, ``1,260``."""
+    if number < 0.9995:
+        return f"{number:.3f}"
+    if number < 9.995:
+        return f"{number:.2f}"
+    return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
+
+
+def rate_text(per_second: float) -> str:
+    return f"{bytes_text(per_second)}/s"
+
+
+def share_text(share: float | None) -> str:
+    """``43%``; below one per cent ``<1%``."""
+    if share is None:
+        return "–"
+    if 0 < share < 0.01:
+        return "<1%"
+    return f"{share:.0%}"
+
+
+def count_text(count: int, thing: str) -> str:
+    """``1 rank``, ``1,024 ranks``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"Ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+# Text for a terminal: what others wrote made harmless, and lines of our own for the user.
+#
+# Host names, run names, commands, tracebacks, errors of files: all of it may be somebody else's.  Whatever a terminal
+# would obey, or would hide, is shown as an escape instead: control characters of both sets (C0 and C1), marks that turn
+# the direction of writing, characters without a shape, and halves of characters that could not be encoded.
+
+ALLOWED_CONTROLS = "\n\t"
+"""What a text of several lines may have besides."""
+
+
+def printable(text: str, *, keep: str = "", mark: str = "") -> str:
+    """The text with everything unprintable escaped, or replaced by ``mark``; ``keep``: what is wanted all the same."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else mark or c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_document(value: Any) -> Any:
+    """A document of JSON with all its texts, and its keys, as ``printable``; line ends and tabs stay."""
+    if isinstance(value, str):
+        return printable(value, keep=ALLOWED_CONTROLS)
+    if isinstance(value, Mapping):
+        return {printable_document(key): printable_document(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_document(inner) for inner in value]
+    return value
+
+
+def say(message: str) -> None:
+    """A line of ours on the error output."""
+    print(f"stepscope: {printable(message, keep=ALLOWED_CONTROLS)}", file=sys.stderr, flush=True)
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+# How work that may take long says how far it is.
+
+Progress = Callable[[int, int], None]
+"""Called with what is done and all there is, now and then; it never goes back."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+# -- naming -----------------------------------------------------------------------------------------------------------
+# What a run is called, and its files that carry the name of a host.
+
+MAX_NAME = 200
+EVIDENCE = ".evidence."
+TIME_IN_NAME = "%Y%m%d-%H%M%S"
+LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+)
+"""Modules that start ranks and do not train themselves."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE_HOST = re.compile(r"[^A-Za-z0-9._]+")
+_HOST_CHARS = 64
+
+
+def checked_name(name: str) -> str:
+    """The name a user chose; UsageError when it cannot be that of a folder."""
+    if not name or name.startswith(".") or len(name) > MAX_NAME or any(c == "/" or not c.isprintable() for c in name):
+        raise UsageError(f"{name!r} cannot name a run: it must be a plain folder name")
+    return name
+
+
+def default_name(command: Sequence[str], when: str) -> str:
+    """The script's stem and the time; enough to find last night's run."""
+    script = next((PurePath(word).stem for word in command if word.endswith(".py")), "")
+    modules = [after for word, after in itertools.pairwise(command) if word == "-m" and after not in LAUNCHER_MODULES]
+    if not script and modules:
+        script = modules[0].rpartition(".")[2]
+    stem = _UNSAFE.sub("-", script or PurePath(command[0] if command else "run").stem).strip("-.") or "run"
+    return f"{stem[:MAX_NAME]}-{when}"
+
+
+def numbered(wanted: str) -> Iterator[str]:
+    """NAME, NAME-2, NAME-3 …: the first that is free is taken."""
+    yield wanted
+    for number in itertools.count(2):
+        yield f"{wanted}-{number}"
+
+
+def host_in_name(host: str) -> str:
+    """A host as a part of a file's name: short, and without the dash that ends it there."""
+    return _UNSAFE_HOST.sub("_", host)[:_HOST_CHARS] or "host"
+
+
+def hang_name(host: str, number: int) -> str:
+    """Of the file of a hang, in ``hangs/``."""
+    return f"{host_in_name(host)}-{number}.json"
+
+
+def evidence_name(host: str, number: int) -> str:
+    """Of what the host's watchdog knew of it, beside it."""
+    return f"{host_in_name(host)}-{number}{EVIDENCE}json"

@@ -1,0 +1,297 @@
+"""Text layout shared by all reports: tables, boxes, and numbers as people read them.
+
+Plain-text layout for the terminal: marks, labels, wrapped sentences, bars and tables.
+
+A page of plain text for the terminal: marks, labels at the left, wrapped sentences, bars.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepscope.records.kernel_names import fitted, short_names
+from stepscope.records.text import bytes_text, duration_text, ms_text, ns_text, number_text, printable, share_text
+
+__all__ = [
+    "LABEL",
+    "MARKS",
+    "NARROWEST",
+    "Page",
+    "bar",
+    "cell_text",
+    "cut",
+    "finding_price",
+    "headings",
+    "is_number",
+    "price_text",
+    "table_lines",
+]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+# Figures as text: the cells of a table by unit, and what a finding costs.
+#
+# A cell of a table as people read it: the ending of the column's name tells the unit (``traces/model/tables.py``).
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+ENDINGS = ("_ns", "_bytes", "_share", "_gbps", "_flops", "_tflops", "_percent")
+AGAIN = {"_share": "share", "_ns": "{} time", "_bytes": "{} size"}
+"""Headings of columns whose name without its unit stands there already."""
+LARGE = {10**15: "P", 10**12: "T", 10**9: "G", 10**6: "M"}
+
+
+def cell_text(column: str, value: Any) -> str:
+    """Empty where there is nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number_text(column, value)
+    return str(value)
+
+
+def headings(columns: Sequence[str]) -> dict[str, str]:
+    """By column: ``self_host_ns`` → ``self host``; a share of what stands there already is only called so."""
+    out: dict[str, str] = {}
+    for column in columns:
+        ending = next((ending for ending in ENDINGS if column.endswith(ending)), "")
+        text = (column[: len(column) - len(ending)] or column.strip("_")).replace("_", " ")
+        out[column] = text if text not in out.values() else AGAIN.get(ending, "{}").format(text)
+    return out
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number_text(column: str, value: float) -> str:
+    if value > 0 and ("change" in column or column.startswith("by_")):
+        return f"+{_amount_text(column, value)}"
+    return _amount_text(column, value)
+
+
+def _amount_text(column: str, value: float) -> str:
+    if column.endswith("_ns"):
+        return ns_text(value)
+    if column.endswith("bytes"):
+        return bytes_text(value) if value >= 0 else f"-{bytes_text(-value)}"
+    if column.endswith("_share"):
+        return _percent(value * 100)
+    if column.endswith("_percent"):
+        return _percent(value)
+    if column.endswith("_gbps"):
+        return f"{number_text(value)} GB/s"
+    if column.endswith("_tflops"):
+        return f"{number_text(value)} TFLOP/s"
+    if column.endswith("flops"):
+        return _large(value)
+    if value == int(value):
+        return f"{int(value):,}"
+    return number_text(value) if value >= 0 else f"{value:.3g}"
+
+
+def _percent(percent: float) -> str:
+    """``0.4%``, ``12.3%``, ``100%``; what is there but tiny is not told as nothing."""
+    if 0 < percent < 0.05:
+        return "<0.1%"
+    if -0.05 < percent < 0:
+        return ">-0.1%"
+    return f"{percent:.1f}%" if abs(percent) < 99.95 else f"{percent:.0f}%"
+
+
+def _large(value: float) -> str:
+    for size, letter in LARGE.items():
+        if abs(value) >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:,.0f}"
+
+
+# -- price ------------------------------------------------------------------------------------------------------------
+# What a finding costs, in one sentence.
+
+TRIVIAL_SHARE = 0.01
+"""Of the time: costs below are not worth a sentence."""
+TRIVIAL_LOSS_S = 1.0
+"""Of training: a loss below is not worth one either."""
+
+
+def finding_price(kind: str, cost: Mapping[str, Any], evidence: Mapping[str, Any], *, over: bool) -> str | None:
+    """What a finding about a run costs, by its kind; None when that is not worth a sentence.
+
+    While a run goes on only its last steps are looked at: a checkpoint may lie before them.
+    """
+    share, seconds = cost.get("share"), cost.get("seconds")
+    if kind == "insufficient_data" or not share or seconds is None:
+        return None
+    if kind != "rank_crashed" or "checkpoint_step" not in evidence:  # a death that only the watchdog saw: a standstill
+        return price_text(cost, over=over)
+    if seconds < TRIVIAL_LOSS_S:
+        return None
+    lost, saved = f"{duration_text(seconds)} of training is lost", evidence.get("checkpoint_step")
+    if saved is not None:
+        return f"{lost}: the last checkpoint seen was in step {saved}."
+    return f"{lost}: no checkpoint was seen." if over else f"at least {lost}: no checkpoint in the last steps."
+
+
+def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
+    """``61% of the time (2.5 s); without it …``, or where no remedy saves all of it ``at most 61% …``.
+
+    ``over``: whether nothing more can be lost.
+    """
+    share, seconds = cost.get("share"), cost.get("seconds")
+    if not share or seconds is None or share < TRIVIAL_SHARE:
+        return None
+    fixed = cost.get("if_fixed") or {}
+    step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
+    then = ""
+    if step_ms and speedup and cost.get("up_to"):
+        then = f"; without all of it {_step_then(step_ms, speedup)}"
+    elif step_ms and speedup:
+        then = f"; without it {_step_then(step_ms, speedup)}"
+    spent = duration_text(seconds) + ("" if over else " so far")
+    most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
+    if most_share and most_seconds is not None and most_share > share:
+        gain = f"; what helps gains {share_text(share)}, typically"
+        then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
+        return f"at most {share_text(most_share)} of the time ({duration_text(most_seconds)}){gain}{then}."
+    return f"{'up to ' if cost.get('up_to') else ''}{share_text(share)} of the time ({spent}){then}."
+
+
+def _step_then(step_ms: float, speedup: float) -> str:
+    """Means: what is lost in some steps only does not show in the median step."""
+    return f"a step takes {ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average, {speedup:.2f}× as fast"
+
+
+# -- layout -----------------------------------------------------------------------------------------------------------
+
+# -- page -------------------------------------------------------------------------------------------------------------
+
+MARKS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔"}
+COLOURS = {"critical": "31", "warning": "33", "info": "36", "healthy": "32", "bold": "1", "dim": "2"}
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LABEL = 10
+"""Columns of the labels at the left."""
+NARROWEST = 60
+
+
+class Page:
+    """Lines so far, and the two things every part needs to know."""
+
+    def __init__(self, width: int, color: bool) -> None:
+        self.width = width
+        self.color = color
+        self.lines: list[str] = []
+
+    def paint(self, text: str, *looks: str) -> str:
+        if not self.color or not text:
+            return text
+        return f"\x1b[{';'.join(COLOURS[look] for look in looks)}m{text}\x1b[0m"
+
+    def blank(self) -> None:
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+
+    def marked(self, look: str, text: str, *, bold: bool) -> None:
+        """A sentence behind its mark."""
+        first, *rest = self._wrapped(text, 2)
+        looks = (look, "bold") if bold else ()
+        self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
+        self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
+
+    def labelled(self, label: str, texts: Iterable[str]) -> None:
+        """Paragraphs beside a label."""
+        shown = label
+        for text in texts:
+            for line in self._wrapped(text, 2 + LABEL):
+                self.lines.append(f"  {self.paint(shown.ljust(LABEL), 'dim')}{line}".rstrip())
+                shown = ""
+
+    def items(self, label: str, parts: Sequence[str]) -> None:
+        """Short facts in a row beside a label, broken between facts only."""
+        if not parts:
+            return
+        rows = [parts[0]]
+        for part in parts[1:]:
+            if len(rows[-1]) + len(part) + 3 <= self.width - 2 - LABEL:
+                rows[-1] += f" · {part}"
+            else:
+                rows.append(part)
+        self.labelled(label, rows)
+
+    def _wrapped(self, text: str, indent: int) -> list[str]:
+        plain = " ".join(text.split())
+        return textwrap.wrap(plain, self.width - indent, break_on_hyphens=False) or [""]
+
+
+def bar(share: float, columns: int) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
+    return "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: columns - 1] + "…"
+
+
+# -- trace tables -----------------------------------------------------------------------------------------------------
+# A table of a trace's document as lines of text: as many columns as fit, numbers to the right, long names cut.
+
+GAP = 2
+WIDEST_NAME = 64
+NARROWEST_NAME = 34
+"""The first column keeps at least so much; columns of numbers at the right give way to it."""
+WIDEST_OTHER = 24
+"""Other columns of text."""
+
+Row = Mapping[str, Any]
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Row], width: int, *, of: int | None = None) -> list[str]:
+    """A line of headings and one for each row, without indent; ``of``: how many rows there would be.
+
+    The first column is the name of the thing; columns that are empty in all rows are left out.
+    """
+    shown = [column for column in columns if any(row[column] is not None and row[column] != "" for row in rows)]
+    if not shown:
+        return []
+    heads = headings(shown)
+    first, *others = shown
+    cells = {column: _cells(column, rows) for column in others}
+    widths = {column: max(map(len, [heads[column], *cells[column]])) for column in others}
+    names = [printable(str(row[first])) if row[first] is not None else "" for row in rows]
+    wanted = min(max(map(len, [heads[first], *names])), WIDEST_NAME)
+    while others and min(wanted, NARROWEST_NAME) + sum(widths[column] + GAP for column in others) > width:
+        others.pop()
+    room = max(width - sum(widths[column] + GAP for column in others), NARROWEST_NAME)
+    short = short_names(names, min(wanted, room))
+    column_width = max([len(heads[first]), *map(len, short.values())])
+    if all(is_number(row[first]) for row in rows):
+        # A number that names something (a rank, a step) stands like a name.
+        column_width = max(column_width, 4)
+    titles = (_aligned(column, rows, heads[column], widths[column]) for column in others)
+    lines = [heads[first].ljust(column_width) + "".join(titles)]
+    for at, name in enumerate(names):
+        figures = (_aligned(column, rows, cells[column][at], widths[column]) for column in others)
+        lines.append((short[name].ljust(column_width) + "".join(figures)).rstrip())
+    if of is not None and of > len(rows):
+        lines.append(f"… and {of - len(rows):,} more")
+    return lines
+
+
+def _cells(column: str, rows: Sequence[Row]) -> list[str]:
+    texts = [printable(cell_text(column, row[column])) for row in rows]
+    if _numeric(column, rows):
+        return texts
+    short = short_names(texts, WIDEST_OTHER)
+    return [fitted(short[text], WIDEST_OTHER) for text in texts]
+
+
+def _numeric(column: str, rows: Sequence[Row]) -> bool:
+    return all(row[column] is None or is_number(row[column]) for row in rows)
+
+
+def _aligned(column: str, rows: Sequence[Row], text: str, width: int) -> str:
+    return " " * GAP + (text.rjust(width) if _numeric(column, rows) else text.ljust(width))

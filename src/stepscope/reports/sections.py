@@ -1,0 +1,448 @@
+"""Parts of a summary that have rows and text: attempts, nodes, hangs and the settings of the script.
+
+The attempts of an elastic job in the summary: rows of ``summary.json``, and from those the section of its text.
+
+Only where there are several.  What an attempt cost is what is known: how long it ran, and how long it then took until
+the next one made a step.  What of its steps has to be made again depends on the script's checkpoints and is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from stepscope.diagnosis.engine.attempts import Attempt, attempts_of
+from stepscope.diagnosis.rules.crashes import Failure, crash_text, failures_in
+from stepscope.hangs.report import hang_lines, steps_of, title_of, told_of
+from stepscope.records.finding import HangRecord
+from stepscope.records.series import ALIVE, RankSeries, RunData
+from stepscope.records.text import count_text, duration_text, hang_name, ms_text, share_text
+
+__all__ = [
+    "attempt_items",
+    "attempts_table",
+    "differing_facts",
+    "facts_of_run",
+    "global_steps_text",
+    "hang_section",
+    "hangs_table",
+    "listed_steps",
+    "node_items",
+    "nodes_table",
+    "settings_of",
+]
+
+
+# -- attempts ---------------------------------------------------------------------------------------------------------
+
+HOSTS_LISTED = 64
+HOSTS_NAMED = 3
+ATTEMPTS_SHOWN = 8
+"""In the text; of more the last ones."""
+JOINED = "joined"
+
+
+def attempts_table(run: RunData) -> list[dict[str, Any]]:
+    """One row an attempt, in order; none where there was only one."""
+    attempts = attempts_of(run)
+    if len(attempts) < 2:
+        return []
+    return [_attempt_row(run, one, after) for one, after in zip_longest(attempts, attempts[1:])]
+
+
+def attempt_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Per attempt its number and what there is to say of it."""
+    items = [(str(row["attempt"]), _attempt_line(row)) for row in rows[-ATTEMPTS_SHOWN:]]
+    left = len(rows) - ATTEMPTS_SHOWN
+    return [("", f"… {count_text(left, 'earlier attempt')} in summary.json"), *items] if left > 0 else items
+
+
+def _attempt_row(run: RunData, attempt: Attempt, after: Attempt | None) -> dict[str, Any]:
+    numbers = [int(series.steps["step"][at]) for series in attempt.series if len(series.steps) for at in (0, -1)]
+    hosts = sorted({series.identity.host for series in attempt.series})
+    began_ns = min((series.anchor_wall_ns for series in attempt.series), default=None)
+    ended_ns = max((ended for series in attempt.series if (ended := _ended_ns(series)) is not None), default=None)
+    starts = [_first_step_ns(series) for series in after.series if len(series.steps)] if after else []
+    next_ns = min(starts, default=None)
+    return {
+        "attempt": attempt.number,
+        "world_size": attempt.world_size,
+        "ranks": len(attempt.series),
+        "hosts": hosts[:HOSTS_LISTED],
+        "host_count": len(hosts),
+        "first_step": min(numbers, default=None),
+        "last_step": max(numbers, default=None),
+        "began_wall_ns": began_ns,
+        "ended_wall_ns": ended_ns,
+        "seconds": _seconds(began_ns, ended_ns),
+        "pause_s": _seconds(ended_ns, next_ns),
+        "end": _attempt_end(run, attempt, after),
+    }
+
+
+def _attempt_line(row: Mapping[str, Any]) -> str:
+    hosts = row["hosts"]
+    on = f" on {row['host_count']} hosts" if row["host_count"] > 1 else f" on {hosts[0]}" if hosts else ""
+    if not row["ranks"]:
+        parts = ["nothing of it was recorded"]
+    else:
+        first, last = row["first_step"], row["last_step"]
+        steps = "no step" if last is None else f"step {first}" if first == last else f"steps {first}–{last}"
+        parts = [f"{count_text(row['ranks'], 'rank')}{on}, {steps}"]
+        if row["seconds"] is not None:
+            parts[0] += f" in {duration_text(row['seconds'])}"
+    parts += [row["end"]] if row["end"] else []
+    if row["pause_s"] is not None:
+        parts.append(f"{duration_text(row['pause_s'])} until the next one's first step")
+    return "; ".join(parts)
+
+
+def _attempt_end(run: RunData, attempt: Attempt, after: Attempt | None) -> str | None:
+    """How it ended, without a full stop; None: it still runs."""
+    failures = failures_in(run, attempt)
+    began_it = [failure for failure in failures if not failure.victim and not failure.taken]
+    told = _told(failures, attempt) + _where(attempt, began_it) if failures else "ended in order"
+    alive = sorted({series.identity.host for series in attempt.series if series.state in ALIVE})
+    if any(map(_is_known, began_it)) or (after is None and not alive):
+        return told
+    if after is None:
+        return None
+    if alive:
+        return f"{_hosts(alive)} not heard of any more"
+    missed = any(failure.taken and failure.type for failure in failures)  # who vanished was missed by the others
+    change = _membership(attempt, after)
+    return told if began_it and missed and not change.endswith(JOINED) else change or told
+
+
+def _is_known(failure: Failure) -> bool:
+    return bool(failure.type or failure.signal or failure.oom_killed or failure.exit_code)
+
+
+def _told(failures: Sequence[Failure], attempt: Attempt) -> str:
+    if all(failure.victim for failure in failures):
+        return "its ranks were ended"
+    text = crash_text(failures, attempt)
+    return text[0].lower() + text[1:]
+
+
+def _where(attempt: Attempt, failures: Sequence[Failure]) -> str:
+    """The host of those that began it, where there are several hosts."""
+    hosts = {series.rank: series.identity.host for series in attempt.series}
+    guilty = {hosts[failure.rank] for failure in failures if failure.rank in hosts}
+    return f" on {guilty.pop()}" if len(set(hosts.values())) > 1 and len(guilty) == 1 else ""
+
+
+def _membership(attempt: Attempt, after: Attempt) -> str:
+    """What changed about the hosts, or else about the number of ranks; empty when nothing did."""
+    before, then = ({series.identity.host for series in one.series} for one in (attempt, after))
+    joined, left = sorted(then - before), sorted(before - then)
+    if joined and left:
+        return f"{_hosts(left)} replaced by {_hosts(joined, verb=False)}"
+    if joined or left:
+        return f"{_hosts(joined or left, verb=False)} {JOINED if joined else 'left'}"
+    if attempt.series and after.series and attempt.world_size != after.world_size:
+        return f"started again with {count_text(after.world_size or 0, 'rank')}"
+    return ""
+
+
+def _hosts(hosts: Sequence[str], *, verb: bool = True) -> str:
+    named = f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {', '.join(hosts[:HOSTS_NAMED])}"
+    more = f" and {len(hosts) - HOSTS_NAMED} more" if len(hosts) > HOSTS_NAMED else ""
+    return f"{named}{more}{(' was' if len(hosts) == 1 else ' were') if verb else ''}"
+
+
+def _ended_ns(series: RankSeries) -> int | None:
+    """When it was gone, else when its last step ended; None: it runs, or was never seen to do anything."""
+    if series.ended_wall_ns:
+        return series.ended_wall_ns
+    if series.state in ALIVE or not len(series.steps):
+        return None
+    return _wall_ns(series, int(series.steps["start_ns"][-1]) + int(series.steps["wall_ns"][-1]))
+
+
+def _first_step_ns(series: RankSeries) -> int:
+    return _wall_ns(series, int(series.steps["start_ns"][0]))
+
+
+def _wall_ns(series: RankSeries, mono_ns: int) -> int:
+    return mono_ns - series.anchor_mono_ns + series.anchor_wall_ns
+
+
+def _seconds(since_ns: int | None, until_ns: int | None) -> float | None:
+    if since_ns is None or until_ns is None or until_ns < since_ns:
+        return None
+    return round((until_ns - since_ns) / 1e9, 3)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+# The nodes of a job in the summary: rows of ``summary.json``, and from those the lines of its text.
+#
+# Only where there are several: a job of one node has no such rows.  Of many nodes those are named that something is odd
+# about; the others are counted.
+
+NODES_LISTED = 1024
+"""Rows in ``summary.json``; of more the odd ones and the first."""
+NODES_SHOWN = 8
+"""Lines in the text."""
+CLOCK_OFF_MS = 1000.0
+"""From here on a clock is odd."""
+CLOCK_SHOWN_MS = 10.0
+"""From here on it is worth a word."""
+
+
+def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
+    """One row a node, by number; several where it was started more than once."""
+    if not run.nodes:
+        return []
+    series = {(one.identity.attempt, one.rank): one for one in run.ranks}
+    sent = {node["spool"]: [series.pop(pair) for pair in node["series"] if pair in series] for node in run.nodes}
+    hosts = {node["spool"]: node["host"] for node in run.nodes}
+    # What nobody sent was recorded here, by an agent that said hello to the hub or never got to it.
+    own = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
+    here = next((node for node in run.nodes if node["here"]), own)
+    rows = [_node_row({**here, "bye": own["bye"]}, list(series.values()), hosts, lost=False)]
+    rows += [
+        _node_row(node, sent[node["spool"]], hosts, lost=node["bye"] is None and not alive)
+        for node in run.nodes
+        if not node["here"]
+    ]
+    odd = [row for row in rows if _is_odd_node(row)][:NODES_LISTED]
+    kept = [*odd, *[row for row in rows if not _is_odd_node(row)][: NODES_LISTED - len(odd)]]
+    return sorted(kept, key=lambda row: (row["node"], row["joined_wall_ns"] or 0))
+
+
+def node_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Per line a label and what there is to say."""
+    if len(rows) <= NODES_SHOWN:
+        return [(f"node {row['node']}", _node_facts(row)) for row in rows]
+    odd = [row for row in rows if _is_odd_node(row)]
+    items = [(f"node {row['node']}", _node_facts(row)) for row in odd[:NODES_SHOWN]]
+    if len(odd) > NODES_SHOWN:
+        items.append(("", [f"… and {len(odd) - NODES_SHOWN:,} more of which something was lost or is odd"]))
+    rest = [row for row in rows if not _is_odd_node(row)]
+    if rest:
+        steps = sorted({row["steps"] for row in rest if row["ranks"]}) or [0]
+        words = count_text(steps[0], "step") if len(steps) == 1 else f"{steps[0]:,}–{steps[-1]:,} steps"
+        worst = max(abs(row["clock_offset_ms"] or 0.0) for row in rest)
+        items.append(
+            ("nodes", [f"{len(rest):,} {'others' if odd else 'in all'}", words, f"clocks within {ms_text(worst)}"])
+        )
+    return items
+
+
+def _node_row(
+    node: Mapping[str, Any], series: Sequence[RankSeries], hosts: Mapping[str, str], *, lost: bool
+) -> dict[str, Any]:
+    ranks = sorted({one.rank for one in series})
+    bye = node["bye"]
+    offset_ns, rtt_ns = node["offset_ns"], node["rtt_ns"]
+    return {
+        "node": node["node"],
+        "host": node["host"],
+        "address": node.get("address") or None,
+        "ranks": len(ranks),
+        "first_rank": ranks[0] if ranks else None,
+        "last_rank": ranks[-1] if ranks else None,
+        "steps": max((len(one.steps) for one in series), default=0),
+        "clock_offset_ms": None if offset_ns is None else round(offset_ns / 1e6, 3),
+        "clock_error_ms": None if rtt_ns is None else round(rtt_ns / 2e6, 3),
+        "joined_wall_ns": node.get("joined_wall_ns") or None,
+        "heard_wall_ns": node.get("heard_wall_ns") or None,
+        "status": str(bye["status"]) if isinstance(bye, Mapping) and "status" in bye else None,
+        "lost": lost,
+        "replaced_by": hosts.get(node.get("replaced_by", "")),
+        "duplicates": node.get("duplicates", 0),
+        "refused": node.get("refused", 0),
+    }
+
+
+def _is_odd_node(row: Mapping[str, Any]) -> bool:
+    clock_off = abs(row["clock_offset_ms"] or 0.0) > CLOCK_OFF_MS
+    return bool(row["lost"] or row["replaced_by"] or row["refused"] or clock_off)
+
+
+def _node_facts(row: Mapping[str, Any]) -> list[str]:
+    first, last = row["first_rank"], row["last_rank"]
+    facts = [str(row["host"])]
+    if first is not None:
+        facts.append(f"rank {first}" if first == last else f"ranks {first}–{last}")
+        facts.append(count_text(row["steps"], "step"))
+    offset, error = row["clock_offset_ms"], row["clock_error_ms"]
+    if offset is not None and abs(offset) >= CLOCK_SHOWN_MS:
+        way = "ahead" if offset > 0 else "behind"
+        facts.append(f"clock {ms_text(abs(offset))} {way} (± {ms_text(error)})")
+    if row["lost"]:
+        facts.append("lost")
+    if row["replaced_by"]:
+        facts.append(f"replaced by {row['replaced_by']}")
+    if row["refused"]:
+        facts.append(f"{count_text(row['refused'], 'frame')} refused")
+    return facts
+
+
+# -- hangs ------------------------------------------------------------------------------------------------------------
+# Hangs in the summary: rows of ``summary.json``, and from those the section of its text.
+
+HANG_KEYS_LEFT_OUT = ("schema", "ranks", "flight")
+"""Long, and in the hang's own file."""
+HANGS_SHOWN = 3
+
+
+def hangs_table(hangs: Sequence[HangRecord], *, over: bool = False) -> list[dict[str, Any]]:
+    """One row a hang, in order of time, told as of now (``told_of``); ``file``: where all of it is."""
+    return [
+        {key: value for key, value in told_of(hang, over=over).to_dict().items() if key not in HANG_KEYS_LEFT_OUT}
+        | {"file": f"hangs/{hang_name(hang.host, hang.number)}", "steps": listed_steps(hang)}
+        for hang in hangs
+    ]
+
+
+def listed_steps(hang: HangRecord) -> list[int] | None:
+    """The first and the last of the steps it stood in, for JSON."""
+    steps = steps_of(hang)
+    return None if steps is None else [*steps]
+
+
+def hang_section(
+    rows: Sequence[Mapping[str, Any]], width: int, *, led_by: str = "", now_wall_ns: int | None = None
+) -> list[str]:
+    """The heading and the lines of the first few hangs; ``led_by``: the sentence that stands at the head of the page;
+    ``now_wall_ns``: the time, of a run that goes on."""
+    if now_wall_ns is not None and any(row["over"] is None for row in rows):
+        earlier = f" (and stood still {count_text(len(rows) - 1, 'time')} before)" if len(rows) > 1 else ""
+        lines = [f"The job stands still now{earlier}"]
+    else:
+        lines = ["The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"]
+    for row in rows[:HANGS_SHOWN]:
+        record = HangRecord.from_dict({**row, "schema": 1})
+        first_last = row.get("steps")
+        steps = (first_last[0], first_last[1]) if first_last else None
+        lines += hang_lines(record, width, title=title_of(record) != led_by, now_wall_ns=now_wall_ns, steps=steps)
+    if len(rows) > HANGS_SHOWN:
+        lines.append(f"  … and {len(rows) - HANGS_SHOWN} more in hangs/")
+    return lines
+
+
+# -- facts ------------------------------------------------------------------------------------------------------------
+# What the script has set up, as one table for the run: the facts of a rank, and where other ranks differ from it.
+
+COMPARED = ("loader", "ddp", "fsdp", "optimizer", "threads")
+"""What should be the same everywhere …"""
+RANK_SPECIFIC = (
+    *("length", "last_batch", "epochs", "set_epoch_missing", "gradient_mb", "group", "buckets", "bucket_sizes_mb"),
+    *("tensors", "batchnorm", "iterations", "unused", "parameters", "units", "largest_share", "resharded_units"),
+)
+"""… but for what follows from a rank's share of the data or of the model."""
+
+COUNTED_BY = {
+    "transformers": " of Hugging Face Trainer",
+    "lightning": " of Lightning's Trainer",
+    "deepspeed": " of the DeepSpeed engine",
+    "optimizer": " by the optimizer's own count",
+}
+
+DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+EXPLICIT = "explicit"
+
+
+def facts_of_run(current: Sequence[RankSeries]) -> dict[str, Any]:
+    """Those of the lowest rank that has any; {}: nothing is known."""
+    known = [series for series in current if series.facts]
+    return dict(min(known, key=lambda series: series.rank).facts) if known else {}
+
+
+def differing_facts(current: Sequence[RankSeries]) -> list[str]:
+    """``loader.num_workers`` and the like: settings in which the ranks that know them disagree."""
+    seen: dict[str, list[Any]] = {}
+    for series in current:
+        for key in (key for key in COMPARED if key in series.facts):
+            value = series.facts[key]
+            named = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+            for name, one in named.items():
+                if one not in seen.setdefault(name, []):
+                    seen[name].append(one)
+    return sorted(
+        name for name, values in seen.items() if len(values) > 1 and name.rpartition(".")[2] not in RANK_SPECIFIC
+    )
+
+
+def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | None) -> str:
+    """Which of the training's own steps those of this run are, where they are not the same.
+
+    That is after a resume, and where a step here is another thing than one there.
+    """
+    counted = facts.get("global_step")
+    if not isinstance(counted, dict) or "first" not in counted or first is None or last is None:
+        return ""
+    behind = counted["first"]
+    by = COUNTED_BY.get(str(counted.get("by")), "")
+    if "last" in counted and "at" in counted:
+        return _counts_text(counted, by)
+    if not behind:
+        return ""
+    which = f"steps {first:,}–{last:,} here are" if last > first else f"step {first:,} here is"
+    theirs = f"steps {first + behind:,}–{last + behind:,}" if last > first else f"step {first + behind:,}"
+    return f"{which} global {theirs}{by}"
+
+
+def _counts_text(counted: Mapping[str, Any], by: str) -> str:
+    """Of one who counts otherwise; an optimizer may be one of several, or have skipped some."""
+    behind, last, at = counted["first"], counted["last"], counted["at"]
+    if counted.get("by") == "optimizer" and not behind:
+        return ""
+    why = (
+        ", which counts the steps of each optimizer" if counted.get("by") == "lightning" and last > behind + at else ""
+    )
+    begin = f"step 0 here is global step {behind:,} and " if behind else ""
+    return f"{begin}step {at:,} {'' if behind else 'here '}is global step {last:,}{by}{why}"
+
+
+def settings_of(facts: Mapping[str, Any]) -> list[str]:
+    """How the model is sharded, in one sentence: ``FSDP2: 25 units, largest 12% of the parameters, …``."""
+    fsdp = facts.get("fsdp")
+    if not isinstance(fsdp, dict) or not fsdp.get("units"):
+        return []
+    about = [count_text(fsdp["units"], "unit")]
+    if fsdp.get("largest_share") is not None and fsdp["units"] > 1:
+        about.append(f"largest {share_text(fsdp['largest_share'])} of the parameters")
+    about += [*_sharding(fsdp), *_precision(fsdp), *_prefetch(fsdp)]
+    if "cpu_offload" in fsdp:
+        about.append("offloaded to the CPU" if fsdp["cpu_offload"] else "no offload")
+    return [f"FSDP{fsdp.get('version', '')}: {', '.join(about)}"]
+
+
+def _sharding(fsdp: Mapping[str, Any]) -> list[str]:
+    if fsdp.get("strategy") == "no_shard":
+        return ["not sharded"]
+    hybrid = ["replicated across shards (hybrid)"] if str(fsdp.get("strategy")).startswith("hybrid") else []
+    units, resharded = fsdp["units"], fsdp.get("resharded_units")
+    if resharded is None:
+        return hybrid
+    if not resharded:
+        return [*hybrid, "kept after forward"]
+    # The root of FSDP2 is kept by itself: backward needs it at once.
+    some = f"{resharded} of them " if resharded < units - 1 else ""
+    return [*hybrid, f"{some}resharded after forward"]
+
+
+def _precision(fsdp: Mapping[str, Any]) -> list[str]:
+    names = {"param_dtype": "parameters", "reduce_dtype": "reduction"}
+    return [f"{DTYPE_NAMES.get(fsdp[key], fsdp[key])} {name}" for key, name in names.items() if key in fsdp]
+
+
+def _prefetch(fsdp: Mapping[str, Any]) -> list[str]:
+    """What differs from torch's own way."""
+    if fsdp.get("version") == 1:
+        lacks = "backward_prefetch" in fsdp and fsdp["backward_prefetch"] is None
+        return [
+            *(["no backward prefetch"] if lacks else []),
+            *(["forward prefetch"] if _has_forward_prefetch(fsdp) else []),
+        ]
+    ways = {"forward": _has_forward_prefetch(fsdp), "backward": fsdp.get("backward_prefetch") == EXPLICIT}
+    said = [way for way, explicit in ways.items() if explicit]
+    return [f"explicit {' and '.join(said)} prefetch"] if said else []
+
+
+def _has_forward_prefetch(fsdp: Mapping[str, Any]) -> bool:
+    return fsdp.get("forward_prefetch") is True

@@ -1,0 +1,550 @@
+"""A summary as text for the terminal.
+
+A summary as text for the terminal: the verdict first, its price, what to do; then the figures.
+
+Drawn from the document of ``summary.json`` and nothing else.  Fits the width (tracebacks are left as they are); plain
+without colour, so that the same text can stand in ``summary.txt``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepscope.records.collectives import group_name
+from stepscope.records.text import (
+    bytes_text,
+    count_text,
+    duration_text,
+    ms_text,
+    number_text,
+    printable_document,
+    rate_text,
+    share_text,
+)
+from stepscope.reports.layout import LABEL, NARROWEST, Page, bar, cut
+from stepscope.reports.sections import attempt_items, global_steps_text, hang_section, node_items
+
+__all__ = ["communication_lines", "measured_text", "render_text"]
+
+
+# -- text communication -----------------------------------------------------------------------------------------------
+# The table of what the ranks exchange, as lines of text: sibling groups in one line, the longest first.
+
+SENT_COLUMNS, TIME_COLUMNS, LAST_COLUMNS = 15, 10, 12
+NARROW = 76
+"""Below it there is no room for who comes last."""
+LINES = 8
+OFTEN = 0.6
+"""Of a group's collectives: a rank that comes last this often is named …"""
+COLLECTIVES = 8
+"""… if so many were seen: of five, some rank comes last in most by chance."""
+
+
+def measured_text(communication: Mapping[str, Any]) -> str:
+    """How it was measured, where that was on the device; empty otherwise, and in summaries of earlier versions."""
+    measured = communication.get("measured")
+    if not measured:
+        return ""
+    steps, of, missed = measured["steps"], measured["of"], measured["missed"]
+    text = f"Communication measured on the device (NCCL's Flight Recorder) in {steps:,} of {count_text(of, 'step')}"
+    if missed:
+        were, they = ("was", "it") if missed == 1 else ("were", "they")
+        text += f"; {count_text(missed, 'step')} {were} overwritten before {they} could be read"
+    if last := measured["last_unread"]:
+        text += "; the last step was not read" if last == 1 else f"; the last {last:,} steps were not read"
+    return f"{text}."
+
+
+def communication_lines(communication: Mapping[str, Any], width: int) -> list[str]:
+    """The heading first; nothing for a table without rows."""
+    alike: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for group in communication["groups"]:
+        for op in group["ops"]:
+            alike.setdefault((group["kind"], group["description"], op["op"]), []).append((group, op))
+    if not alike:
+        return []
+    last = LAST_COLUMNS if width >= NARROW else 0
+    columns = width - 2 - SENT_COLUMNS - 2 * TIME_COLUMNS - last
+    shown = sorted(alike.values(), key=lambda rows: -(_mean(rows, "exposed_ms") or _mean(rows, "transfer_ms") or 0.0))
+    exposed = any(op["exposed_ms"] is not None for rows in shown for _, op in rows)
+    cells = [
+        ("exchange", "per step", *(("exposed", "hidden") if exposed else ("transfer", "bus")), "often last"),
+        *(_cells(rows, columns - 1, exposed=exposed) for rows in shown[:LINES]),
+    ]
+    lines = [
+        (
+            f"  {_cut(what, columns - 1).ljust(columns)}{sent.rjust(SENT_COLUMNS)}{exposed.rjust(TIME_COLUMNS)}"
+            f"{hidden.rjust(TIME_COLUMNS)}{whose.rjust(last) if last else ''}"
+        ).rstrip()
+        for what, sent, exposed, hidden, whose in cells
+    ]
+    if len(shown) > LINES:
+        lines.append(f"  … and {count_text(len(shown) - LINES, 'more')} in summary.json")
+    return lines
+
+
+def _cells(
+    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int, *, exposed: bool
+) -> tuple[str, str, str, str, str]:
+    """``columns``: for what it is; a long name makes room for the operation.
+
+    ``exposed``: whether what blocks is known of any; else it is how long it takes, and how fast that is.
+    """
+    group, op = rows[0]
+    several = f" ×{len(rows)}" if len(rows) > 1 else ""
+    count, size = _mean(rows, "count"), _mean(rows, "bytes")
+    sent = f"{count:.3g} × {bytes_text((size or 0.0) / count)}" if count else bytes_text(size)
+    if exposed:
+        first, second = (ms_text(_mean(rows, name)) for name in ("exposed_ms", "overlapped_ms"))
+    else:
+        bus = _mean(rows, "bus_bytes_per_s")
+        first, second = ms_text(_mean(rows, "transfer_ms")), rate_text(bus) if bus else ""
+    who = group_name("" if several else group["name"], group["description"]) or group["kind"]
+    what = f"{several} {op['op']}"
+    return f"{_cut(who, columns - len(what))}{what}", sent, first, second, _often_last(rows)
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
+
+
+def _often_last(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """The rank that its group waited for longest, if that was most of the time."""
+    candidates = [
+        (row["late_ms"] * row["last"], row["rank"], row["last"] / group["arrivals"]["collectives"])
+        for group, _ in rows
+        if group["arrivals"] and group["arrivals"]["collectives"] >= COLLECTIVES
+        for row in group["arrivals"]["ranks"]
+    ]
+    _, rank, share = max(candidates, default=(0.0, None, 0.0))
+    return f"r{rank} {share:.0%}" if share >= OFTEN else ""
+
+
+def _mean(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) -> float | None:
+    values = [op[name] for _, op in rows if op.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+Summary = Mapping[str, Any]
+
+NAME_COLUMNS = 14
+MEDIAN_COLUMNS = 14
+FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
+LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+"""In the path of a frame that is not the user's own."""
+TRIVIAL_SHARE = 0.01
+TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
+"""Lines shown of a traceback that is longer than both together."""
+WIDE = 76
+"""From here on there is room for host beside device times."""
+OTHERS_SHOWN = 8
+FOLLOWERS_SHOWN = 4
+NATIVE_SHOWN = 5
+FILES_SHOWN = 6
+TIMERS_SHOWN = 4
+"""Of those that Megatron-LM prints, the longest."""
+COMMAND_LINES = 3
+MANY_HOSTS = 3
+WORTH_TELLING = 0.001
+"""Of packets that are lost or sent again."""
+
+
+def render_text(
+    summary: Summary,
+    *,
+    width: int = 80,
+    color: bool = False,
+    saved: bool | None = None,
+    copied: bool = False,
+    now_wall_ns: int | None = None,
+) -> str:
+    """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over.  ``copied``: whether
+    ``report.html`` does.  ``now_wall_ns``: the time, of a run that goes on."""
+    page = Page(max(width, NARROWEST), color)
+    summary = printable_document(summary)
+    _verdict(page, summary)
+    _traceback(page, summary)
+    _hangs(page, summary, now_wall_ns)
+    _attempts(page, summary)
+    _run(page, summary, now_wall_ns)
+    _phases(page, summary)
+    _communication(page, summary)
+    _machine(page, summary)
+    _others(page, summary)
+    _ending(page, summary, saved=summary["status"] != "running" if saved is None else saved, copied=copied)
+    return "\n".join(page.lines).rstrip() + "\n"
+
+
+def _verdict(page: Page, summary: Summary) -> None:
+    verdict = summary["verdict"]
+    healthy = verdict["kind"] == "healthy"
+    small = healthy and not summary["findings"][0]["evidence"].get("large")
+    look = "healthy" if small else verdict["severity"]
+    page.marked(look, verdict["title"], bold=True)
+    if verdict["price"]:
+        page.labelled(
+            "to gain" if healthy else "price", [f"at most {verdict['price']}" if healthy else verdict["price"]]
+        )
+    page.labelled("to do", verdict["advice"])
+    page.labelled("said", _native(summary["findings"][0]["evidence"]))
+    followers = summary["findings"][0]["evidence"].get("followed_by")
+    if followers:
+        page.labelled("after it", [_followers(summary["findings"][0]["evidence"])])
+    if verdict["confidence"] < 0.75 and verdict["kind"] != "rank_crashed":
+        page.labelled("certainty", [f"{verdict['confidence']:.0%}: {_doubt(summary['findings'][0])}"])
+    page.blank()
+
+
+def _native(evidence: Mapping[str, Any]) -> list[str]:
+    """The last lines that native code printed in a rank that died."""
+    lines = [str(line) for line in evidence.get("native") or ()]
+    left = len(lines) - NATIVE_SHOWN
+    more = f"{left} earlier {'line' if left == 1 else 'lines'} of native code in its log"
+    return [*([more] if left > 0 else []), *lines[-NATIVE_SHOWN:]]
+
+
+def _followers(evidence: Mapping[str, Any]) -> str:
+    shown = evidence["followed_by"][:FOLLOWERS_SHOWN]
+    whose = [(one, "the script" if one["rank"] is None else f"rank {one['rank']}") for one in shown]
+    parts = [f"{who} {one['exception'] or one['signal'] or 'ended'}" for one, who in whose]
+    if evidence["followers"] > len(shown):
+        parts.append(f"{evidence['followers'] - len(shown)} more")
+    return ", ".join(parts)
+
+
+def _doubt(finding: Mapping[str, Any]) -> str:
+    if finding["evidence"].get("wait_measured") is False:
+        return "waiting for peers was not measured, so culprit and victim are told apart by the phases alone."
+    return "few steps, or no single phase that explains it."
+
+
+def _traceback(page: Page, summary: Summary) -> None:
+    """The exception that began it; those that followed from it are in summary.json, and so are earlier attempts'."""
+    crash = summary["findings"][0]
+    if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
+        return  # of one that only the watchdog saw there is none
+    of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
+    told = (error for error in of_it if (error["script"] or error["rank"] is not None) and error["traceback"])
+    error = next((error for error in told if not error["victim"]), None)
+    if error is None or error["type"] == "KeyboardInterrupt":
+        return
+    if summary["world_size"] <= 1 and (error["script"] or error["rank"] == 0):
+        # Python has just printed it, and the log has it: the line alone.
+        where = _raised_at(error["traceback"])
+        if where:
+            page.lines.pop()
+            page.labelled("where", [where])
+            page.blank()
+        return
+    where = f", step {error['step']}" if error["step"] is not None else ""
+    who = "the script" if error["script"] else f"rank {error['rank']}"
+    page.lines.append(page.paint(f"Traceback of {who}{where}", "bold"))
+    lines = error["traceback"].rstrip().splitlines()
+    if len(lines) > TRACEBACK_HEAD + TRACEBACK_TAIL:
+        left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
+        lines = [*lines[:TRACEBACK_HEAD], f"  … {left_out} lines …", *lines[-TRACEBACK_TAIL:]]
+    page.lines += [f"  {line}".rstrip() for line in lines]
+    page.blank()
+
+
+def _hangs(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
+    rows = summary["hangs"]
+    if not rows:
+        return
+    heading, *lines = hang_section(rows, page.width, led_by=summary["verdict"]["title"], now_wall_ns=now_wall_ns)
+    page.lines += [page.paint(heading, "bold"), *lines]
+    page.blank()
+
+
+def _attempts(page: Page, summary: Summary) -> None:
+    rows = summary["attempts"]
+    if not rows:
+        return
+    page.lines.append(
+        page.paint(f"{len(rows)} attempts; all figures are of attempt {summary['run']['attempt']}", "bold")
+    )
+    for label, text in attempt_items(rows):
+        page.labelled(label, [text])
+    page.blank()
+
+
+def _raised_at(traceback: str) -> str:
+    """The last line of the user's own in a traceback: file, line, function and code."""
+    lines = traceback.splitlines()
+    found = [(match, lines[at + 1 : at + 2]) for at, line in enumerate(lines) if (match := FRAME.match(line))]
+    own = [frame for frame in found if not any(part in frame[0]["path"] for part in LIBRARIES)]
+    for match, code in (own or found)[-1:]:
+        inside = f", in {match['name']}" if match["name"] and match["name"] != "<module>" else ""
+        return f"{match['path']}, line {match['line']}{inside}" + (f": {code[0].strip()}" if code else "")
+    return ""
+
+
+def _took_s(run: Mapping[str, Any], now_wall_ns: int | None) -> float:
+    """Until now of a run that goes on: what it did last may be long ago."""
+    until_now_s = (now_wall_ns - run["created_wall_ns"]) / 1e9 if now_wall_ns is not None else 0.0
+    return max(until_now_s, float(run["duration_s"]))
+
+
+def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
+    run, steps = summary["run"], summary["steps"]
+    hosts = run["hosts"]
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else ""
+    alone = summary["world_size"] == len(summary["ranks"]) == 1
+    ranks = count_text(len(summary["ranks"]), "process" if alone else "rank") + (f" on {where}" if where else "")
+    took = f" in {duration_text(_took_s(run, now_wall_ns))}" if run["duration_s"] is not None else ""
+    code = summary["exit_code"]
+    status = summary["status"] + (f" (exit code {code})" if code else "")
+    page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
+    counted = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
+    if counted:
+        page.labelled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
+    if run["command"]:
+        page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
+    for label, facts in node_items(summary["nodes"]):
+        page.items(label, facts)
+    for setting in summary["settings"]:
+        label, _, about = setting.partition(": ")
+        page.items(label, about.split(", "))
+    time = summary["step_time"]
+    if time["p50_ms"] is None:
+        return
+    parts = [f"p50 {ms_text(time['p50_ms'])}", f"p90 {ms_text(time['p90_ms'])}", f"p99 {ms_text(time['p99_ms'])}"]
+    parts.append(f"max {ms_text(time['max_ms'])} (step {time['max_step']})")
+    if steps["per_second"]:
+        parts.append(f"{number_text(steps['per_second'])} steps/s")
+    page.items("step time", parts)
+    if summary["training_log"]:
+        page.items("training", _training(summary["training_log"]))
+    warmup = steps["warmup"]
+    if warmup["count"]:
+        page.labelled("warm-up", [_warmup(warmup)])
+    page.blank()
+
+
+def _training(said: Mapping[str, Any]) -> list[str]:
+    """What the framework printed last, its medians where they say more: the loss falls, speed should not."""
+    figures = said["figures"]
+    ours = "" if said["step"] is None else f" (our step {said['step']:,})"
+    parts = [f"{said['framework']} iteration {said['iteration']:,}{ours}"]
+    if "loss" in figures:
+        parts.append(f"loss {figures['loss']['last']:.4g} (median {figures['loss']['median']:.4g})")
+    for name, unit in (("tokens_per_second", "tokens/s"), ("tflops", "TFLOP/s")):
+        if name in figures:
+            parts.append(f"{number_text(figures[name]['median'])} {unit} per device")
+    if "mfu_percent" in figures:
+        parts.append(f"MFU {figures['mfu_percent']['median']:.3g}%")
+    if "iteration_ms" in figures:
+        parts.append(f"{ms_text(figures['iteration_ms']['median'])} an iteration")
+    timers = sorted(said.get("timers_ms", {}).items(), key=lambda item: -item[1]["median"])[:TIMERS_SHOWN]
+    parts += [f"{name} {ms_text(took['median'])}" for name, took in timers]
+    return parts
+
+
+def _steps(summary: Summary) -> str:
+    """How many, and which: they are counted from 0."""
+    steps, last = summary["steps"], _last_step(summary)
+    which = f" ({steps['first']}–{last})" if steps["first"] is not None and last != steps["first"] else ""
+    return count_text(steps["total"], "step") + which
+
+
+def _last_step(summary: Summary) -> int | None:
+    return max((row["last_step"] for row in summary["ranks"] if row["last_step"] is not None), default=None)
+
+
+def _command(words: Sequence[str], columns: int) -> str:
+    """The words, the program and scripts without their folders: what a run is told by are its arguments."""
+    short = [
+        word.rpartition("/")[2] if place == 0 or word.endswith(".py") else word for place, word in enumerate(words)
+    ]
+    return cut(" ".join(short), columns)
+
+
+def _warmup(warmup: Mapping[str, Any]) -> str:
+    reasons = {reason: count for reason, count in warmup["reasons"].items() if reason != "first"}
+    why = f" ({', '.join(f'{count} {reason}' for reason, count in reasons.items())})" if reasons else ""
+    return f"{count_text(warmup['count'], 'step')} set apart, {duration_text(warmup['seconds'])}{why}"
+
+
+def _phases(page: Page, summary: Summary) -> None:
+    """Where the time goes: on the device where that was timed (its host runs ahead), else on the host."""
+    phases = summary["phases"]
+    if not phases:
+        return
+    several = len(summary["ranks"]) > 1
+    on_device = all(row["device"] for row in phases.values())
+    heads = (
+        ["median rank".rjust(MEDIAN_COLUMNS), "worst rank".rjust(17)] if several else ["median".rjust(MEDIAN_COLUMNS)]
+    )
+    with_host = on_device and page.width >= WIDE
+    if with_host:
+        heads.append("host".rjust(12))
+    columns = max(page.width - 2 - NAME_COLUMNS - 6 - sum(map(len, heads)), 6)
+    title = "on device" if on_device else "phase"
+    page.lines.append(page.paint(f"  {title.ljust(NAME_COLUMNS)}share {' ' * columns}{''.join(heads)}", "dim"))
+    for name, row in phases.items():
+        shown = row["device"] if on_device else row
+        rare = not shown["median_ms"] and not shown["worst_ms"]
+        if rare and not shown["steps"]:
+            continue  # it came in the steps that were set apart only
+        values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(shown["median_ms"])]
+        if several:
+            values.append("" if rare else _worst(shown))
+        if with_host:
+            values.append("" if rare else ms_text(row["median_ms"]))
+        figures = "".join(value.rjust(len(head)) for value, head in zip(values, heads, strict=True))
+        blocks = page.paint(bar(shown["share"] or 0.0, columns - 1).ljust(columns), "info")
+        label = cut(name, NAME_COLUMNS - 1).ljust(NAME_COLUMNS)
+        page.lines.append(f"  {label}{share_text(shown['share']):>5} {blocks}{figures}".rstrip())
+    page.blank()
+
+
+def _communication(page: Page, summary: Summary) -> None:
+    lines = communication_lines(summary["communication"], page.width) if summary["communication"] else []
+    if lines:
+        page.lines += [page.paint(lines[0], "dim"), *lines[1:]]
+        measured = measured_text(summary["communication"])
+        page.lines += [f"  {line}" for line in textwrap.wrap(measured, page.width - 2)]
+        page.blank()
+
+
+def _worst(row: Mapping[str, Any]) -> str:
+    whose = f"  r{row['worst_rank']}" if row["worst_ms"] else ""
+    return ms_text(row["worst_ms"]) + whose
+
+
+def _machine(page: Page, summary: Summary) -> None:
+    memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
+    several = len(summary["ranks"]) > 1
+    own = memory.get("own_peak")  # as the page draws it; not in summaries of earlier versions
+    words, peak = ("process peak without mapped files", own) if own else ("process peak", memory["rss_peak"])
+    if peak:
+        page.items("memory", [f"{words} {bytes_text(peak['bytes'])}{_whose(peak['rank'], several=several)}"])
+    for node in nodes[:MANY_HOSTS]:
+        page.items(cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
+    if len(nodes) > MANY_HOSTS:
+        page.labelled("", [f"… and {count_text(len(nodes) - MANY_HOSTS, 'more host')}"])
+    if gpus:
+        page.items("GPU", _gpu_parts(gpus))
+    page.items("GPU mem", _gpu_memory_parts(memory["ranks"], gpus, several=several))
+    page.blank()
+
+
+def _whose(rank: int, *, several: bool) -> str:
+    return f" (rank {rank})" if several else ""
+
+
+def _node_parts(node: Mapping[str, Any]) -> list[str]:
+    parts = []
+    if node["cpu_percent"]:
+        cores = f" of {count_text(node['cpu_count'], 'core')}" if node["cpu_count"] else ""
+        parts.append(f"CPU {node['cpu_percent']['median']:.0f}%{cores} (max {node['cpu_percent']['max']:.0f}%)")
+    if node["mem_total"] and node["mem_available_min"] is not None:
+        used = node["mem_total"] - node["mem_available_min"]
+        parts.append(f"RAM {bytes_text(used)} of {bytes_text(node['mem_total'])}")
+    for key, words in (("net_rx_bps", "net in"), ("net_tx_bps", "net out"), ("disk_read_bps", "disk read")):
+        if node[key] and node[key]["median"] >= 1_000_000:
+            parts.append(f"{words} {rate_text(node[key]['median'])}")
+    if node["rtt_us"]:
+        lost = node["probe_loss_share"] or 0.0
+        some = f", {lost:.1%} lost" if lost >= WORTH_TELLING else ""
+        parts.append(f"round trips {ms_text(node['rtt_us']['median'] / 1e3)}{some}")
+    if (node["retransmit_share"] or 0.0) >= WORTH_TELLING and node["net_tx_bps"]["median"] >= 1_000_000:
+        parts.append(f"TCP sends {node['retransmit_share']:.1%} again")
+    return parts
+
+
+def _gpu_parts(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of those that the job uses, where that is known; over the steady steps."""
+    shown = _in_use(gpus)
+    names = sorted({str(gpu["name"]) for gpu in shown if gpu["name"]})
+    count = f"{len(shown)} of {len(gpus)}" if len(shown) < len(gpus) else str(len(gpus))
+    parts = [f"{count}× {cut(names[0], 30)}" if names else f"{count} {'GPU' if len(gpus) == 1 else 'GPUs'}"]
+    if not any(gpu.get("samples", 1) for gpu in shown):
+        parts.append("no sample in the steady steps")
+    busy = [gpu["util_percent"]["median"] for gpu in shown if gpu["util_percent"]]
+    if busy:
+        parts.append(f"busy {min(busy):.0f}–{max(busy):.0f}%" if max(busy) - min(busy) >= 1 else f"busy {busy[0]:.0f}%")
+    for key, form in (("temperature_c", "up to {:.0f} °C"), ("power_w", "up to {:.0f} W")):
+        highest = [gpu[key]["max"] for gpu in shown if gpu[key]]
+        if highest:
+            parts.append(form.format(max(highest)))
+    reasons = sorted({reason for gpu in shown for reason in gpu["throttle_reasons"]})
+    if reasons:
+        parts.append(f"clocks held back: {', '.join(reasons)}")
+    return parts
+
+
+def _in_use(gpus: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [gpu for gpu in gpus if gpu.get("in_use")] or gpus
+
+
+def _gpu_memory_parts(
+    ranks: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]], *, several: bool
+) -> list[str]:
+    """Of the rank with the least room on its device; where no rank's is known, of the fullest device."""
+    known = [row for row in ranks if row["device_peak"] is not None or row.get("device_free") is not None]
+    if not known:
+        used = [(gpu["mem_used_max"], gpu["mem_total"]) for gpu in _in_use(gpus)]
+        full = [(total - most, total) for most, total in used if most is not None and total]
+        return [f"{bytes_text(min(full)[0])} of {bytes_text(min(full)[1])} free"] if full else []
+    row = min(known, key=lambda row: (_or(row.get("device_free"), math.inf), -_or(row["device_peak"], 0), row["rank"]))
+    parts = []
+    if row["device_peak"] is not None:
+        parts.append(f"allocated {bytes_text(row['device_peak'])} at peak{_at_steps(row.get('device_peak_steps'))}")
+        parts.append(f"reserved {bytes_text(row.get('device_reserved_max', row['device_reserved']))}")
+    if row.get("device_free") is not None:
+        left = "free" if row["device_free_from"] == "nvml" else "not reserved"
+        parts.append(f"{bytes_text(row['device_free'])} of {bytes_text(row['device_total'])} {left}")
+    return [*parts[:-1], parts[-1] + _whose(row["rank"], several=several)]
+
+
+def _at_steps(steps: Sequence[int | None] | None) -> str:
+    """Between which two looks at the allocator the peak was reached; a first look has none before it."""
+    if steps is None:
+        return ""
+    first, last = steps
+    if first is None:
+        return f" (by step {last:,})"
+    return f" (step {last:,})" if first == last else f" (steps {first:,}–{last:,})"
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def _others(page: Page, summary: Summary) -> None:
+    others = summary["findings"][1:]
+    if others:
+        page.lines.append(page.paint("Also found", "bold"))
+        for finding in others[:OTHERS_SHOWN]:
+            look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
+            page.marked(look, finding["title"], bold=False)
+            share = finding["cost"].get("share")
+            if share and share >= TRIVIAL_SHARE and finding["cost"].get("if_fixed"):
+                page.labelled("price", [f"{share_text(share)} of the time"])
+            page.labelled("to do", finding["advice"][:1])
+        if len(others) > OTHERS_SHOWN:
+            page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more in summary.json")
+        page.blank()
+
+
+def _ending(page: Page, summary: Summary, *, saved: bool, copied: bool) -> None:
+    if summary["notices"]:
+        page.lines.append(page.paint("Worth knowing", "bold"))
+        for notice in summary["notices"]:
+            page.lines += textwrap.wrap(
+                notice, page.width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False
+            )
+        page.blank()
+    logs = summary["logs"]
+    results = [*(["summary.json"] if saved else []), *(["report.html"] if copied else [])]
+    files = [f"in {summary['run']['path']}", *results, *logs[:FILES_SHOWN]]
+    if len(logs) > FILES_SHOWN:
+        files.append(f"{len(logs) - FILES_SHOWN} more logs")
+    page.items("files", files)

@@ -1,0 +1,473 @@
+"""Decode the words of a ring into records of steps, device times, notes and collectives.
+
+From the words of a stream to records: all the arithmetic that the training process is spared.
+
+The time between two words belongs to the phase that was present.  Some of it is then booked better than the process
+could have known at the moment:
+
+- what lies between the return of the model and backward, with nothing in between, is the loss: ``forward``;
+  also around a model that is called there without gradients (a teacher), whose own time is ``eval``;
+- input waited for on behalf of an evaluation is ``eval``; the next wait for input shows that it was not trained with;
+- forward run again inside backward (activation checkpointing) is ``backward``.
+
+How much of a backward was waiting for peers DDP says one step later: whoever has both steps books that
+(``store/rank_series.py``).
+
+Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
+(``between_ns``): it lies between two iterations.  An exchange does not begin an iteration: ZeRO gathers the parameters
+behind the optimizer's step, and loops reduce their metrics there.  Nor does the rest of a step of GradScaler or of
+DeepSpeed's engine, inside of which the optimizer has returned.  A step in which no other phase is entered has none,
+since nothing shows where its iteration began; nor has the first of a process, which begins at the first activity seen.
+
+The call of a collective is an instant within a phase and changes nothing of all this; what the calls come to is added
+up in ``ring/decoder.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, OPS, kept_by_itself
+from stepscope.records.steps import (
+    BACKWARD,
+    COLLECTIVE,
+    COLLECTIVE_ENTRIES,
+    COLLECTIVE_ENTRY,
+    COMM,
+    COMM_ENTRIES,
+    COMM_ENTRY,
+    COMM_RECORD,
+    DEVICE,
+    DEVICE_SLOT,
+    ENTRIES_HEAD,
+    EVAL,
+    FORWARD,
+    INPUT,
+    NOTE,
+    NOTE_BYTES,
+    NOTE_SLOT,
+    OPTIMIZER,
+    OTHER,
+    PHASE_SLOTS,
+    SLOT_BYTES,
+    STEP,
+    STEP_SLOT,
+)
+from stepscope.ring import layout as w
+
+__all__ = ["StreamDecoder", "pack_entries"]
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+# From the words about collectives to the COMM and COLLECTIVE records of a step (``records/collectives.py``).
+#
+# A collective belongs to the step in which it was called; what was spent in a wait belongs to the step of the wait, so
+# that no step is blocked for longer than it took.  For most these are the same step.  Where one is waited for only in a
+# later step, that one has a row of the same group and operation for it with a count of 0, and the call by itself, long
+# written, stays without an end.
+
+MAX_CALLS_KEPT = 512
+"""Calls of one step that are kept one by one."""
+MAX_RECENT_CALLS = 1024
+"""So many calls later a wait for one is no longer known to be for it."""
+MAX_U32 = (1 << 32) - 1
+POINT_TO_POINT = (OPS.index("send"), OPS.index("recv"))
+"""The other ranks of the group have no part in these, so they are numbered by themselves."""
+
+
+class _Call:
+    """One collective."""
+
+    __slots__ = ("end", "exposed", "flags", "group", "nth", "op", "size", "start")
+
+    def __init__(self, value: int, at: int) -> None:
+        op, self.group, self.size = w.collective_fields(value)
+        self.op = op if op < len(OPS) else 0
+        self.flags = FLAG_ASYNC if value & w.ASYNC_BIT else 0
+        self.start = at
+        self.nth = self.exposed = self.end = 0
+
+
+class _Sum:
+    """All of one group and operation in a step."""
+
+    __slots__ = ("count", "exposed", "flags", "left_alone", "size", "span")
+
+    def __init__(self) -> None:
+        self.count = self.size = self.exposed = self.span = self.flags = 0
+        self.left_alone = 0
+        """How many of them were not waited for at once."""
+
+
+class CallBook:
+    """What the words so far say of collectives; the decoder hands it those words and every change of phase."""
+
+    def __init__(self) -> None:
+        self._recent: deque[_Call] = deque(maxlen=MAX_RECENT_CALLS)
+        self.forget()
+
+    def forget(self) -> None:
+        """The words before are not to be trusted, or are of another stream."""
+        self.busy = False
+        """Whether the next change of phase is of interest; until then the book need not be asked."""
+        self._called: int | None = None
+        self._distance: int | None = None
+        self._waited: tuple[_Call, int] | None = None
+        self._at_once = False
+        """Whether the last call was the last thing that happened."""
+        self._recent.clear()
+        self.clear()
+
+    def clear(self) -> None:
+        """A step is over: forget what was called in it, but not that it may still be waited for."""
+        self._sums: dict[tuple[int, int], _Sum] = {}
+        self._kept: list[_Call] = []
+        self._numbers: dict[tuple[int, bool], int] = {}
+
+    def data(self, tag: int, value: int) -> None:
+        """A data word: COLLECTIVE, PEER or WAIT."""
+        self.busy = True
+        if tag == w.COLLECTIVE:
+            self._called = value
+        elif tag == w.WAIT:
+            self._distance = value
+
+    def time(self, at: int, code: int) -> bool:
+        """A time word; whether it is nothing but the instant of a call, and no change of phase."""
+        if self._called is not None and code != w.STEP_END:
+            self._call(self._called, at)
+            self._called = None
+            if code < w.ENTER:
+                return True
+        if self._waited is not None:
+            self._end_wait(*self._waited, at)
+        if self._distance is not None and code > w.ENTER and self._distance < len(self._recent):
+            self._begin_wait(self._recent[-1 - self._distance], at)
+        self._called = self._distance = None
+        self._at_once = False
+        self.busy = self._waited is not None
+        return False
+
+    def records(self, step: int, seq: int) -> list[bytes]:
+        """Of the step that ended; all with the ``seq`` of its STEP record."""
+        sums = [
+            COMM_ENTRY.pack(
+                op,
+                group,
+                one.flags | (FLAG_ASYNC if one.left_alone > 0 else 0),
+                min(one.count, MAX_U32),
+                one.size,
+                one.exposed,
+                one.span,
+            )
+            for (group, op), one in self._sums.items()
+        ]
+        calls = [
+            COLLECTIVE_ENTRY.pack(c.op, c.group, c.flags, c.nth, c.size, c.start, c.exposed, c.end)
+            for c in (self._kept if kept_by_itself(step) else ())
+        ]
+        return [
+            *pack_entries(COMM_RECORD, step, seq, sums, COMM_ENTRIES),
+            *pack_entries(COLLECTIVE, step, seq, calls, COLLECTIVE_ENTRIES),
+        ]
+
+    def _call(self, value: int, at: int) -> None:
+        call = _Call(value, at)
+        self._recent.append(call)
+        self._at_once = True
+        if len(self._kept) < MAX_CALLS_KEPT:
+            key = call.group, call.op in POINT_TO_POINT
+            call.nth = self._numbers.get(key, 0)
+            self._numbers[key] = call.nth + 1
+            self._kept.append(call)
+        one = self._sum(call)
+        one.count += 1
+        one.size += call.size
+        one.left_alone += call.flags & FLAG_ASYNC
+
+    def _begin_wait(self, call: _Call, at: int) -> None:
+        if self._at_once and call is self._recent[-1] and call.flags & FLAG_ASYNC:
+            call.flags &= ~FLAG_ASYNC
+            self._sum(call).left_alone -= 1
+        self._waited = call, at
+
+    def _end_wait(self, call: _Call, began: int, at: int) -> None:
+        self._waited = None
+        one = self._sum(call)
+        one.flags |= FLAG_WAITED
+        one.exposed += at - began
+        one.span += at - max(call.start, call.end)  # a second wait for it goes on where the first one ended
+        call.flags |= FLAG_WAITED
+        call.exposed += at - began
+        call.end = at
+
+    def _sum(self, call: _Call) -> _Sum:
+        key = call.group, call.op
+        one = self._sums.get(key)
+        if one is None:
+            one = self._sums[key] = _Sum()
+        return one
+
+
+def pack_entries(kind: int, step: int, seq: int, entries: Sequence[bytes], size: int) -> Iterable[bytes]:
+    """Records of ``size`` entries each, and one of the rest."""
+    for first in range(0, len(entries), size):
+        some = entries[first : first + size]
+        yield (ENTRIES_HEAD.pack(kind, 0, seq, step, len(some)) + b"".join(some)).ljust(SLOT_BYTES, b"\0")
+
+
+# -- decode -----------------------------------------------------------------------------------------------------------
+
+_STEP_DATA = (
+    w.DDP_COMPUTE,
+    w.DDP_COMM,
+    w.DDP_EXPOSED,
+    w.DDP_SAMPLED_COMPUTE,
+    w.ALLOCATED,
+    w.RESERVED,
+    w.PEAK_ALLOCATED,
+)
+_CALL_DATA = (w.COLLECTIVE, w.PEER, w.WAIT)
+_TRAINING = (FORWARD, BACKWARD, OPTIMIZER)
+"""What shows that the input before it was trained with."""
+_SLOT_MASK = PHASE_SLOTS - 1
+_LOST = -1
+"""For ``_mark``: where we are is not known until the next end of a step."""
+
+
+class StreamDecoder:
+    """Feed it words in order; it gives the records they complete.
+
+    Starts at the beginning of a stream.  After ``resync`` it passes everything up to the next end of a step, which
+    is the first instant it can be sure of.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        """What was completed and not yet taken."""
+        self.lost = 0
+        """Steps known to be missing."""
+        self.torn = 0
+        """Words that could not have been written there."""
+        self.changes: list[tuple[int, int]] = []
+        """When which phase began, in steps whose collectives are kept one by one; only if somebody follows them."""
+        self.follows = False
+        self._traced = True
+        self._next_step: int | None = 0
+        self._starting = False
+        self._round_over = False
+        self._ended: tuple[int, int] | None = None
+        self._device: tuple[int, list[int]] | None = None
+        self._note: tuple[int, int, bytearray] | None = None
+        self._mark = _LOST
+        self._calls = CallBook()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget the step under way."""
+        self._calls.clear()
+        self._ns = [0] * PHASE_SLOTS
+        self._entries = [0] * PHASE_SLOTS
+        self._about = dict.fromkeys(_STEP_DATA, 0)
+        self._flags_word = 0
+        self._pending_input = 0
+        self._evaluated_input = 0
+        self._under_way = True
+        self._between = 0
+        self._loss = False
+        self._loss_ns = 0
+
+    def resync(self, *, knowing_step: bool = True) -> None:
+        if not knowing_step:
+            self._next_step = None
+        self._mark = _LOST
+        self._ended = self._device = self._note = None
+        self._calls.forget()
+        self._clear()
+
+    def feed(self, words: Iterable[int], position: int) -> None:
+        """``position`` is that of the first of the words; the last one must be the last that was announced."""
+        for word in words:
+            if self._round_over:
+                return
+            position += 1
+            if word & w.DATA:
+                self._data(word >> w.TAG_SHIFT & w.TAG_MASK, word & w.VALUE_MASK, position)
+            else:
+                if self._ended or self._device or self._note:
+                    self._complete(position - 1)
+                self._time(word >> w.TIME_SHIFT, word & w.CODE_MASK)
+        self._complete(position)
+
+    def next_round(self) -> None:
+        """The words that follow stand at the beginning of the ring again."""
+        self._round_over = False
+
+    # -- time words -----------------------------------------------------------------------------------------------
+
+    def _time(self, at: int, code: int) -> None:
+        if self._starting:
+            self._starting = False
+            self._calls.forget()
+            self._clear()
+            self._begin, self._mark, self._phase = at, at, code & _SLOT_MASK
+            return
+        if self._mark == _LOST:
+            if self._calls.busy:
+                self._calls.forget()
+            if code == w.STEP_END:
+                self._ended = (_LOST, at)
+            return
+        spent = at - self._mark
+        if spent < 0:
+            self.torn += 1
+            self.resync()
+            return
+        if self._calls.busy and self._calls.time(at, code):
+            return  # the mark stays: what is measured from it goes on
+        self._mark = at
+        if code == w.STEP_END:
+            self._ns[self._phase] += spent
+            self._book_evaluated_input()
+            self._ended = (self._begin, at)
+        elif code > w.ENTER:
+            self._enter(code - w.ENTER, spent)
+        else:
+            self._leave(code, spent)
+        if self.follows and self._traced:
+            self.changes.append((at, self._phase))
+
+    def _enter(self, begun: int, spent: int) -> None:
+        phase = self._phase
+        if begun == FORWARD and phase == BACKWARD:
+            begun = BACKWARD
+        else:
+            self._entries[begun] += 1
+            if begun == BACKWARD and self._loss:
+                phase = FORWARD
+                self._move(OTHER, FORWARD, self._loss_ns)
+            if begun in _TRAINING:
+                self._pending_input = self._evaluated_input = 0
+            elif begun == EVAL:
+                self._evaluated_input += self._pending_input
+                self._pending_input = 0
+            elif begun == INPUT:
+                self._book_evaluated_input()
+        if begun == EVAL and self._loss:
+            self._loss_ns += spent
+        else:
+            self._loss = False
+            self._loss_ns = 0
+        self._ns[phase] += spent
+        if begun != COMM and not self._under_way:
+            self._under_way = True
+            self._between = self._ns[OTHER]
+        self._phase = begun
+
+    def _leave(self, begun: int, spent: int) -> None:
+        phase = self._phase
+        self._ns[phase] += spent
+        # A model called without gradients between forward and backward does not end the loss.
+        self._loss = begun == OTHER and (phase == FORWARD or (phase == EVAL and self._loss))
+        if phase == INPUT:
+            self._pending_input += spent
+        self._phase = begun
+
+    def _book_evaluated_input(self) -> None:
+        self._move(INPUT, EVAL, self._evaluated_input)
+        self._evaluated_input = 0
+
+    def _move(self, source: int, target: int, nanoseconds: int) -> None:
+        """Re-book time that turned out to belong elsewhere, never more than there is."""
+        moved = min(nanoseconds, self._ns[source])
+        if moved > 0:
+            self._ns[source] -= moved
+            self._ns[target] += moved
+
+    # -- data words -----------------------------------------------------------------------------------------------
+
+    def _data(self, tag: int, value: int, position: int) -> None:
+        if tag == w.STEP_ABOUT:
+            self._flags_word = value
+        elif tag in self._about:
+            self._about[tag] = value
+        elif tag in _CALL_DATA:
+            self._complete(position - 1)
+            self._calls.data(tag, value)
+        elif tag == w.TEXT:
+            if self._note is not None:
+                self._note[2].extend(value.to_bytes(w.TEXT_BYTES + 1, "little")[: w.TEXT_BYTES])
+        elif w.DEVICE_PHASE <= tag < w.DEVICE_PHASE + PHASE_SLOTS:
+            if self._device is not None:
+                self._device[1][tag - w.DEVICE_PHASE] = value
+        else:
+            self._complete(position - 1)
+            if tag == w.START:
+                self._starting = True
+            elif tag == w.WRAP:
+                self._round_over = True
+            elif tag == w.DEVICE_STEP:
+                self._device = (value, [0] * PHASE_SLOTS)
+            elif tag == w.NOTE_TEXT:
+                self._note = (value >> 16, min(value & 0xFFFF, NOTE_BYTES), bytearray())
+            else:
+                self.torn += 1
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    def _complete(self, position: int) -> None:
+        """Everything about the records under way has been said; ``position`` is where the last of it ended."""
+        if self._ended is not None:
+            self._complete_step(*self._ended, position)
+            self._ended = None
+        if self._device is not None:
+            step, phases = self._device
+            self._device = None
+            self.records.append(DEVICE_SLOT.pack(DEVICE, 0, position, step, sum(phases), *phases))
+        if self._note is not None:
+            step, length, text = self._note
+            self._note = None
+            self.records.append(NOTE_SLOT.pack(NOTE, 0, position, step, length, bytes(text[:length])))
+
+    def _complete_step(self, begin: int, end: int, position: int) -> None:
+        about = self._flags_word
+        step, phase, flags = about >> 20, about >> 16 & _SLOT_MASK, about & 0xFFFF
+        expected = self._next_step
+        if not about and expected:
+            self.torn += 1  # an end of a step without its data words
+            self.resync()
+            return
+        self.lost += max(step - expected, 0) if expected is not None else 0
+        self.lost += begin == _LOST and (expected is None or step >= expected)
+        self._next_step = step + 1
+        self._traced = kept_by_itself(step + 1)
+        if begin != _LOST:
+            said, entries = self._about, self._entries
+            record = STEP_SLOT.pack(
+                STEP,
+                flags,
+                position,
+                step,
+                begin,
+                end - begin,
+                *self._ns,
+                said[w.ALLOCATED],
+                said[w.RESERVED],
+                said[w.PEAK_ALLOCATED],
+                min(entries[BACKWARD], 0xFFFFFFFF),
+                min(entries[FORWARD], 0xFFFFFFFF),
+                said[w.DDP_COMPUTE] or said[w.DDP_SAMPLED_COMPUTE],
+                said[w.DDP_COMM],
+                min(entries[INPUT], 0xFFFFFFFF),
+                0,
+                self._between,
+                said[w.DDP_EXPOSED],
+            )
+            self.records += (record, *self._calls.records(step, position))
+        self._clear()
+        self._begin = self._mark = end
+        self._phase = phase
+        self._under_way = phase not in (OTHER, OPTIMIZER)
+        if self.follows and self._traced:
+            self.changes.append((end, phase))

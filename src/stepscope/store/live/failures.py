@@ -1,0 +1,429 @@
+"""What went wrong, as it lies in a run: errors/, stacks.jsonl, hangs/ and flight/.
+
+``errors/``: what dying processes wrote, under the ranks that they are shown as.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepscope.hangs.evidence import EvidenceFile, evidence_from_dict, evidence_to_dict
+from stepscope.hangs.multi_host import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
+from stepscope.records.finding import HangRecord
+from stepscope.records.paths import FLIGHT, HANGS
+from stepscope.records.series import RankError, RankSeries
+from stepscope.records.text import EVIDENCE, evidence_name
+from stepscope.store import file_io
+from stepscope.store.documents import NodeInfo, clock_offsets
+from stepscope.store.file_io import read_document, read_jsonl
+from stepscope.store.paths import STACKS, hang_path
+from stepscope.wire.frames import FILE_BYTES
+
+__all__ = [
+    "RankNumbers",
+    "checked_stacks",
+    "keep_flights",
+    "nccl_dumped",
+    "read_errors",
+    "read_evidence",
+    "read_flights",
+    "read_hang_records",
+    "read_hangs",
+    "read_joined_hangs",
+    "read_stacks",
+    "write_evidence",
+    "write_hang",
+]
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+class RankNumbers:
+    """The rank that each process is shown as.  Processes of different hosts may have the same pid."""
+
+    def __init__(self, ranks: Iterable[RankSeries], here: str) -> None:
+        """``here``: the host of those that do not say theirs."""
+        self._here = here
+        self._by_host: dict[tuple[str, int], int | None] = {}
+        self._by_pid: dict[int, int | None] = {}
+        for series in ranks:
+            who, pid = (series.identity.host, series.identity.pid), series.identity.pid
+            self._by_host[who] = None if who in self._by_host else series.rank
+            self._by_pid[pid] = None if pid in self._by_pid else series.rank
+
+    def of(self, pid: int, host: str | None = None) -> int | None:
+        """None: nobody, or two processes had it one after the other."""
+        who = (host or self._here, pid)
+        return self._by_host[who] if who in self._by_host else self._by_pid.get(pid)
+
+    def on(self, host: str) -> Callable[[int], int | None]:
+        """The same for the pids of one host."""
+        return lambda pid: self.of(pid, host)
+
+
+def read_errors(
+    run_dir: Path, numbers: RankNumbers, offsets: Mapping[str, int]
+) -> tuple[tuple[RankError, ...], list[str]]:
+    """The errors in order of death, and a notice for each file that is none.
+
+    ``offsets``: what the clocks of other nodes are ahead, by spool.
+    """
+    errors: list[RankError] = []
+    notices: list[str] = []
+    for file in sorted((run_dir / "errors").glob("*.json")):
+        try:
+            errors.append(_error_of(json.loads(read_document(file)), numbers, offsets))
+        except (OSError, ValueError, RecursionError):
+            notices.append(f"errors/{file.name} could not be read.")
+    return tuple(sorted(errors, key=lambda error: error.wall_ns)), notices
+
+
+def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> RankError:
+    if not isinstance(raw, dict) or not isinstance(raw.get("pid"), int):
+        raise ValueError("not an error of ours")  # noqa: TRY004  # like every other fault of the bytes
+    rank, codes, step, host, wall_ns = (raw.get(key) for key in ("rank", "exit_codes", "step", "host", "wall_ns"))
+    if isinstance(rank, int):
+        shown = numbers.of(raw["pid"], host if isinstance(host, str) else None)
+        rank = rank if shown is None else shown
+    wall_ns = wall_ns if isinstance(wall_ns, int) else 0
+    return RankError(
+        rank=rank if isinstance(rank, int) else None,
+        pid=raw["pid"],
+        type=str(raw.get("type", "")),
+        message=str(raw.get("message", "")),
+        traceback=str(raw.get("traceback", "")),
+        wall_ns=wall_ns and wall_ns - offsets.get(str(raw.get("spool")), 0),
+        step=step if isinstance(step, int) else None,
+        script=raw.get("script") is True,
+        exit_codes={int(k): int(v) for k, v in codes.items()} if isinstance(codes, dict) else {},
+    )
+
+
+# -- stacks -----------------------------------------------------------------------------------------------------------
+# ``stacks.jsonl``: where ranks were seen, by line, as the agent wrote it down.
+
+_LARGEST = (1 << 63) - 1
+_NUMBERS = ("rank", "pid", "wall_ns", "step")
+
+
+def read_stacks(run_dir: Path, rank_of: Callable[[int], int | None]) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The stacks, in order of time, and how many lines were none.
+
+    ``rank_of``: the rank that a pid is shown as, where that is known.
+    """
+    records, bad = read_jsonl(run_dir / STACKS)
+    stacks, none = checked_stacks(records, rank_of)
+    return stacks, bad + none
+
+
+def checked_stacks(
+    records: Iterable[dict[str, Any]], rank_of: Callable[[int], int | None]
+) -> tuple[tuple[dict[str, Any], ...], int]:
+    """The same of lines that were read already."""
+    stacks, bad = [], 0
+    for record in records:
+        stack = _checked(record)
+        if stack is None:
+            bad += 1
+            continue
+        shown = rank_of(stack["pid"])
+        stacks.append(stack if shown is None else {**stack, "rank": shown})
+    return tuple(sorted(stacks, key=lambda stack: stack["wall_ns"])), bad
+
+
+def _checked(raw: dict[str, Any]) -> dict[str, Any] | None:
+    frames = raw.get("frames")
+    if not all(_is_count(raw.get(name)) for name in _NUMBERS) or not isinstance(raw.get("phase"), str):
+        return None
+    if not isinstance(frames, list) or not frames or not all(_is_frame(frame) for frame in frames):
+        return None
+    plain = [{name: frame[name] for name in ("file", "line", "function")} for frame in frames]
+    between = raw.get("between")
+    return {
+        **{name: raw[name] for name in (*_NUMBERS, "phase")},
+        "between": between if isinstance(between, bool) else None,
+        "frames": plain,
+    }
+
+
+def _is_frame(raw: Any) -> bool:
+    return (
+        isinstance(raw, dict)
+        and _is_count(raw.get("line"))
+        and isinstance(raw.get("file"), str)
+        and isinstance(raw.get("function"), str)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+# -- hangs ------------------------------------------------------------------------------------------------------------
+# ``hangs/``: the times the job stood still, each as the watchdog of that host found it, and what it went by.
+#
+#     hangs/HOST-N.json            the verdict
+#     hangs/HOST-N.evidence.json   in jobs of several hosts, what was gathered: to be judged with the others'
+#
+# Those of other nodes have the name of their spool in them (``store/inbox/receiver.py``), and may have been renamed.
+
+EVIDENCE_READ = 256 << 20
+"""Of all together."""
+
+T = TypeVar("T")
+Sent = tuple[str, T]
+"""The spool that it came in, empty for this node's own, and what it is."""
+
+
+def write_hang(run_dir: Path, record: HangRecord) -> Path:
+    """Write a hang, in place of what was known of it before; OSError when there is no room."""
+    path = hang_path(run_dir, record.host, record.number)
+    path.parent.mkdir(exist_ok=True)
+    file_io.write_json(path, record.to_dict())
+    return path
+
+
+def write_evidence(run_dir: Path, kept: EvidenceFile) -> None:
+    """The same for what was gathered; what is larger than may travel is not kept."""
+    raw = json.dumps(evidence_to_dict(kept), separators=(",", ":")).encode()
+    if len(raw) <= FILE_BYTES:
+        path = run_dir / HANGS / evidence_name(kept.evidence.host, kept.number)
+        path.parent.mkdir(exist_ok=True)
+        file_io.write_bytes(path, raw)
+
+
+def read_hangs(
+    run_dir: Path, offsets: Mapping[str, int] | None = None
+) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
+    """The hangs of all hosts in order of time, and the names of files that are none.
+
+    ``offsets``: what the clocks of other nodes are ahead, by spool.
+    """
+    found, bad = read_hang_records(run_dir, offsets)
+    return tuple(record for _, record in found), bad
+
+
+def read_hang_records(
+    run_dir: Path, offsets: Mapping[str, int] | None = None
+) -> tuple[list[Sent[HangRecord]], tuple[str, ...]]:
+    """The same, each with the spool that it came in."""
+    paths = [path for path in (run_dir / HANGS).glob("*.json") if EVIDENCE not in path.name]
+    sent, bad = _read_sent(paths, HangRecord.from_dict)
+    found = [(spool, _shifted(record, (offsets or {}).get(spool, 0))) for spool, record in sent]
+    return sorted(found, key=lambda one: (one[1].stopped_wall_ns, one[1].host, one[1].number)), bad
+
+
+def read_evidence(
+    run_dir: Path, offsets: Mapping[str, int] | None = None
+) -> tuple[list[Sent[EvidenceFile]], tuple[str, ...]]:
+    """What the hosts gathered, in order of their names, and the names of files that are none."""
+    room = EVIDENCE_READ
+    paths = []
+    for path in sorted((run_dir / HANGS).glob(f"*{EVIDENCE}*json")):
+        size = path.stat().st_size
+        room -= size
+        if size <= 2 * FILE_BYTES and room >= 0:
+            paths.append(path)
+    sent, bad = _read_sent(paths, evidence_from_dict)
+    return [(spool, _kept_shifted(kept, (offsets or {}).get(spool, 0))) for spool, kept in sent], bad
+
+
+def _read_sent(paths: Sequence[Path], decode: Callable[[Any], T]) -> tuple[list[Sent[T]], tuple[str, ...]]:
+    found: list[Sent[T]] = []
+    bad: list[str] = []
+    for path in sorted(paths):
+        try:
+            raw = json.loads(read_document(path))
+            found.append((str(raw.get("spool", "")), decode(raw)) if isinstance(raw, dict) else ("", decode(raw)))
+        except (OSError, ValueError, RecursionError):
+            bad.append(f"{HANGS}/{path.name}")
+    return found, tuple(bad)
+
+
+def _shifted(record: HangRecord, offset_ns: int) -> HangRecord:
+    if not offset_ns:
+        return record
+    return replace(
+        record,
+        declared_wall_ns=record.declared_wall_ns - offset_ns,
+        stopped_wall_ns=record.stopped_wall_ns - offset_ns,
+        over_wall_ns=None if record.over_wall_ns is None else record.over_wall_ns - offset_ns,
+    )
+
+
+def _kept_shifted(kept: EvidenceFile, offset_ns: int) -> EvidenceFile:
+    return replace(
+        kept,
+        stopped_wall_ns=kept.stopped_wall_ns - offset_ns,
+        gathered_wall_ns=kept.gathered_wall_ns - offset_ns,
+        over_wall_ns=None if kept.over_wall_ns is None else kept.over_wall_ns - offset_ns,
+    )
+
+
+# -- standstills ------------------------------------------------------------------------------------------------------
+# The hangs of a run as they are told: those that several hosts saw judged as one, on the hub's clock.
+#
+# Beside what the watchdogs wrote (``store/live/failures.py``) it takes what the run itself knows: which ranks are
+# gone, and which nodes the hub heard nothing of any more (``nodes.json``).
+
+ENDED_WORDS = {"exited": "exited in order"}
+LONGEST_MESSAGE = 300
+
+Attempts = Mapping[tuple[str, int], int]
+"""By host and pid."""
+
+
+def read_joined_hangs(
+    run_dir: Path,
+    ranks: Sequence[RankSeries],
+    errors: Sequence[RankError],
+    nodes: Sequence[NodeInfo],
+) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
+    """In order of time, and the names of files that could not be read."""
+    offsets = clock_offsets(nodes)
+    records, bad = read_hang_records(run_dir, offsets)
+    evidence, worse = read_evidence(run_dir, offsets) if records else ([], ())
+    if not evidence:
+        return tuple(record for _, record in records), (*bad, *worse)
+    attempts = {(series.identity.host, series.identity.pid): series.identity.attempt for series in ranks}
+    seen = seen_hangs(records, evidence, attempts)
+    return tuple(join_hangs(seen, elsewhere_of(ranks, errors, nodes))), (*bad, *worse)
+
+
+def seen_hangs(
+    records: Iterable[tuple[str, HangRecord]], evidence: Iterable[tuple[str, EvidenceFile]], attempts: Attempts
+) -> list[SeenHang]:
+    """Each record with its evidence, and evidence that made no record; both come with the spool they were in."""
+    by_name = {(spool, record.host, record.number): record for spool, record in records}
+    found = []
+    for spool, kept in evidence:
+        host = kept.evidence.host
+        of_it = [attempts[host, rank.pid] for rank in kept.evidence.ranks if (host, rank.pid) in attempts]
+        record = by_name.pop((spool, host, kept.number), None)
+        found.append(SeenHang(record=record, kept=kept, attempt=max(of_it, default=0), spool=spool))
+    return [*found, *(SeenHang(record=record, spool=spool) for (spool, _, _), record in by_name.items())]
+
+
+def elsewhere_of(ranks: Sequence[RankSeries], errors: Sequence[RankError], nodes: Iterable[NodeInfo]) -> Elsewhere:
+    """Which ranks are gone, and which hosts were not heard of to the end."""
+    said = {error.pid: f"raised {error.type}: {error.message}"[:LONGEST_MESSAGE].rstrip(": ") for error in errors}
+    gone = [
+        GoneRank(
+            rank=series.rank,
+            host=series.identity.host,
+            pid=series.identity.pid,
+            attempt=series.identity.attempt,
+            ended=ENDED_WORDS.get(series.state) or said.get(series.identity.pid, ""),
+            ended_wall_ns=series.ended_wall_ns,
+            step=int(series.steps["step"][-1]) + 1 if len(series.steps) else None,
+        )
+        for series in ranks
+        if series.ended_wall_ns is not None
+    ]
+    here: dict[tuple[str, int], list[int]] = {}
+    for series in ranks:
+        if series.ended_wall_ns is None:
+            here.setdefault((series.identity.host, series.identity.attempt), []).append(series.rank)
+    heard: dict[str, NodeInfo] = {}
+    for node in nodes:
+        if node.host not in heard or node.heard_wall_ns > heard[node.host].heard_wall_ns:
+            heard[node.host] = node
+    silent = [
+        SilentHost(host=host, ranks=tuple(sorted(own)), attempt=attempt, heard_wall_ns=heard[host].heard_wall_ns)
+        for (host, attempt), own in sorted(here.items())
+        if host in heard and heard[host].bye is None
+    ]
+    return Elsewhere(gone=gone, silent=silent)
+
+
+# -- flights ----------------------------------------------------------------------------------------------------------
+# ``flight/``: what the ranks' Flight Recorders and stacks said when it mattered; ``stepscope flight`` reads it.
+
+OUR_DUMPS = re.compile(r"rank_\d+\.json|stacks_\d+\.txt")
+WATCHDOG_DUMPS = re.compile(r"nccl_trace_rank_(\d{1,7})")
+"""What NCCL's watchdog wrote before it ended a process."""
+NCCL_DUMPS = "nccl_dumps"
+SAME_MOMENT_S = 30.0
+MAX_DUMP_BYTES = 64 << 20
+"""Of all dumps: a second or two.  Who has more asks ``stepscope flight`` itself."""
+
+
+def keep_flights(run_dir: Path, answers: Mapping[int, bytes], stacks: Mapping[int, str] | None = None) -> None:
+    """The answers (JSON) and the stacks (as faulthandler wrote them) by rank; OSError when there is no room.
+
+    They take the place of what was kept before: what ranks said at different times must not be compared.  What a rank
+    wrote itself when it died a moment ago stays.
+    """
+    files = {f"rank_{rank}.json": answer for rank, answer in answers.items()}
+    files |= {f"stacks_{rank}.txt": text.encode() for rank, text in (stacks or {}).items()}
+    if not files:
+        return
+    folder = run_dir / FLIGHT
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if OUR_DUMPS.fullmatch(path.name) and path.name not in files and _age_s(path) > SAME_MOMENT_S:
+            path.unlink(missing_ok=True)
+    for name, data in files.items():
+        file_io.write_bytes(folder / name, data)
+
+
+def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> tuple[dict[str, Any], list[str]]:
+    """The verdict on what was kept since then, as the document of ``stepscope flight --json``, and notices.
+
+    ``errors``: the tracebacks that ranks left, which belong to it.  Empty where fewer than two ranks said anything:
+    there is nothing to compare.  ``nccl_dumps`` are the ranks of which NCCL's watchdog wrote one.
+    """
+    from stepscope.flight.judge import judge
+    from stepscope.flight.read import read_paths
+
+    folder = run_dir / FLIGHT
+    watchdogs = nccl_dumped(run_dir, since_ns=since_ns)
+    files = [
+        path for path in sorted(folder.glob("*")) if OUR_DUMPS.fullmatch(path.name) and _written_ns(path) >= since_ns
+    ]
+    kept = {int(path.stem.removeprefix("rank_")) for path in files if path.suffix == ".json"}
+    files = [path for path in files if not (path.suffix == ".json" and int(path.stem[5:]) in watchdogs)]
+    files += watchdogs.values()
+    if len(kept | watchdogs.keys()) < 2:
+        return {}, []
+    if sum(path.stat().st_size for path in files) > MAX_DUMP_BYTES:
+        return {}, [f"{FLIGHT}/ is large and was not looked at: stepscope flight {folder} does."]
+    reading = read_paths(files, jobs=1)
+    if not reading.dumps:
+        return {}, []
+    verdict = judge(
+        reading.dumps,
+        stacks=reading.stacks,
+        errors=errors,
+        unreadable=reading.unreadable,
+        problems=reading.problems,
+    )
+    return {**verdict.to_dict(), NCCL_DUMPS: sorted(watchdogs)}, []
+
+
+def nccl_dumped(run_dir: Path, *, since_ns: int) -> dict[int, Path]:
+    """By rank, what NCCL's watchdog wrote since then."""
+    found = {}
+    for path in sorted((run_dir / FLIGHT).glob("*")):
+        name = WATCHDOG_DUMPS.fullmatch(path.name)
+        if name and _written_ns(path) >= since_ns:
+            found[int(name[1])] = path
+    return found
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _age_s(path: Path) -> float:
+    return (time.time_ns() - _written_ns(path)) / 1e9

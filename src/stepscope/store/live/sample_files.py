@@ -1,0 +1,485 @@
+"""Samples on disk while the run lasts: the newest at full rate, older ones thinned; and which ones to load.
+
+The samples of a run on disk while it lasts: the newest at full rate, older ones thinned.
+
+    samples.jsonl                      what the agent appends to
+    samples/BEGIN-END-SPAN.jsonl       what it was before; one line per source and SPAN seconds, 0: all of them
+
+All that was ever written is one stream of bytes, and BEGIN and END (16 hex digits each) are where in it a segment was
+before it was thinned: a position in the stream stays what it is, whatever becomes of the files.  ``samples.jsonl``
+begins where the last segment ends.
+
+A segment is made by renaming ``samples.jsonl`` and thinned by writing another file, with another name, before the first
+one is removed.  Killed in between, both are there; then the coarser one counts, and so does one that covers several.
+One writer, the agent; any number of readers, which open what they find and look again when something moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from stepscope.records.files import folder_mode
+from stepscope.store import file_io
+from stepscope.store.file_io import lines_in, open_file
+from stepscope.store.paths import SAMPLES, SAMPLES_FOLDER
+
+__all__ = [
+    "MOST_SAMPLES",
+    "OVER",
+    "SOURCE",
+    "Coarsener",
+    "SamplePiece",
+    "SampleSegment",
+    "Thinner",
+    "first_within",
+    "newest_of",
+    "open_sample_files",
+    "read_samples",
+    "remove_samples",
+    "rotate_samples",
+    "sample_bytes",
+    "sample_segments",
+    "samples_end",
+    "source_of",
+    "span_of",
+    "strides",
+    "superseded_segments",
+    "thinned",
+]
+
+
+# -- sample segments --------------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9]{1,6})\.jsonl")
+_LOOKS = 20
+"""Before a reader gives up on a folder that changes each time; it does twice an hour."""
+
+
+@dataclass(frozen=True, order=True)
+class SampleSegment:
+    begin: int
+    end: int
+    """In the stream, as it was written."""
+    span_s: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.begin:016x}-{self.end:016x}-{self.span_s}.jsonl"
+
+    def path(self, run_dir: Path) -> Path:
+        return run_dir / SAMPLES_FOLDER / self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplePiece:
+    """Some whole lines of the stream, and where the next ones are."""
+
+    data: bytes
+    """Empty with ``end`` beyond the beginning: of these bytes nothing is left."""
+    end: int
+    too_long: int = 0
+
+
+def sample_segments(run_dir: Path) -> list[SampleSegment]:
+    """Those that count, in order."""
+    return _counting(_listed(run_dir))
+
+
+def superseded_segments(run_dir: Path) -> list[SampleSegment]:
+    """Those that a coarser one replaces, and that nobody removed."""
+    there = _listed(run_dir)
+    counting = set(_counting(there))
+    return [one for one in there if one not in counting]
+
+
+def rotate_samples(run_dir: Path) -> SampleSegment | None:
+    """Make ``samples.jsonl`` a segment; None when there is nothing in it.  OSError when the disk refuses."""
+    live = run_dir / SAMPLES
+    try:
+        size = live.stat().st_size
+    except FileNotFoundError:
+        return None
+    if not size:
+        return None
+    there = sample_segments(run_dir)
+    begin = there[-1].end if there else 0
+    segment = SampleSegment(begin, begin + size, 0)
+    (run_dir / SAMPLES_FOLDER).mkdir(mode=folder_mode(run_dir), exist_ok=True)
+    live.rename(segment.path(run_dir))
+    return segment
+
+
+def samples_end(run_dir: Path) -> int:
+    """How many bytes were ever written."""
+    with _opened(run_dir) as (there, live, _):
+        return _base(there) + (0 if live is None else os.fstat(live.fileno()).st_size)
+
+
+def sample_bytes(run_dir: Path) -> int:
+    """How many are on disk."""
+    sizes = 0
+    for path in (run_dir / SAMPLES, *(one.path(run_dir) for one in _listed(run_dir))):
+        with contextlib.suppress(FileNotFoundError):
+            sizes += path.stat().st_size
+    return sizes
+
+
+def read_samples(run_dir: Path, at: int, *, most_bytes: int, longest: int) -> SamplePiece:
+    """Whole lines from position ``at`` on; as ``lines_from`` of those that are too long or still being written."""
+    with _opened(run_dir) as (there, live, _):
+        base = _base(there)
+        if at >= base or not there:
+            if live is None:
+                return SamplePiece(data=b"", end=at)
+            data, too_long = lines_in(live.fileno(), at - base, most_bytes=most_bytes, longest=longest)
+            return SamplePiece(data=data, end=at + len(data), too_long=too_long)
+        segment = next(one for one in there if at < one.end)
+        if at < segment.begin:
+            return SamplePiece(data=b"", end=segment.begin)
+        try:
+            file = open_file(segment.path(run_dir))
+        except FileNotFoundError:  # it was thinned just now
+            return read_samples(run_dir, at, most_bytes=most_bytes, longest=longest)
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if at - segment.begin >= size:
+            return SamplePiece(data=b"", end=segment.end)
+        data, too_long = lines_in(file.fileno(), at - segment.begin, most_bytes=most_bytes, longest=longest)
+    if not data:  # a line that was cut off: nobody ends it any more
+        return SamplePiece(data=b"", end=segment.end)
+    return SamplePiece(data=data, end=at + len(data), too_long=too_long)
+
+
+def first_within(run_dir: Path, most_bytes: int) -> int:
+    """The position from which on there are about ``most_bytes`` on disk, at the beginning of a segment."""
+    with _opened(run_dir) as (there, live, _):
+        left = most_bytes - (0 if live is None else os.fstat(live.fileno()).st_size)
+        at = _base(there)
+        if left < 0:
+            return at - left
+    for segment in reversed(there):
+        with contextlib.suppress(FileNotFoundError):
+            left -= segment.path(run_dir).stat().st_size
+        if left < 0:
+            break
+        at = segment.begin
+    return at
+
+
+@contextmanager
+def open_sample_files(run_dir: Path) -> Iterator[list[BinaryIO]]:
+    """All of them, in order, as they were at one moment: no line is missing and none is there twice."""
+    with _opened(run_dir, files=True) as (_, live, files):
+        yield [*files, *([] if live is None else [live])]
+
+
+def remove_samples(run_dir: Path) -> None:
+    (run_dir / SAMPLES).unlink(missing_ok=True)
+    for one in _listed(run_dir):
+        one.path(run_dir).unlink(missing_ok=True)
+    folder = run_dir / SAMPLES_FOLDER
+    if not folder.is_dir():
+        return
+    for left in file_io.leftovers(folder):
+        left.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # what a stranger put there stays
+
+
+def _listed(run_dir: Path) -> list[SampleSegment]:
+    try:
+        names = [path.name for path in (run_dir / SAMPLES_FOLDER).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = (_NAME.fullmatch(name) for name in names)
+    there = [SampleSegment(int(one[1], 16), int(one[2], 16), int(one[3])) for one in found if one]
+    return sorted(one for one in there if one.begin < one.end)
+
+
+def _counting(there: Sequence[SampleSegment]) -> list[SampleSegment]:
+    """Without those that another one covers; few are there at once, so all are compared with their neighbours."""
+    kept: list[SampleSegment] = []
+    for one in sorted(there, key=lambda one: (one.begin, -one.end, -one.span_s)):
+        if not kept or one.begin >= kept[-1].end:
+            kept.append(one)
+    return kept
+
+
+def _base(there: Sequence[SampleSegment]) -> int:
+    return there[-1].end if there else 0
+
+
+@contextmanager
+def _opened(
+    run_dir: Path, *, files: bool = False
+) -> Iterator[tuple[list[SampleSegment], BinaryIO | None, list[BinaryIO]]]:
+    """The segments and ``samples.jsonl``, open, as they were at one moment; ``files``: the segments, open, as well.
+
+    ``samples.jsonl`` is opened first.  If it still has its name when the folder was read, it was none of the segments
+    then; an open file's inode is not given to another one.
+    """
+    for look in range(_LOOKS):
+        with ExitStack() as stack:
+            live = _live(run_dir)
+            if live is not None:
+                stack.enter_context(live)
+            there = sample_segments(run_dir)
+            found: list[BinaryIO] = []
+            try:
+                for one in there if files else ():
+                    found.append(stack.enter_context(open_file(one.path(run_dir))))  # noqa: PERF401 - closed in any case
+            except FileNotFoundError:
+                if look < _LOOKS - 1:
+                    continue
+                raise
+            if _is_live(run_dir, live) or look == _LOOKS - 1:
+                yield there, live, found
+                return
+
+
+def _live(run_dir: Path) -> BinaryIO | None:
+    try:
+        return open_file(run_dir / SAMPLES)
+    except FileNotFoundError:
+        return None
+
+
+def _is_live(run_dir: Path, live: BinaryIO | None) -> bool:
+    try:
+        now = (run_dir / SAMPLES).stat()
+    except FileNotFoundError:
+        return live is None
+    return live is not None and os.path.samestat(now, os.fstat(live.fileno()))
+
+
+# -- thinning ---------------------------------------------------------------------------------------------------------
+# Which samples of a long run are read into memory.  Pure.
+#
+# Agents write one a second for every host, process and GPU, which is hundreds of thousands in a night; those of
+# earlier hours are thinned on disk, and stand for more than a second (``coarse_samples.py``).  Rules and curves need a
+# fraction. Where there are more than ``MOST``, some of each source are taken that are about equally far apart in time,
+# so that shares and medians stay what they are and the last hours do not outweigh the days before; of those that are
+# farther apart on disk, all.  Besides the last of each are taken: the end of a run is what is asked about.
+
+MOST_SAMPLES = 50_000
+"""At full rate three hours of a job with one GPU, or 50 minutes of one with eight."""
+NEWEST = 120
+"""Of each source, the last so many are all taken …"""
+LEAST_NEWEST = 8
+"""… or, where there are very many sources, so many at the least."""
+SOURCE = ("node", "kind", "pid", "index", "peer")
+"""What tells one host, process, GPU or probe from another."""
+
+Item = TypeVar("Item")
+
+
+def strides(counts: Mapping[int, int], most: int | None = None) -> dict[int, int]:
+    """Every how many-th is taken, by how many seconds a sample stands for (0: one, as it was taken).
+
+    ``counts``: how many there are of each.  ``most``: about so many are taken, ``MOST`` unless told.
+    """
+    most = MOST_SAMPLES if most is None else most
+    low, high = 1, max(1, sum(counts.values())) * max(1, *counts, 1)
+    while low < high:  # the smallest distance that leaves few enough, or all that are as coarse as that
+        middle = (low + high) // 2
+        if sum(-(-count // every) for count, every in _at(counts, middle)) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return dict(zip(counts, (every for _, every in _at(counts, low)), strict=True))
+
+
+def _at(counts: Mapping[int, int], apart_s: int) -> list[tuple[int, int]]:
+    """How many there are, and every how many-th is as far from the next."""
+    return [(count, max(1, apart_s // max(1, span_s))) for span_s, count in counts.items()]
+
+
+def newest_of(sources: int) -> int:
+    """How many of the last ones of each of so many sources are."""
+    return max(LEAST_NEWEST, min(NEWEST, MOST_SAMPLES // (4 * max(1, sources))))
+
+
+def source_of(sample: Mapping[str, Any]) -> Hashable:
+    """Whatever a stranger put there."""
+    source = tuple(sample.get(name) for name in SOURCE)
+    try:
+        hash(source)
+    except TypeError:
+        return repr(source)
+    return source
+
+
+def span_of(sample: Mapping[str, Any]) -> int:
+    """How many seconds a sample stands for; 0: it is as it was taken."""
+    span_s = sample.get("span_s")
+    return span_s if type(span_s) is int and span_s > 0 else 0
+
+
+class Thinner(Generic[Item]):
+    """Takes samples one by one, in order, and gives those that are to be kept."""
+
+    def __init__(self, every: Mapping[int, int]) -> None:
+        """``every``: as ``strides`` gives it."""
+        self._every = every
+        self._numbers: dict[Hashable, int] = {}
+        self._places: dict[tuple[Hashable, int], int] = {}
+        self._count = 0
+        self._kept: list[tuple[int, Item]] = []
+        self._last: dict[Hashable, deque[tuple[int, int, Item]]] = {}
+
+    def add(self, source: Hashable, span_s: int, item: Item) -> None:
+        number = self._numbers.get(source, 0)
+        self._numbers[source] = number + 1
+        place = self._places.get((source, span_s), 0)
+        self._places[source, span_s] = place + 1
+        if place % self._every.get(span_s, 1) == 0:
+            self._kept.append((self._count, item))
+        else:
+            self._last.setdefault(source, deque(maxlen=NEWEST)).append((number, self._count, item))
+        self._count += 1
+
+    def kept(self) -> list[Item]:
+        newest = newest_of(len(self._numbers))
+        late = [
+            (place, item)
+            for source, last in self._last.items()
+            for number, place, item in last
+            if number >= self._numbers[source] - newest
+        ]
+        return [item for _, item in sorted([*self._kept, *late], key=itemgetter(0))]
+
+
+def thinned(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are to be kept."""
+    if len(samples) <= MOST_SAMPLES:
+        return list(samples)
+    thinner: Thinner[dict[str, Any]] = Thinner(strides(Counter(map(span_of, samples))))
+    for sample in samples:
+        thinner.add(source_of(sample), span_of(sample), sample)
+    return thinner.kept()
+
+
+# -- coarse samples ---------------------------------------------------------------------------------------------------
+# Samples of a stretch of time as one sample.  Pure.
+#
+# A coarse sample is the first one of its stretch as it was taken, so medians and shares over many of them stay what
+# they are, and besides it says what a single instant cannot:
+#
+#     span_s    how many seconds it stands for
+#     over      of the whole stretch: "samples" (how many there were) and, by figure, "mean", "max" and "min"
+#
+# Counts of a probe (``sent``, ``lost``) are added up.  Coarse samples can be made coarser in the same way.
+
+SPAN = "span_s"
+OVER = "over"
+LEVELS = {
+    "gpu": ("power_w", "temperature_c", "util_percent", "mem_used", "sm_clock_mhz"),
+    "host": ("cpu_percent", "mem_available", "swap_used"),
+    "process": ("cpu_percent", "rss", "own"),
+}
+"""By kind, the figures whose mean and extremes are kept.  ``own``: resident memory without mapped files."""
+_SUMS = ("sent", "lost")
+_LOWEST = ("rtt_us_min",)
+_HIGHEST = ("rtt_us_max",)
+
+
+class Coarsener:
+    """Takes samples one by one, in the order of their file, and gives one for each source and stretch."""
+
+    def __init__(self, span_s: int) -> None:
+        self._span_s = span_s
+        self._found: dict[tuple[Hashable, int], _Stretch] = {}
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        wall_ns = sample.get("wall_ns")
+        at = wall_ns // (self._span_s * 1_000_000_000) if type(wall_ns) is int else 0
+        key = (source_of(sample), at)
+        stretch = self._found.get(key)
+        if stretch is None:
+            self._found[key] = _Stretch(sample)
+        else:
+            stretch.add(sample)
+
+    def samples(self) -> list[dict[str, Any]]:
+        return [stretch.sample(self._span_s) for stretch in self._found.values()]
+
+
+def coarsened(samples: Iterable[Mapping[str, Any]], span_s: int) -> list[dict[str, Any]]:
+    coarsener = Coarsener(span_s)
+    for sample in samples:
+        coarsener.add(sample)
+    return coarsener.samples()
+
+
+class _Stretch:
+    def __init__(self, first: Mapping[str, Any]) -> None:
+        self._first = dict(first)
+        self._sums = {name: 0 for name in _SUMS if name in first}
+        self._samples = 0
+        self._totals: dict[str, tuple[float, int]] = {}
+        self._max: dict[str, float] = {}
+        self._min: dict[str, float] = {}
+        kind = first.get("kind")
+        self._figures = LEVELS.get(kind, ()) if isinstance(kind, str) else ()
+        self.add(first)
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        over = sample.get(OVER)
+        over = over if isinstance(over, dict) else {}
+        count = over.get("samples", 1)
+        count = count if type(count) is int and count > 0 else 1
+        self._samples += count
+        for name in self._figures:
+            value = _figure(sample, name)
+            mean = most = least = value
+            if over:
+                mean, most, least = (_number(_part(over, part), name, value) for part in ("mean", "max", "min"))
+            if mean is None or most is None or least is None:
+                continue
+            total, counted = self._totals.get(name, (0.0, 0))
+            self._totals[name] = (total + mean * count, counted + count)
+            self._max[name] = max(most, self._max.get(name, most))
+            self._min[name] = min(least, self._min.get(name, least))
+        for name in self._sums:
+            self._sums[name] += int(_number(sample, name, 0) or 0)
+        for names, better in ((_LOWEST, min), (_HIGHEST, max)):
+            for name in names:
+                value = _number(sample, name, None)
+                if value is not None:
+                    self._first[name] = better(value, _number(self._first, name, value) or value)
+
+    def sample(self, span_s: int) -> dict[str, Any]:
+        means = {name: _rounded(total / counted) for name, (total, counted) in self._totals.items()}
+        over = {"samples": self._samples, **({"mean": means, "max": self._max, "min": self._min} if means else {})}
+        return {**self._first, **self._sums, SPAN: span_s, OVER: over}
+
+
+def _figure(sample: Mapping[str, Any], name: str) -> float | None:
+    if name != "own":
+        return _number(sample, name, None)
+    rss, mapped = _number(sample, "rss", None), _number(sample, "rss_file", None)
+    return None if rss is None or mapped is None else max(rss - mapped, 0)
+
+
+def _part(over: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = over.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _number(values: Mapping[str, Any], name: str, default: float | None) -> float | None:
+    value = values.get(name, default)
+    return value if type(value) in (int, float) and -1e300 < value < 1e300 else default
+
+
+def _rounded(value: float) -> float:
+    """A mean with no more digits than it is worth; means of bytes are large numbers."""
+    return round(value, 3) if abs(value) < 1e6 else round(value)

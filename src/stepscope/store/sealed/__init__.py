@@ -1,0 +1,1 @@
+"""The sealed form of a run: Parquet files, and SQL over them."""

@@ -1,0 +1,207 @@
+"""The sealed form of a run: ``steps.parquet``, ``ranks.json``, ``samples.parquet``, and where any collective was seen
+``comm.parquet`` and ``collectives.parquet``.
+
+Written and read back by DuckDB; version 2 of Parquet has the delta encodings that noisy times need.  A column that is
+zero in every row is left out, which matters for short runs: a column costs about 100 bytes whatever it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+
+from stepscope.errors import NotARun
+from stepscope.records.files import sql_input_path, sql_output_path
+from stepscope.records.series import RankSeries
+from stepscope.records.text import Progress, no_progress
+from stepscope.store import file_io
+from stepscope.store.file_io import open_file, read_document
+from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
+from stepscope.store.paths import COLLECTIVES_PARQUET, COMM_PARQUET, RANKS, STEPS_PARQUET
+from stepscope.store.rank_series import (
+    COLLECTIVE_DTYPE,
+    COMM_DTYPE,
+    STEP_COLUMNS,
+    exchange_columns,
+    phase_columns,
+    rows_of_columns,
+    steps_of_columns,
+    to_columns,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["COPY", "connect", "first_line", "read_ranks", "refuse_bomb", "write_ranks"]
+
+SCHEMA = 1
+MOST_UNPACKED = 256 << 20
+MOST_TIMES = 1000
+"""What we write ourselves unpacks to about fifty times its size."""
+_WORTH_THREADS = 1 << 20
+COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
+_ALWAYS = ("rank", "attempt", *STEP_COLUMNS[:3], "device_wall_ns", "group", "op")
+_EXCHANGES = (("comm", COMM_PARQUET, COMM_DTYPE), ("collectives", COLLECTIVES_PARQUET, COLLECTIVE_DTYPE))
+"""Of a series, its file, and its rows."""
+
+
+def write_ranks(folder: Path, ranks: Sequence[RankSeries], notices: Sequence[str]) -> None:
+    """``steps.parquet``, ``ranks.json`` and the collectives, if any, into ``folder``; on disk when this returns."""
+    phases = phase_columns(ranks)
+    _write(folder / STEPS_PARQUET, to_columns(ranks, phases))
+    for name, file, dtype in _EXCHANGES:
+        rows = [getattr(series, name) for series in ranks]
+        if any(own is not None for own in rows):
+            _write(folder / file, exchange_columns(ranks, rows, dtype))
+    about = [_about(series, chosen) for series, chosen in zip(ranks, phases, strict=True)]
+    file_io.write_json(folder / RANKS, {"schema": SCHEMA, "ranks": about, "notices": list(notices)}, durable=True)
+
+
+def read_ranks(folder: Path, *, progress: Progress = no_progress) -> tuple[list[RankSeries], list[str]]:
+    """What ``write_ranks`` wrote; NotARun when it is damaged, FileNotFoundError when it is not there.
+
+    ``progress`` is told ranks.
+    """
+    columns = _fetch_steps(folder / STEPS_PARQUET)
+    path = folder / RANKS
+    ranks: list[RankSeries] = []
+    try:
+        raw = json.loads(read_document(path))
+        parts = {name: _Parts(folder / file, dtype, name, raw["ranks"]) for name, file, dtype in _EXCHANGES}
+        at = 0
+        for about in raw["ranks"]:
+            rows = _next_rows(about["steps"], at, len(columns["step"]))
+            exchanges = {name: part.take(about) for name, part in parts.items()}
+            ranks.append(_series(about, columns, rows, exchanges))
+            progress(len(ranks), len(raw["ranks"]))
+            at = rows.stop
+        notices = [str(notice) for notice in raw["notices"]]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise NotARun(f"{path} is damaged") from error
+    if at != len(columns["step"]):
+        raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} speaks of")
+    return ranks, notices
+
+
+class _Parts:
+    """The rows of a table of collectives, rank by rank; nothing when no rank speaks of any."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], name: str, abouts: Sequence[Mapping[str, Any]]) -> None:
+        self._name, self._dtype, self._at = name, dtype, 0
+        self._columns: Mapping[str, Any] = {"step": ()}
+        if any(about.get(name) for about in abouts):
+            self._columns = _fetch_steps(path)
+
+    def take(self, about: Mapping[str, Any]) -> NDArray[Any] | None:
+        count = about.get(self._name) or 0
+        rows = _next_rows(count, self._at, len(self._columns["step"]))
+        self._at = rows.stop
+        return rows_of_columns(self._columns, rows, self._dtype) if count else None
+
+
+def _next_rows(count: int, at: int, there: int) -> slice:
+    if not 0 <= count <= there - at:
+        raise ValueError("more rows than there are")
+    return slice(at, at + count)
+
+
+def connect(size: int) -> duckdb.DuckDBPyConnection:
+    """A database for so many bytes; of few, with one thread: each takes memory, beside the end of a job."""
+    return duckdb.connect(config={"threads": 1} if size < _WORTH_THREADS else {})
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    kept = {name: values for name, values in columns.items() if _worth_keeping(name, values)}
+    with connect(sum(values.nbytes for values in kept.values())) as con:
+        con.register("columns", kept)
+        con.execute(f"COPY (SELECT * FROM columns) TO {sql_output_path(path)} {COPY}")
+    file_io.fsync_file(path)
+
+
+def _fetch(path: Path) -> dict[str, Any]:
+    open_file(path).close()
+    size = path.stat().st_size
+    try:
+        with connect(size) as con:
+            refuse_bomb(con, path, size)
+            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({sql_input_path(path)})").fetchnumpy()
+    except duckdb.Error as error:
+        raise NotARun(f"{path} is damaged: {first_line(error)}") from error
+    return columns
+
+
+def refuse_bomb(con: duckdb.DuckDBPyConnection, path: Path, size: int) -> None:
+    """NotARun when a file would take memory out of all proportion: a few bytes can stand for a billion equal rows."""
+    cells = con.execute(f"SELECT sum(num_values) FROM parquet_metadata({sql_input_path(path)})").fetchone()
+    memory = 8 * int((cells or (0,))[0] or 0)
+    if memory > MOST_UNPACKED and memory > MOST_TIMES * size:
+        raise NotARun(f"{path} is damaged: {size:,} bytes of it stand for {memory:,}")
+
+
+def _fetch_steps(path: Path) -> dict[str, Any]:
+    columns = _fetch(path)
+    if "step" not in columns:
+        raise NotARun(f"{path} holds no steps of ours")
+    return columns
+
+
+def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
+    values = asdict(series.identity)
+    names = ("rank", "state", "anchor_mono_ns", "anchor_wall_ns", "live_phase", "live_since_ns")
+    counts = ("lost", "torn", "hook_failures", "ended_wall_ns")
+    return {
+        **{name: getattr(series, name) for name in (*names, *counts)},
+        "identity": values,
+        "facts": series.facts,
+        "phase_names": list(series.phase_names),
+        "columns": list(chosen),
+        "steps": len(series.steps),
+        "groups": groups_as_kept(series.groups),
+        **{name: 0 if getattr(series, name) is None else len(getattr(series, name)) for name, _, _ in _EXCHANGES},
+    }
+
+
+def _series(
+    about: dict[str, Any], columns: Mapping[str, Any], rows: slice, exchanges: Mapping[str, NDArray[Any] | None]
+) -> RankSeries:
+    """Check the values as a sidecar's are: they are the same ones."""
+    checked = RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
+    steps, device_steps = steps_of_columns(columns, rows, about["columns"])
+    return RankSeries(
+        identity=checked.identity,
+        rank=int(about["rank"]),
+        state=checked.state,
+        phase_names=checked.phase_names,
+        steps=steps,
+        device_steps=device_steps,
+        anchor_mono_ns=checked.anchor_mono_ns,
+        anchor_wall_ns=checked.anchor_wall_ns,
+        live_phase=checked.live_phase,
+        live_since_ns=checked.live_since_ns,
+        lost=int(about["lost"]),
+        torn=int(about["torn"]),
+        hook_failures=checked.hook_failures,
+        ended_wall_ns=checked.ended_wall_ns,
+        facts=checked.facts,
+        groups=checked.groups,
+        **exchanges,
+    )
+
+
+_NOT_KEPT = {"schema": SCHEMA, "start_ticks": 0, "live_step": 0, "heard_wall_ns": 0}
+
+
+def _worth_keeping(name: str, values: Any) -> bool:
+    if name.startswith("device_") and np.ma.getmaskarray(values).all():
+        return False
+    return name in _ALWAYS or bool(np.ma.getdata(values).any())
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

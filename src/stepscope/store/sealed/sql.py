@@ -1,0 +1,188 @@
+"""SQL over one run, sealed or not, in memory: tables ``steps``, ``comm``, ``collectives``, ``samples``, ``events``,
+``findings`` and ``ranks``.
+
+The database sees nothing but these tables: it can neither read nor write files, load extensions or undo that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UsageError
+from stepscope.records.files import sql_input_path, sql_output_path
+from stepscope.records.series import RankSeries
+from stepscope.records.text import Progress, no_progress
+from stepscope.store.documents import load_summary
+from stepscope.store.load import Loaded, load_run
+
+if TYPE_CHECKING:
+    from stepscope.store.inbox.journal import SealedPositions
+
+__all__ = ["QueryResult", "ask", "query"]
+
+EVENT_COLUMNS = {
+    "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
+}  # fmt: skip
+FINDING_COLUMNS = {
+    "kind": "VARCHAR",
+    "severity": "VARCHAR",
+    "title": "VARCHAR",
+    "phase": "VARCHAR",
+    "confidence": "DOUBLE",
+    "ranks": "VARCHAR",
+    "steps": "VARCHAR",
+    "cost": "VARCHAR",
+    "evidence": "VARCHAR",
+    "advice": "VARCHAR",
+}
+RANK_COLUMNS = {
+    "rank": "BIGINT", "attempt": "BIGINT", "local_rank": "BIGINT", "world_size": "BIGINT", "host": "VARCHAR",
+    "pid": "BIGINT", "state": "VARCHAR", "steps": "BIGINT", "device": "VARCHAR", "device_name": "VARCHAR",
+    "device_index": "BIGINT", "device_uuid": "VARCHAR", "device_timed": "BOOLEAN", "backend": "VARCHAR",
+    "torch": "VARCHAR", "python": "VARCHAR", "script": "VARCHAR", "lost": "BIGINT", "torn": "BIGINT",
+    "hook_failures": "BIGINT", "anchor_mono_ns": "BIGINT", "anchor_wall_ns": "BIGINT", "ended_wall_ns": "BIGINT",
+    "facts": "VARCHAR",
+}  # fmt: skip
+
+_LARGEST = (1 << 63) - 1
+_NOT_ONE = "SQL: one statement at a time, please: these are {}"
+_OURS = ("schema", "key", "seq")
+"""Of an event: what only the store needs."""
+_NEITHER = ("COPY", "EXPORT", "ATTACH")
+"""Statements that write to files: even one that may be read is not to be written."""
+_SHUT = (
+    "SET temp_directory = ''",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryResult:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def query(run_dir: Path, sql: str, *, progress: Progress = no_progress) -> QueryResult:
+    """Run one query; UsageError, in one line, when it is wrong, empty or more than one.
+
+    ``progress``: of opening the run.
+    """
+    import duckdb
+
+    from stepscope.store.inbox.journal import read_positions
+    from stepscope.store.inbox.remote import is_too_large
+
+    loaded = load_run(run_dir, progress=progress)
+    findings = (load_summary(run_dir) or {}).get("findings", [])
+    sealed = read_positions(run_dir)
+    with duckdb.connect(config={"threads": 2}) as con:
+        _make_tables(con, loaded, findings)
+        return ask(con, sql, _add_parts(con, run_dir, sealed) if is_too_large(sealed) else ())
+
+
+def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
+    """Instead of the ranks of other nodes that were loaded, all of them."""
+    from stepscope.store.sealed.samples import add_parts, make_table, ranks_in_parts
+
+    rows = ranks_in_parts(run_dir, sealed)
+    here = load_run(run_dir, alone=True).data.ranks
+    for name in ("steps", "ranks"):
+        con.execute(f"DROP TABLE {name}")
+    _make_steps(con, here)
+    paths = add_parts(con, run_dir, sealed, rows)
+    make_table(con, "ranks", RANK_COLUMNS, [*map(_rank, here), *(_fields(RANK_COLUMNS, row) for row in rows)])
+    return paths
+
+
+def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
+    """Shut a database in, but for the files that its views read, and ask it one thing: UsageError as in ``query``."""
+    import duckdb
+
+    if readable:
+        allowed = [form(path) for path in readable for form in (sql_output_path, sql_input_path)]
+        con.execute(f"SET allowed_paths = [{', '.join(allowed)}]")
+    for statement in _SHUT:
+        con.execute(statement)
+    try:
+        statements = con.extract_statements(sql)
+        if len(statements) != 1:
+            raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
+        if readable and statements[0].type.name in _NEITHER:
+            raise UsageError(f"SQL: {statements[0].type.name} is not allowed: nothing is written to files")
+        result = con.execute(statements[0])
+        columns = tuple(column[0] for column in result.description or ())
+        rows = tuple(result.fetchall()) if columns else ()
+    except duckdb.Error as error:
+        raise UsageError(f"SQL: {_one_line(error)}") from error
+    return QueryResult(columns=columns, rows=rows)
+
+
+def _make_tables(con: Any, loaded: Loaded, findings: Sequence[Any]) -> None:
+    from stepscope.store.rank_series import COLLECTIVE_DTYPE, COMM_DTYPE, exchange_columns
+    from stepscope.store.sealed.samples import make_sample_table, make_table
+
+    data = loaded.data
+    _make_steps(con, data.ranks)
+    tables = {
+        "comm": exchange_columns(data.ranks, [series.comm for series in data.ranks], COMM_DTYPE),
+        "collectives": exchange_columns(data.ranks, [series.collectives for series in data.ranks], COLLECTIVE_DTYPE),
+    }
+    for name, columns in tables.items():
+        _make(con, name, columns)
+    make_sample_table(con, Path(data.path), loaded.sent_samples)
+    make_table(con, "events", EVENT_COLUMNS, [_event(event) for event in data.events])
+    rows = [_fields(FINDING_COLUMNS, finding) for finding in findings if isinstance(finding, dict)]
+    make_table(con, "findings", FINDING_COLUMNS, rows)
+    make_table(con, "ranks", RANK_COLUMNS, [_rank(series) for series in data.ranks])
+
+
+def _make_steps(con: Any, ranks: Sequence[RankSeries]) -> None:
+    from stepscope.store.rank_series import phase_columns, to_columns
+
+    _make(con, "steps", to_columns(ranks, phase_columns(ranks)))
+
+
+def _make(con: Any, name: str, columns: Mapping[str, Any]) -> None:
+    con.register("columns", columns)
+    con.execute(f"CREATE TABLE {name} AS SELECT * FROM columns")
+    con.unregister("columns")
+
+
+def _rank(series: RankSeries) -> dict[str, Any]:
+    own = {name: getattr(series, name, None) for name in RANK_COLUMNS}
+    values = {name: getattr(series.identity, name, own[name]) for name in RANK_COLUMNS}
+    return _fields(RANK_COLUMNS, {**values, "rank": series.rank, "steps": len(series.steps)})
+
+
+def _event(event: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in event.items() if name not in EVENT_COLUMNS and name not in _OURS}
+    return {**_fields(EVENT_COLUMNS, event), "data": json.dumps(rest)}
+
+
+def _fields(types: dict[str, str], raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(kind, raw.get(name)) for name, kind in types.items()}
+
+
+def _value(kind: str, value: Any) -> Any:
+    """The value if its column can hold it; lists and objects as JSON text."""
+    if kind == "VARCHAR":
+        return value if value is None or (isinstance(value, str) and value.isprintable()) else json.dumps(value)
+    if kind == "BOOLEAN":
+        return value if isinstance(value, bool) else None
+    if not isinstance(value, int if kind == "BIGINT" else (int, float)) or isinstance(value, bool):
+        return None
+    return value if abs(value) <= _LARGEST else None
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    hints = [line for line in lines[1:] if line.startswith(("Did you mean", "Candidate bindings"))]
+    return " ".join([lines[0], *hints])

@@ -1,0 +1,657 @@
+"""The screen: its layout, what the user looks at, and every part of it but the times. Nothing here knows Textual.
+
+The whole screen: exactly as many lines as there is room for, the most important ones first.
+
+    which run, how it stands                                                     ● live
+    ✖ what is wrong, its price, what to do
+    step time, and the newest steps
+    the phases          ┐
+    the machines        │ or, in their place: a rank, what was printed, events, help;
+    the table of ranks  ┘ in a wide window beside them
+    the last event
+    the keys
+
+What changes from one moment to the next stays where it is: the table takes up what the others leave.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from stepscope.flight.wording import steps_text
+from stepscope.records.text import bytes_text, count_text, duration_text
+from stepscope.reports.layout import MARKS
+from stepscope.terminal.documents import Event, GpuFigures, Levels, Samples, Status, Verdict
+from stepscope.terminal.snapshot import Snapshot, Wanted
+from stepscope.terminal.timing import (
+    ORDERS,
+    STYLES,
+    columns,
+    draw_phases,
+    draw_rank,
+    draw_ranks,
+    draw_step_time,
+    fit,
+    plain,
+    printed_lines,
+    wrapped,
+)
+from stepscope.terminal.wording import event_words, severity_of
+
+__all__ = [
+    "Pane",
+    "ViewState",
+    "draw_header",
+    "draw_keys",
+    "draw_machine",
+    "draw_screen",
+    "draw_verdict",
+    "move_cursor",
+    "next_order",
+    "ranks_words",
+    "refresh_frozen",
+    "toggle_pane",
+    "wanted_by",
+]
+
+
+# -- view -------------------------------------------------------------------------------------------------------------
+# What somebody looks at: which part, which rank, in which order.  A value; keys make a new one.  Pure.
+
+Pane = Literal["ranks", "rank", "findings", "output", "events", "help"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewState:
+    pane: Pane = "ranks"
+    order: str = "work"
+    cursor: int = 0
+    """The place of the chosen rank in the table."""
+    start: int = 0
+    """The place of the first row in sight."""
+    rank: int | None = None
+    """The rank that is looked at."""
+
+
+def move_cursor(view: ViewState, by: int, *, total: int, rows: int) -> ViewState:
+    """The cursor ``by`` places on, and the table after it."""
+    cursor = min(max(view.cursor + by, 0), max(total - 1, 0))
+    start = min(view.start, cursor)
+    start = max(start, cursor - max(rows, 1) + 1)
+    return replace(view, cursor=cursor, start=max(0, min(start, max(total - rows, 0))))
+
+
+def next_order(view: ViewState, phases: tuple[str, ...]) -> ViewState:
+    """By the next of the orders; one that the run has no figures for is passed over."""
+    orders = [order for order in ORDERS if order != "comm" or "comm" in phases]
+    at = orders.index(view.order) if view.order in orders else -1
+    return replace(view, order=orders[(at + 1) % len(orders)], cursor=0, start=0)
+
+
+def toggle_pane(view: ViewState, pane: Pane) -> ViewState:
+    return replace(view, pane="ranks" if view.pane == pane else pane, rank=None)
+
+
+def wanted_by(view: ViewState, *, rows: int, output: bool) -> Wanted:
+    """``output``: whether there is room for it beside the rest."""
+    # A screen of rows before those in sight and one after them: whoever scrolls does not wait.
+    before = min(view.start, max(1, rows))
+    return Wanted(
+        order=view.order,
+        start=view.start - before,
+        limit=before + 2 * max(1, rows),
+        rank=view.rank if view.pane == "rank" else None,
+        output=output or view.pane in ("output", "rank"),
+    )
+
+
+def refresh_frozen(frozen: Snapshot, now: Snapshot, view: ViewState) -> Snapshot:
+    """A frozen view in which somebody goes on to something that was not in sight: that, and nothing else, is of now."""
+    if not _has_rows(frozen, view) and _has_rows(now, view):
+        frozen = replace(frozen, ranks=now.ranks)
+    if view.rank is not None and now.rank is not None and now.rank.rank == view.rank:
+        if frozen.rank is None or frozen.rank.rank != view.rank:
+            return replace(frozen, rank=now.rank, output=now.output)
+    elif frozen.output is None or (frozen.rank is not None and view.rank is None):
+        return replace(frozen, rank=None, output=now.output)
+    return frozen
+
+
+def _has_rows(known: Snapshot, view: ViewState) -> bool:
+    table = known.ranks
+    return table is not None and table.order == view.order and view.cursor - table.start in range(len(table.rank))
+
+
+# -- header -----------------------------------------------------------------------------------------------------------
+# The first line: which run, how it stands, and whether what is below is of now.
+
+NAME_SHARE = 0.4
+_STATUS_STYLES = {"running": "bold", "finished": "bold green", "failed": "bold red", "crashed": "bold red"}
+
+
+def draw_header(known: Snapshot, width: int, *, frozen: bool = False, now_wall_ns: int = 0) -> Text:
+    words, style = link_words(known, frozen=frozen, now_wall_ns=now_wall_ns)
+    room = width - cell_len(words) - 1
+    line = columns(_header_parts(known, room), room)
+    line.append(" " * max(1, width - line.cell_len - cell_len(words)))
+    line.append(words, style)
+    return line
+
+
+def link_words(known: Snapshot, *, frozen: bool = False, now_wall_ns: int = 0) -> tuple[str, str]:
+    """How the connection is, in a word or two, and its style."""
+    if frozen:
+        return "■ frozen", "bold reverse"
+    if known.link == "lost":
+        away_s = (now_wall_ns - known.seen_wall_ns) / 1e9
+        ago = f" {duration_text(away_s)}" if known.seen_wall_ns and away_s >= 1 else ""
+        return f"○ no hub{ago}, trying", "bold yellow"
+    if known.link == "refused":
+        return "✖ refused", "bold red"
+    if known.link == "missing":
+        return "○ no such run", "bold yellow"
+    if known.link == "opening":
+        return "○ opening …", "dim"
+    return ("✔ over", "green") if known.over else ("● live", "green")
+
+
+def _header_parts(known: Snapshot, room: int) -> list[tuple[str, str]]:
+    run, status = known.run, known.status
+    if run is None or status is None:
+        return [("stepscope", "bold")]
+    name = plain(run.name or run.id)
+    most = max(8, int(room * NAME_SHARE))
+    shown = name if cell_len(name) <= most else f"{name[: most - 1]}…"
+    parts = [(shown, "bold"), (" · ", "dim"), (status.status, _STATUS_STYLES.get(status.status, "bold yellow"))]
+    code = (run.context.end or {}).get("exit_code")
+    if status.over and isinstance(code, int) and code:
+        parts.append((f" ({code})", ""))
+    parts += [(" · ", "dim"), (_step_words(known), "")]
+    parts += [(" · ", "dim"), ranks_words(status)]
+    if status.attempt:
+        parts += [(" · ", "dim"), (f"attempt {status.attempt}", "bold yellow")]
+    return parts
+
+
+def ranks_words(status: Status) -> tuple[str, str]:
+    """``8 ranks``, ``7 of 8 ranks``, ``7 of 8 ranks stand still``, and their style."""
+    most = max(status.ranks, status.world_size)
+    if not status.over and status.still_ranks:
+        verb = "stands" if status.still_ranks == 1 else "stand"
+        some = f"{status.still_ranks:,} of " if status.still_ranks < most else ""
+        return f"{some}{count_text(most, 'rank')} {verb} still", "bold red"
+    if not status.over and status.live_ranks < most:
+        return f"{status.live_ranks:,} of {count_text(most, 'rank')}", ""
+    return count_text(status.ranks, "rank"), ""
+
+
+def _step_words(known: Snapshot) -> str:
+    """How far it is: the last step that all made, or the one that it stands in."""
+    if known.still_in is not None:
+        return f"in {steps_text(*known.still_in)}"
+    return f"step {known.step:,}" if known.step >= 0 else "no step" if known.over else "no step yet"
+
+
+# -- verdict ----------------------------------------------------------------------------------------------------------
+# What is wrong, what it costs and what to do: the first thing to be read.
+
+TITLE_LINES = 3
+VERDICT_LABEL = 7
+MORE_FROM = 40
+"""Columns from which on there is room for how much else was found."""
+GRAVEST_FIRST = ("critical", "warning", "info")
+
+
+def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
+    verdict = known.findings.verdict if known.findings is not None else None
+    if verdict is None or not verdict.title:
+        return _no_verdict(known, width, height)
+    look = verdict_severity(verdict, known)
+    room = max(1, height - bool(verdict.price) - bool(verdict.advice))
+    more = _other_findings(known) if width >= MORE_FROM else []
+    kept = sum(len(words) for words, _ in more) + 2 if more else 0
+    first, *rest = wrapped(verdict.title, width - 2 - kept, min(room, TITLE_LINES))
+    style = STYLES.get(look, "bold")
+    padded = fit(first, width - kept) if more else first
+    lines = [columns([(f"{MARKS.get(look, '●')} ", style), (padded, "bold"), *more], width)]
+    lines += [columns([("  ", ""), (line, "bold")], width) for line in rest]
+    if verdict.price:
+        gain = verdict.kind == "healthy"
+        price = f"at most {verdict.price}" if gain else verdict.price
+        # A price that does not fit on a line is worth a second one where the advice still has one after it.
+        most = 2 if height - len(lines) > 2 else 1
+        lines += _labelled("to gain" if gain else "price", price, width, most)
+    for advice in verdict.advice:
+        if len(lines) >= height:
+            break
+        label = "to do" if advice is verdict.advice[0] else ""
+        last = advice is verdict.advice[-1]
+        lines += _labelled(label, advice, width, height - len(lines) if last else min(2, height - len(lines)))
+    return lines[:height]
+
+
+def _other_findings(known: Snapshot) -> list[tuple[str, str]]:
+    """``▲ +4 more: v``: that the verdict is not all, and how grave the gravest of the others is."""
+    others = known.findings.findings[1:] if known.findings is not None else ()
+    if not others:
+        return []
+    gravest = next((one for one in GRAVEST_FIRST if any(other.severity == one for other in others)), "info")
+    return [(MARKS[gravest], STYLES[gravest]), (f" +{len(others)} more: ", ""), ("v", "bold")]
+
+
+def verdict_severity(verdict: Verdict, known: Snapshot) -> str:
+    """As the summary has it: a healthy run is green unless it leaves much on the table."""
+    if verdict.kind != "healthy":
+        return verdict.severity if verdict.severity in MARKS else "info"
+    first = known.findings.findings[0] if known.findings is not None and known.findings.findings else None
+    return "info" if first is not None and first.evidence.get("large") else "healthy"
+
+
+def _labelled(label: str, text: str, width: int, most: int) -> list[Text]:
+    lines = wrapped(text, width - VERDICT_LABEL - 3, most)
+    return [
+        columns([(f"  {label if at == 0 else '':<{VERDICT_LABEL}} ", "dim"), (line, "")], width)
+        for at, line in enumerate(lines)
+    ]
+
+
+def _no_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
+    if known.link in ("refused", "missing") or (known.link == "lost" and known.run is None):
+        lines = wrapped(known.why, width - 2, height)
+        return [
+            columns([("✖ " if at == 0 else "  ", "bold red"), (line, "bold")], width) for at, line in enumerate(lines)
+        ]
+    if known.run is None:
+        said = "Opening the run …"
+    elif known.over:
+        said = "The run is over, and there is not enough of it to judge."
+    elif known.step < 0:
+        said = "No step yet: the job is starting, or it is not a training loop that is known by itself."
+    else:
+        said = "Nothing found so far."
+    return [columns([("● ", "dim"), (line, "")], width) for line in wrapped(said, width - 2, height)[:1]]
+
+
+# -- findings ---------------------------------------------------------------------------------------------------------
+# All that was found, in full: the verdict with what to do, then the others.
+
+ADVICE_INDENT = 4
+
+
+def draw_findings(known: Snapshot, width: int, height: int) -> list[Text]:
+    """``height`` lines at most; what does not fit is counted."""
+    found = known.findings.findings if known.findings is not None else ()
+    if not found:
+        return [columns([("nothing was found so far", "dim")], width)][:height]
+    lines: list[Text] = []
+    for at, one in enumerate(found):
+        marked = [(f"{MARKS.get(one.severity, '●')} ", STYLES.get(one.severity, ""))]
+        block = [
+            columns([*(marked if number == 0 else [("  ", "")]), (line, "bold" if at == 0 else "")], width)
+            for number, line in enumerate(wrapped(one.title, width - 2, 4))
+        ]
+        for advice in one.advice:
+            first, *rest = wrapped(advice, width - ADVICE_INDENT - 2, 4)
+            block.append(columns([(f"{'– ':>{ADVICE_INDENT + 2}}", "dim"), (first, "")], width))
+            block += [columns([(" " * (ADVICE_INDENT + 2), ""), (line, "")], width) for line in rest]
+        if len(lines) + len(block) > height - (at < len(found) - 1):
+            left = len(found) - at
+            return [*lines, columns([(f"  and {left} more: `stepscope report`", "dim")], width)][:height]
+        lines += block
+    return lines
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+# What happened: the newest of it on one line, or as many of the newest as there is room for.
+
+LINE_LABEL = 8
+_EVENT_STYLES = {"critical": "bold red", "warning": "yellow"}
+
+
+def draw_event_line(known: Snapshot, width: int) -> Text:
+    """The newest; while something is wrong with the connection, what that is."""
+    if known.link in ("lost", "refused", "missing") and known.run is not None:
+        return columns([(fit("hub", LINE_LABEL), "dim"), (known.why, "bold yellow")], width)
+    if not known.events:
+        return columns([(fit("event", LINE_LABEL), "dim"), ("none" if known.over else "none yet", "dim")], width)
+    event = known.events[-1]
+    return columns(
+        [
+            (fit("event", LINE_LABEL), "dim"),
+            (f"{_event_time(event)}  ", "dim"),
+            (event_words(event), _event_style(event)),
+        ],
+        width,
+    )
+
+
+def draw_events(known: Snapshot, width: int, height: int) -> list[Text]:
+    """The newest at the top."""
+    head = f"events · {len(known.events)} newest" if known.events else "events · none"
+    shown = list(reversed(known.events))[: max(0, height - 1)]
+    lines = [
+        columns([(f"{_event_time(event)}  ", "dim"), (event_words(event), _event_style(event))], width)
+        for event in shown
+    ]
+    return [columns([(head, "dim")], width), *lines]
+
+
+def _event_style(event: Event) -> str:
+    return _EVENT_STYLES.get(severity_of(event), "")
+
+
+def _event_time(event: Event) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(event.wall_ns / 1e9))
+    except (OverflowError, OSError, ValueError):
+        return "--:--:--"
+
+
+# -- machine ----------------------------------------------------------------------------------------------------------
+# Memory of the fullest rank and device, and the figures of GPUs and hosts, on one line.
+#
+# Of a run that is over, GPUs and hosts have the figures of its summary: over the steady steps, not over start-up.
+
+FULL = 0.95
+"""Of a memory: from here on it is marked."""
+IDLE_PERCENT = 50.0
+
+
+def draw_machine(known: Snapshot, width: int) -> Text:
+    parts = [(fit("machine", LINE_LABEL), "dim")]
+    facts = [*_process_memory(known), *_device_memory(known), *_gpus(known), *_hosts(known)]
+    for at, (words, style) in enumerate(facts):
+        parts += [(" · ", "dim")] if at else []
+        parts.append((words, style))
+    return columns(parts if facts else [*parts, ("no figures" if known.over else "no figures yet", "dim")], width)
+
+
+def _process_memory(known: Snapshot) -> list[tuple[str, str]]:
+    """Of the rank that holds most, without mapped files: now, or the most of a run that is over."""
+    held: list[tuple[float, int]] = []
+    for one in known.processes.series if known.processes is not None else ():
+        whole = one.values.get("rss", [])
+        files = one.values.get("rss_file", [])
+        levels = [rss - (files[at] or 0.0 if at < len(files) else 0.0) for at, rss in enumerate(whole) if rss]
+        if levels and one.rank is not None:
+            held.append((max(levels) if known.over else levels[-1], -one.rank))
+    if not held:
+        return []
+    most, rank = max(held)  # of several the first
+    return [(f"rank {-rank} {'held' if known.over else 'holds'} {bytes_text(most)}", "")]
+
+
+def _device_memory(known: Snapshot) -> list[tuple[str, str]]:
+    """What the job holds on its fullest device, by the newest step that was asked."""
+    row = next((row for row in reversed(known.steps) if row.memory_bytes.get("allocated")), None)
+    if row is None:
+        return []
+    peak = max(row.memory_bytes.get("peak_allocated", 0.0) for row in known.steps)
+    most = f" (peak {bytes_text(peak)})" if peak else ""
+    return [(f"device memory {bytes_text(row.memory_bytes['allocated'])}{most}", "")]
+
+
+def _gpus(known: Snapshot) -> list[tuple[str, str]]:
+    if known.over:
+        return _gpus_of_summary(known.machines.gpus) if known.machines is not None else []
+    if known.gpus is None or not known.gpus.series:
+        return []
+    figures: list[tuple[str, str]] = []
+    used, total = _newest_figures(known.gpus, "mem_used"), _newest_figures(known.gpus, "mem_total")
+    busy = _newest_figures(known.gpus, "util_percent")
+    if busy:
+        figures.append((_busy_text(busy), "yellow" if min(busy) < IDLE_PERCENT else ""))
+    if used and len(used) == len(total) and all(total):
+        figures.append(_fullest("GPU memory", [one / of for one, of in zip(used, total, strict=True)]))
+    power, heat = _newest_figures(known.gpus, "power_w"), _newest_figures(known.gpus, "temperature_c")
+    figures += [(f"{_mean(power):.0f} W", "")] if power else []
+    figures += [(f"{max(heat):.0f} °C", "")] if heat else []
+    return figures
+
+
+def _gpus_of_summary(gpus: Sequence[GpuFigures]) -> list[tuple[str, str]]:
+    """Over the steady steps."""
+    gpus = [gpu for gpu in gpus if gpu.in_use] or gpus
+    figures: list[tuple[str, str]] = []
+    busy, power = _medians(gpu.util_percent for gpu in gpus), _medians(gpu.power_w for gpu in gpus)
+    shares = [gpu.mem_used_max / gpu.mem_total for gpu in gpus if gpu.mem_used_max is not None and gpu.mem_total]
+    heat = [
+        gpu.temperature_c.max for gpu in gpus if gpu.temperature_c is not None and gpu.temperature_c.max is not None
+    ]
+    figures += [(_busy_text(busy), "")] if busy else []
+    figures += [_fullest("GPU memory", shares)] if shares else []
+    figures += [(f"{_mean(power):.0f} W", "")] if power else []
+    figures += [(f"{max(heat):.0f} °C", "")] if heat else []
+    return figures
+
+
+def _hosts(known: Snapshot) -> list[tuple[str, str]]:
+    if known.over:
+        nodes = known.machines.nodes if known.machines is not None else ()
+        cpu = _medians(node.cpu_percent for node in nodes)
+        memory = [(node.mem_available_min, node.mem_total) for node in nodes]
+        shares = [1 - free / total for free, total in memory if free is not None and total]
+        return [*_cpu(cpu, len(cpu)), *([_fullest("host memory", shares)] if shares else [])]
+    if known.hosts is None or not known.hosts.series:
+        return []
+    cpu = _newest_figures(known.hosts, "cpu_percent")
+    total, free = _newest_figures(known.hosts, "mem_total"), _newest_figures(known.hosts, "mem_available")
+    shares = [1 - one / of for one, of in zip(free, total, strict=False) if of] if len(total) == len(free) else []
+    return [*_cpu(cpu, len(cpu) + known.hosts.left_out), *([_fullest("host memory", shares)] if shares else [])]
+
+
+def _cpu(percent: Sequence[float], hosts: int) -> list[tuple[str, str]]:
+    name = "host" if len(percent) == 1 else count_text(hosts, "host")
+    return [(f"{name} CPU {_mean(percent):.0f}%", "")] if percent else []
+
+
+def _busy_text(busy: Sequence[float]) -> str:
+    least = f" (least {min(busy):.0f}%)" if len(busy) > 1 else ""
+    return f"{count_text(len(busy), 'GPU')} {_mean(busy):.0f}%{least}"
+
+
+def _fullest(name: str, shares: Sequence[float]) -> tuple[str, str]:
+    most = max(shares)
+    return f"{name} {most:.0%}", "bold red" if most >= FULL else ""
+
+
+def _medians(levels: Iterable[Levels | None]) -> list[float]:
+    return [one.median for one in levels if one is not None and one.median is not None]
+
+
+def _newest_figures(samples: Samples, field: str) -> list[float]:
+    """The newest of each GPU or host that has it."""
+    found = ([value for value in one.values.get(field, []) if value is not None] for one in samples.series)
+    return [values[-1] for values in found if values]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+# What the job, or the chosen rank, printed last.
+
+
+def draw_output(known: Snapshot, width: int, height: int) -> list[Text]:
+    """The newest line is the lowest."""
+    output = known.output
+    nothing = ["nothing was printed" if known.over else "nothing was printed yet"]
+    if output is None:
+        head, lines = "output", nothing
+    else:
+        head = f"{output.path} · {bytes_text(output.size)}"
+        lines = printed_lines(output.text, height - 1) or nothing
+    shown = [columns([(line, "" if output is not None and output.size else "dim")], width) for line in lines]
+    return [columns([(head, "dim")], width), *shown][: max(0, height)]
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+# What the keys do: in one line, and on a page of its own.
+
+KILLS = 3
+"""This many Ctrl-C end a job that does not react, as without the view."""
+KEY_HELP = (
+    ("↑ ↓", "choose a rank; PgUp, PgDn, Home, End"),
+    ("Enter", "look at that rank: its phases and what it printed; Esc: back"),
+    ("s", "sort the ranks by work, wait, step time, number"),
+    ("v", "all that was found, in full"),
+    ("l", "what the job printed"),
+    ("e", "what happened"),
+    ("f", "freeze: nothing moves until f again"),
+    ("h  p  ?", "this page"),
+)
+HELP_NOTES = (
+    "Step: the median; phases and table: means; all of the steps whose number is said.",
+    "The bars: the mean over all ranks, and beside it the rank that works longest.",
+    "Work is a step without the wait for peers: the rank that works longest is the",
+    "one that the others wait for. ✖ ▲ ● at a rank: a finding names it.",
+)
+
+
+def draw_keys(width: int, *, beside_job: bool, pane: str, interrupts: int = 0) -> Text:
+    """As many as fit, those that one needs most first; the way out is always there.
+
+    ``interrupts``: how often the job was asked to end.
+    """
+    if interrupts:
+        left = max(0, KILLS - interrupts)
+        more = f"; Ctrl-C {'once' if left == 1 else 'twice'} more kills it" if left else ""
+        return columns([("The job was asked to end", "bold yellow"), (more, ""), ("  q leave", "dim")], width)
+    first = "Esc back" if pane != "ranks" else "↑↓ Enter rank"
+    last = ["? help", "q leave" if beside_job else "q quit"]
+    room = width - sum(cell_len(word) + 2 for word in last)
+    line = Text(no_wrap=True, end="")
+    for word in (first, "s sort", "v verdict", "l output", "e events", "f freeze"):
+        if line.cell_len + cell_len(word) + 2 > room:
+            break
+        _add_key(line, word)
+    for word in last:
+        _add_key(line, word)
+    return line
+
+
+def draw_help(width: int, height: int, *, beside_job: bool) -> list[Text]:
+    leaving = [("q", "leave the view; the job goes on"), ("Ctrl-C", "end the job, as without the view")]
+    rows = [*KEY_HELP, *(leaving if beside_job else [("q  Ctrl-C", "leave; the run goes on")])]
+    lines = [columns([(f" {key:<11}", "bold"), (words, "")], width) for key, words in rows]
+    notes = [columns([(f" {note}", "dim")], width) for note in ("", *HELP_NOTES)]
+    return [*lines, *notes][:height]
+
+
+def _add_key(line: Text, word: str) -> None:
+    key, _, rest = word.partition(" ")
+    line.append("  " if line.plain else "")
+    line.append(key, "bold")
+    line.append(f" {rest}", "dim")
+
+
+# -- screen -----------------------------------------------------------------------------------------------------------
+
+WIDE = 140
+"""Columns from which on there is a second half."""
+LEFT_SHARE = 0.58
+RULES_FROM = 30
+"""Lines from which on there is room for rules between the parts."""
+_VERDICT_LINES = ((14, 1), (18, 3), (24, 4), (30, 6), (100_000, 8))
+"""Lines of the screen, below which the verdict has so many."""
+_PHASE_LINES = ((16, 0), (20, 3), (24, 5), (30, 6), (100_000, 11))
+TABLE_LEAST = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnScreen:
+    lines: list[Text]
+    rows: int
+    """Of the table, that are in sight."""
+    output: bool
+    """Whether there is room for what was printed besides everything else."""
+
+
+def draw_screen(
+    known: Snapshot,
+    view: ViewState,
+    width: int,
+    height: int,
+    *,
+    frozen: bool = False,
+    beside_job: bool = False,
+    interrupts: int = 0,
+    now_wall_ns: int = 0,
+) -> DrawnScreen:
+    wide = width >= WIDE
+    rule = [Text("─" * width, "dim", no_wrap=True, end="")] if height >= RULES_FROM else []
+    top = [draw_header(known, width, frozen=frozen, now_wall_ns=now_wall_ns)]
+    verdict = draw_verdict(known, width, _lines_for(_VERDICT_LINES, height))
+    top += [*rule, *verdict, *rule, draw_step_time(known, width, now_wall_ns=now_wall_ns)]
+    bottom = [draw_event_line(known, width)] if height >= 12 else []
+    bottom = [*rule, *bottom, draw_keys(width, beside_job=beside_job, pane=view.pane, interrupts=interrupts)]
+    room = max(0, height - len(top) - len(bottom))
+    left = int(width * LEFT_SHARE) if wide else width
+    rows = 0
+    if wide or view.pane == "ranks":
+        body, rows = _main_column(known, view, left, room, height, now_wall_ns)
+        if wide:
+            body = _side_by_side(body, _pane(known, view, width - left - 3, room, beside_job=beside_job), left, room)
+    else:
+        body = _pane(known, view, width, room, beside_job=beside_job)
+    body = body[:room] + [Text("", end="")] * max(0, room - len(body))
+    lines = [*top, *body, *bottom][:height]
+    for line in lines:
+        line.truncate(width)  # of a window too narrow for a single word
+    return DrawnScreen(lines=lines, rows=rows, output=wide)
+
+
+def _main_column(
+    known: Snapshot, view: ViewState, width: int, room: int, height: int, now_wall_ns: int
+) -> tuple[list[Text], int]:
+    """Phases, machines and the table; how many rows of it."""
+    below = [draw_machine(known, width)]
+    if height >= RULES_FROM:
+        below.append(Text("─" * width, "dim", no_wrap=True, end=""))
+    ranks = max(known.ranks.total if known.ranks is not None else 0, known.status.ranks if known.status else 0)
+    most = _lines_for(_PHASE_LINES, height)
+    if most:
+        most = max(most, room - len(below) - 1 - ranks)  # what a table of few ranks leaves empty
+    phases = draw_phases(known, width, min(most, max(0, room - TABLE_LEAST - 1)))
+    lines = [*phases, *below]
+    left = max(0, room - len(lines))
+    table = draw_ranks(
+        known, width, left, cursor=view.cursor, start=view.start, order=view.order, now_wall_ns=now_wall_ns
+    )
+    return [*lines, *table], max(0, left - 1)
+
+
+def _pane(known: Snapshot, view: ViewState, width: int, room: int, *, beside_job: bool) -> list[Text]:
+    if view.pane == "help":
+        return draw_help(width, room, beside_job=beside_job)
+    if view.pane == "findings":
+        return draw_findings(known, width, room)
+    if view.pane == "events":
+        return draw_events(known, width, room)
+    if view.pane == "rank" and view.rank is not None:
+        detail = draw_rank(known, width, max(1, room - 4), rank=view.rank)
+        return [*detail, *draw_output(known, width, room - len(detail))]
+    return draw_output(known, width, room)
+
+
+def _side_by_side(left: list[Text], right: list[Text], width: int, room: int) -> list[Text]:
+    lines: list[Text] = []
+    for at in range(room):
+        line = left[at].copy() if at < len(left) else Text("", end="")
+        line.append(" " * max(0, width - line.cell_len))
+        line.append(" │ ", "dim")
+        if at < len(right):
+            line.append_text(right[at])
+        lines.append(line)
+    return lines
+
+
+def _lines_for(steps: tuple[tuple[int, int], ...], height: int) -> int:
+    return next(lines for below, lines in steps if height < below)

@@ -1,1 +1,0 @@
-"""Shipped fakes for exact tests: a synthetic cluster (``cluster``) whose runs look like recorded ones."""

@@ -1,1 +1,0 @@
-"""What was read, kept as Parquet, and what was found in it."""

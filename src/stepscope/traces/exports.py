@@ -1,0 +1,509 @@
+"""A traced job in other forms: a timeline for Perfetto, tables as CSV files.
+
+All ranks on one clock-aligned timeline for Perfetto, with tracks for collectives and the critical path.
+
+All ranks on one timeline, their clocks aligned, for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``.
+
+One process per rank (its pid is the rank), in it a track for every thread and every stream, arrows from launches to
+what they launched and from forward to backward, memory as counters, and tracks of our own.  Times are microseconds from
+the earliest instant of all files, with three decimals, so exact to the nanosecond.
+
+Viewers want slices of one track to lie inside each other or apart; what overlaps otherwise (kernels of one stream that
+a file says ran at once, collectives of one thread) moves to a further track of the same name.  Everything that the
+columns hold of a slice is written: nothing is left out.  What a reader of the trace did not keep is not here either.
+
+Written as it is read, one trace at a time, so that memory is that of a single trace.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import numpy as np
+from zlib_ng import gzip_ng
+
+from stepscope.errors import UsageError
+from stepscope.records.files import replaced
+from stepscope.traces.model.columns import Kind, Trace, side_columns
+from stepscope.traces.model.tables import Table
+from stepscope.traces.model.window import Window, launches_of
+from stepscope.traces.path.graph import CAUSES
+from stepscope.traces.path.rank_path import path_segments
+from stepscope.traces.rank_collectives import OPS
+from stepscope.traces.ranks.clocks import Clocks
+from stepscope.traces.reading.files import TIMELINE
+
+if TYPE_CHECKING:
+    from stepscope.traces.ranks.collectives import CollectivesAnalysis
+
+__all__ = ["Bar", "Track", "collective_tracks", "path_track", "tables_in", "write_csv", "write_perfetto"]
+
+
+# -- perfetto ---------------------------------------------------------------------------------------------------------
+
+# -- perfetto args ----------------------------------------------------------------------------------------------------
+# What is known of a slice beside its times, as the ``args`` of a Kineto event.
+
+CATEGORIES: Final = {
+    int(kind): name
+    for kind, name in {
+        Kind.OTHER: "other",
+        Kind.OP: "cpu_op",
+        Kind.ANNOTATION: "user_annotation",
+        Kind.PYTHON: "python_function",
+        Kind.RUNTIME: "cuda_runtime",
+        Kind.KERNEL: "kernel",
+        Kind.MEMCPY: "gpu_memcpy",
+        Kind.MEMSET: "gpu_memset",
+        Kind.SYNC: "cuda_sync",
+        Kind.DEVICE_ANNOTATION: "gpu_user_annotation",
+        Kind.OVERHEAD: "overhead",
+    }.items()
+}
+"""As Kineto calls them now, so that what is written can be read again."""
+
+NUMBER, TEXT, JSON = "number", "text", "json"
+SIDES: Final = {
+    # table: column: (key in the file, what it is)
+    "ops": {
+        "dims": ("Input Dims", JSON),
+        "types": ("Input type", JSON),
+        "concrete": ("Concrete Inputs", JSON),
+        "stack": ("Call stack", TEXT),
+        "module": ("Module Hierarchy", TEXT),
+        "sequence": ("Sequence number", NUMBER),
+        "forward_thread": ("Fwd thread id", NUMBER),
+    },
+    "kernels": {
+        "occupancy": ("est. achieved occupancy %", NUMBER),
+        "blocks_per_sm": ("blocks per SM", NUMBER),
+        "warps_per_sm": ("warps per SM", NUMBER),
+        "graph": ("graph id", NUMBER),
+    },
+    "copies": {"bytes": ("bytes", NUMBER)},
+    "collectives": {
+        "op": ("Collective name", TEXT),
+        "group": ("Process Group Name", TEXT),
+        "description": ("Process Group Description", TEXT),
+        "ranks": ("Process Group Ranks", JSON),
+        "size": ("Group size", NUMBER),
+        "sequence": ("Seq", NUMBER),
+        "in_elements": ("In msg nelems", NUMBER),
+        "out_elements": ("Out msg nelems", NUMBER),
+        "dtype": ("dtype", TEXT),
+    },
+    "syncs": {
+        "on_stream": ("wait_on_stream", NUMBER),
+        "record_correlation": ("wait_on_cuda_event_record_corr_id", NUMBER),
+    },
+    "pythons": {
+        "id": ("Python id", NUMBER),
+        "parent": ("Python parent id", NUMBER),
+        "module": ("Python module id", NUMBER),
+    },
+}
+NO_STREAM: Final = 2**32 - 1
+"""How CUPTI writes that a synchronisation is of no stream in particular."""
+SLICES: Final = {"correlation": "correlation", "external": "External id", "device": "device", "stream": "stream"}
+
+
+class Values(dict[tuple[str, int], str]):
+    """Texts of the trace by form and code, as JSON."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __missing__(self, key: tuple[str, int]) -> str:
+        form, code = key
+        text = self.trace.text(code)
+        out = self[key] = text if form == JSON and _is_json(text) else json.dumps(text)
+        return out
+
+
+def args_of(trace: Trace, part: slice, values: Values) -> list[str]:
+    """Of some rows, one after another: the inside of their ``args`` objects."""
+    out: list[list[str]] = [[] for _ in range(*part.indices(len(trace)))]
+    for name, key in SLICES.items():
+        column = getattr(trace.slices, name)[part]
+        for at in np.flatnonzero(column >= 0).tolist():
+            out[at].append(f'"{key}":{column[at]}')
+    for at in np.flatnonzero((trace.slices.device[part] >= 0) & (trace.slices.stream[part] < 0)).tolist():
+        out[at].append(f'"stream":{NO_STREAM}')
+    for side, keys in SIDES.items():
+        table = side_columns(getattr(trace, side))
+        begin, end = np.searchsorted(table["row"], [part.start, part.start + len(out)])
+        places = (table["row"][begin:end] - part.start).tolist()
+        for name, (key, form) in keys.items():
+            for at, value in zip(places, table[name][begin:end].tolist(), strict=True):
+                if value >= 0:  # neither −1 nor NaN
+                    out[at].append(f'"{key}":{value if form == NUMBER else values[form, value]}')
+    return [",".join(each) for each in out]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+# -- perfetto ---------------------------------------------------------------------------------------------------------
+
+BATCH = 20_000
+PACKED = 6
+"""Of gzip: half the time of its best, and hardly larger."""
+MAX_LANES = 256
+"""Of one thread or stream; what overlaps still more is written, but a viewer may not show it."""
+DEVICE_TYPES = {0: "host memory", 1: "device memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    name: str
+    start_ns: int
+    """Absolute, as the rank's own clock has it."""
+    end_ns: int
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """One of our own, of a rank: matched collectives, a critical path."""
+
+    rank: int
+    name: str
+    bars: Sequence[Bar]
+    """By start."""
+
+
+def write_perfetto(
+    traces: Iterable[tuple[int, Trace]], clocks: Clocks, out: Path, *, tracks: Iterable[Track] = ()
+) -> int:
+    """``traces``: each with its rank; may read them one by one.  Packed where the name ends in ``.gz``.  → events."""
+    own: dict[int, list[Track]] = {}
+    for track in tracks:
+        own.setdefault(track.rank, []).append(track)
+    shifts = clocks.shifts
+    packed = out.suffix == ".gz"
+    with gzip_ng.open(out, "wt", PACKED, encoding="utf-8") if packed else out.open("w", encoding="utf-8") as file:
+        file.write(TIMELINE.decode() + ',"displayTimeUnit":"ns","traceEvents":[\n')
+        writer = _Writer(file)
+        for rank, trace in traces:
+            writer.rank(rank, trace, clocks.zero_ns + shifts.get(rank, 0), own.get(rank, ()))
+        file.write("\n]}\n")
+    return writer.written
+
+
+def us(ns: int) -> str:
+    """With three decimals, whatever the size."""
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    return f"{sign}{ns // 1000}.{ns % 1000:03d}"
+
+
+class _Writer:
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.written = 0
+        self.tids = itertools.count(1)
+        """Of all ranks: no two tracks share one."""
+        self.arrows = itertools.count(1)
+
+    def events(self, events: Iterable[str]) -> None:
+        events = iter(events)
+        while batch := list(itertools.islice(events, BATCH)):
+            self.file.write((",\n" if self.written else "") + ",\n".join(batch))
+            self.written += len(batch)
+
+    def rank(self, rank: int, trace: Trace, zero_ns: int, tracks: Sequence[Track]) -> None:
+        """``zero_ns``: the instant of this rank's clock that is the timeline's beginning."""
+        host = trace.meta.host
+        name = f"rank {rank} · {host}" if host else f"rank {rank}"
+        self.events([_meta(rank, 0, "process_name", name=name), _meta(rank, 0, "process_sort_index", sort_index=rank)])
+        for place, track in enumerate(tracks):
+            tid = self.track(rank, track.name, place)
+            self.events(_bar(rank, tid, bar, zero_ns) for bar in track.bars)
+        first_ns = trace.meta.origin_ns - zero_ns
+        tids = self.slices(rank, trace, first_ns)
+        self.events(self.launches(rank, trace, tids, first_ns))
+        self.events(self.flows(rank, trace, tids, first_ns))
+        self.events(_memory(rank, trace, first_ns))
+
+    def track(self, rank: int, name: str, place: int) -> int:
+        tid = next(self.tids)
+        self.events(
+            [_meta(rank, tid, "thread_name", name=name), _meta(rank, tid, "thread_sort_index", sort_index=place)]
+        )
+        return tid
+
+    def slices(self, rank: int, trace: Trace, first_ns: int) -> list[int]:
+        """→ [slices]; the track that each is on."""
+        slices = trace.slices
+        tids = [0] * len(trace)
+        several = len(np.unique(slices.device[slices.device >= 0])) > 1
+        on_device = slices.device >= 0
+        key = np.where(on_device, len(trace.threads) + slices.device.astype(np.int64), slices.thread)
+        key = key * (1 << 32) + np.where(on_device, slices.stream, -1) + 1
+        order = np.argsort(key, kind="stable")
+        bounds = np.flatnonzero(np.diff(key[order])) + 1
+        place = 100
+        for rows in np.split(order, bounds) if len(order) else ():
+            name = _track_name(trace, int(rows[0]), several)
+            lanes = _lanes(slices.start_ns[rows].tolist(), slices.end_ns[rows].tolist())
+            names = [name, *(f"{name} ({lane + 1})" for lane in range(1, max(lanes) + 1))]
+            lane_tids = [self.track(rank, each, place + lane) for lane, each in enumerate(names)]
+            place += len(names)
+            for row, lane in zip(rows.tolist(), lanes, strict=True):
+                tids[row] = lane_tids[lane]
+        self.events(_slices(rank, trace, tids, first_ns))
+        return tids
+
+    def launches(self, rank: int, trace: Trace, tids: list[int], first_ns: int) -> Iterator[str]:
+        slices, launch = trace.slices, launches_of(trace)
+        rows = np.flatnonzero(launch >= 0)
+        starts = (slices.start_ns + first_ns).tolist()
+        for row, call in zip(rows.tolist(), launch[rows].tolist(), strict=True):
+            yield from self.arrow(rank, "ac2g", tids[call], starts[call], tids[row], starts[row])
+
+    def flows(self, rank: int, trace: Trace, tids: list[int], first_ns: int) -> Iterator[str]:
+        """From forward to backward; arrows that begin or end on no slice of their thread have no track to be on."""
+        first_of: dict[int, int] = {}
+        for thread, tid in zip(trace.slices.thread.tolist(), tids, strict=True):
+            first_of.setdefault(thread, tid)
+        flows = trace.flows
+        for one, start, other, end in zip(
+            *(column.tolist() for column in (flows.from_thread, flows.from_ns, flows.to_thread, flows.to_ns)),
+            strict=True,
+        ):
+            if one in first_of and other in first_of:
+                yield from self.arrow(rank, "fwdbwd", first_of[one], start + first_ns, first_of[other], end + first_ns)
+
+    def arrow(self, rank: int, name: str, tid: int, start: int, to_tid: int, end: int) -> Iterator[str]:
+        number = next(self.arrows)
+        common = f'"cat":"{name}","name":"{name}","id":{number},"pid":{rank}'
+        yield f'{{"ph":"s",{common},"tid":{tid},"ts":{us(start)}}}'
+        yield f'{{"ph":"f","bp":"e",{common},"tid":{to_tid},"ts":{us(end)}}}'
+
+
+def _meta(rank: int, tid: int, kind: str, **args: Any) -> str:
+    return f'{{"ph":"M","pid":{rank},"tid":{tid},"name":"{kind}","args":{json.dumps(args)}}}'
+
+
+def _bar(rank: int, tid: int, bar: Bar, zero_ns: int) -> str:
+    times = f'"ts":{us(bar.start_ns - zero_ns)},"dur":{us(bar.end_ns - bar.start_ns)}'
+    return (
+        f'{{"ph":"X","cat":"stepscope","name":{json.dumps(bar.name)},"pid":{rank},"tid":{tid},{times},'
+        f'"args":{json.dumps(bar.args)}}}'
+    )
+
+
+def _track_name(trace: Trace, row: int, several: bool) -> str:
+    slices = trace.slices
+    device, stream = int(slices.device[row]), int(slices.stream[row])
+    if device < 0:
+        thread = trace.threads[int(slices.thread[row])]
+        return thread.name or f"thread {thread.tid}"
+    where = f"stream {stream}" if stream >= 0 else "all streams"
+    return f"device {device} · {where}" if several else where
+
+
+def _lanes(starts: list[int], ends: list[int]) -> list[int]:
+    """Of slices of one track, sorted by start, the longer first: the first lane in which each lies inside or apart."""
+    out = []
+    lanes: list[list[int]] = [[]]
+    for start, end in zip(starts, ends, strict=True):
+        lane = 0
+        while True:
+            open_ends = lanes[lane]
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            if not open_ends or open_ends[-1] >= end or lane == MAX_LANES - 1:
+                break
+            lane += 1
+            if lane == len(lanes):
+                lanes.append([])
+        open_ends.append(end)
+        out.append(lane)
+    return out
+
+
+def _slices(rank: int, trace: Trace, tids: list[int], first_ns: int) -> Iterator[str]:
+    slices = trace.slices
+    names = [json.dumps(text) for text in trace.strings]
+    values = Values(trace)
+    for begin in range(0, len(trace), BATCH):
+        part = slice(begin, begin + BATCH)
+        columns = (slices.start_ns[part] + first_ns, slices.dur_ns[part], slices.kind[part], slices.name[part])
+        rows = zip(*(column.tolist() for column in columns), tids[part], args_of(trace, part, values), strict=True)
+        for start, dur, kind, name, tid, args in rows:
+            yield (
+                f'{{"ph":"X","cat":"{CATEGORIES[kind]}","name":{names[name]},"pid":{rank},"tid":{tid},'
+                f'"ts":{us(start)},"dur":{us(dur)},"args":{{{args}}}}}'
+            )
+
+
+def _memory(rank: int, trace: Trace, first_ns: int) -> Iterator[str]:
+    memory = trace.memory
+    columns = (memory.time_ns, memory.device_type, memory.device, memory.bytes, memory.allocated, memory.reserved)
+    total: dict[str, int] = {}
+    for time_ns, device_type, device, size, allocated, reserved in zip(*(c.tolist() for c in columns), strict=True):
+        name = DEVICE_TYPES.get(device_type, f"memory of device type {device_type}")
+        name = f"{name} {device}" if device_type and device >= 0 else name
+        # Some files say only what was taken and given back.
+        total[name] = allocated if allocated >= 0 else total.get(name, 0) + size
+        values = {"allocated": total[name]} | ({"reserved": reserved} if reserved >= 0 else {})
+        head = f'{{"ph":"C","pid":{rank},"tid":0,"name":"{name}","ts":{us(time_ns + first_ns)}'
+        yield f'{head},"args":{json.dumps(values)}}}'
+
+
+# -- collective tracks ------------------------------------------------------------------------------------------------
+# Matched collectives on the timeline: of every rank a track that says when it waited, for whom, and for how long.
+
+
+def collective_tracks(collectives: CollectivesAnalysis) -> list[Track]:
+    """One per rank that has any; collectives at a time are on one track, as far as they do not overlap, and the rest
+    on further ones."""
+    pairs, split = collectives.pairs, collectives.split
+    out = []
+    order = np.lexsort((pairs.start_ns, pairs.rank))
+    order = order[split.counts[pairs.whole[order]]]
+    ranks = pairs.rank[order]
+    for parts in np.split(order, np.flatnonzero(np.diff(ranks)) + 1) if len(order) else ():
+        rank = pairs.ranks[pairs.rank[parts[0]]]
+        for lane, own in enumerate(_apart(pairs.start_ns[parts].tolist(), pairs.end_ns[parts].tolist())):
+            name = "collectives: waiting and transfer" + (f" ({lane + 1})" if lane else "")
+            bars = [bar for at in own for bar in _bars(collectives, int(parts[at]))]
+            out.append(Track(rank=rank, name=name, bars=bars))
+    return out
+
+
+def _apart(starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+    """Indices of intervals, sorted by start, in as few lists as it takes for none to overlap within one."""
+    lists: list[list[int]] = []
+    for at, start in enumerate(starts):
+        free = next((own for own in lists if ends[own[-1]] <= start), None)
+        if free is None:
+            free = []
+            lists.append(free)
+        free.append(at)
+    return lists
+
+
+def _bars(collectives: CollectivesAnalysis, part: int) -> list[Bar]:
+    pairs, split = collectives.pairs, collectives.split
+    whole = int(pairs.whole[part])
+    op, last = OPS[pairs.op[whole]], pairs.ranks[split.last[whole]]
+    start_ns, end_ns, wait_ns = int(pairs.start_ns[part]), int(pairs.end_ns[part]), int(split.wait_ns[part])
+    args = {"collective": whole, "group": pairs.groups[pairs.group[whole]].name, "last_rank": last}
+    args |= {"bytes": int(pairs.bytes[whole])} if pairs.bytes[whole] >= 0 else {}
+    bars = [Bar(name=f"{op}: transfer", start_ns=start_ns + wait_ns, end_ns=end_ns, args=args)]
+    if wait_ns:
+        bars.insert(
+            0, Bar(name=f"{op}: waits for rank {last}", start_ns=start_ns, end_ns=start_ns + wait_ns, args=args)
+        )
+    return bars
+
+
+# -- path tracks ------------------------------------------------------------------------------------------------------
+# The critical path on the timeline: of a rank a track that says, instant by instant, what its steps were due to.
+
+
+def path_track(rank: int, window: Window) -> Track:
+    """What follows itself without a break is one bar."""
+    trace, segments = window.trace, path_segments(window)
+    origin_ns = trace.meta.origin_ns
+    columns = (segments.start_ns + origin_ns, segments.end_ns + origin_ns, segments.cause, segments.name)
+    bars: list[Bar] = []
+    for start_ns, end_ns, cause, code in zip(*(column.tolist() for column in columns), strict=True):
+        name, args = trace.text(code) or CAUSES[cause], {"cause": CAUSES[cause]}
+        goes_on = bars and (bars[-1].end_ns, bars[-1].name, bars[-1].args) == (start_ns, name, args)
+        first_ns = bars.pop().start_ns if goes_on else start_ns
+        bars.append(Bar(name=name, start_ns=first_ns, end_ns=end_ns, args=args))
+    return Track(rank=rank, name="critical path", bars=bars)
+
+
+# -- csv out ----------------------------------------------------------------------------------------------------------
+# Tables as CSV files: one per table, those of all ranks together with a column ``rank`` in front.
+#
+# A list of what was written stays in the folder, with the size and time of each file: so the next set can take away
+# what is left of this one, and nothing else.
+
+LIST = ".stepscope-tables"
+
+
+def write_csv(folder: Path, of_ranks: Mapping[int, Mapping[str, Table]], of_job: Iterable[Table] = ()) -> list[Path]:
+    """``NAME.csv`` each, in a folder that is made if need be; what is there by these names is replaced.
+
+    Files of an earlier set that this one does not have are removed, unless somebody has changed them since.
+
+    ``of_ranks``: by rank and name; where ranks have different columns, the file has all of them.  A table of the job
+    that is called as one of the ranks' is ``job_NAME.csv``.
+    """
+    files: dict[str, tuple[list[str], list[dict[str, Any]]]] = {}
+    for rank in sorted(of_ranks):
+        for name, table in of_ranks[rank].items():
+            columns, rows = files.setdefault(name, (["rank"], []))
+            columns += [column for column in table.columns if column not in columns]
+            rows += [{**row, "rank": rank} for row in table.to_rows()]
+    for table in of_job:
+        name = f"job_{table.name}" if table.name in files else table.name
+        files[name] = (list(table.columns), table.to_rows())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stale = _unchanged(folder)
+        written = [_write(folder / f"{name}.csv", columns, rows) for name, (columns, rows) in files.items()]
+        for name in stale.difference(path.name for path in written):
+            (folder / name).unlink(missing_ok=True)
+        _remember(folder, written)
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+    return written
+
+
+def tables_in(folder: Path | None) -> list[Path]:
+    """What is there already that a table might replace."""
+    return [] if folder is None else sorted(folder.glob("*.csv"))
+
+
+def _write(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> Path:
+    with replaced(path) as spare, spare.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def _unchanged(folder: Path) -> set[str]:
+    """Of the set written before: the names of files that are as they were."""
+    try:
+        listed = json.loads((folder / LIST).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return set()
+    if not isinstance(listed, dict):
+        return set()
+    return {
+        name
+        for name, told in listed.items()
+        if name.endswith(".csv") and name == Path(name).name and _told(folder / name) == told
+    }
+
+
+def _remember(folder: Path, written: Iterable[Path]) -> None:
+    with replaced(folder / LIST) as spare:
+        spare.write_text(json.dumps({path.name: _told(path) for path in written}, indent=0), encoding="utf-8")
+
+
+def _told(path: Path) -> list[int] | None:
+    """Size and time of change; None: there is no such file."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns]

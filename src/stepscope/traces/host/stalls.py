@@ -1,0 +1,495 @@
+"""What keeps the host from launching: loading, compiling, garbage collection, Python, waits for the device.
+
+When the main thread stood still: garbage collections, and holes in which it told nothing.
+
+A *pause* is a run of Python's collector as the profiler saw it, asked for or not.  A *hole* is a stretch of more than
+5 ms of a step in which no operator and no call of the runtime ran on the main thread, nor any on autograd's threads
+(for which it waits in backward): Python code of somebody's own, or a wait.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.traces.model import intervals
+from stepscope.traces.model.calls import innermost_at, nest_of, padded, sums
+from stepscope.traces.model.columns import Ints, Kind, Rows, named
+from stepscope.traces.model.kernel_names import is_asked_to_wait
+from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.model.window import Window
+
+__all__ = [
+    "Compiling",
+    "Loading",
+    "Pause",
+    "PythonStop",
+    "SyncPlace",
+    "compiling_of",
+    "compiling_table",
+    "holes_table",
+    "loader_rows",
+    "loading_of",
+    "loading_table",
+    "pauses_of",
+    "stops_of",
+    "syncs_of",
+    "syncs_table",
+]
+
+
+# -- pauses -----------------------------------------------------------------------------------------------------------
+
+COLLECTOR = re.compile(r"^Python GC$|^<built-in function collect>$|^gc\.collect$|^gc\.py\(\d+\): collect$")
+MIN_HOLE_NS = 5_000_000
+MAX_PAUSES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    kind: str
+    """``gc``."""
+    start_ns: int
+    dur_ns: int
+
+
+def pauses_of(window: Window) -> tuple[Pause, ...]:
+    """By time; of very many the longest."""
+    trace, slices = window.trace, window.trace.slices
+    rows = np.sort(np.concatenate([window.rows_of((Kind.PYTHON,)), window.host.annotations]))
+    rows = rows[trace.names_where(COLLECTOR.match)[slices.name[rows]]] if len(rows) else rows
+    # A collection that was asked for is seen twice, one inside the other.
+    spans = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
+    dur_ns = spans.end_ns - spans.start_ns
+    kept = np.sort(np.argsort(-dur_ns, kind="stable")[:MAX_PAUSES])
+    return tuple(Pause(kind="gc", start_ns=int(spans.start_ns[at]), dur_ns=int(dur_ns[at])) for at in kept)
+
+
+def holes_table(window: Window) -> Table | None:
+    """None: the main thread never stood still so long."""
+    starts, ends = untold(window, intervals.EMPTY, MIN_HOLE_NS)
+    if not len(starts):
+        return None
+    told = _told(window)
+    return _table(window, told[window.trace.slices.thread[told] == window.host.main_thread], starts, ends)
+
+
+def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints, Ints]:
+    """Stretches of steps, each in one step, longer than so much: nothing told runs, nor anything ``known``.
+
+    None where the main thread tells nothing at all.
+    """
+    slices, main = window.trace.slices, window.host.main_thread
+    told = _told(window)
+    if not (slices.thread[told] == main).any():
+        return intervals.EMPTY
+    busy = told[np.isin(slices.thread[told], [main, *window.host.autograd_threads.tolist()])]
+    step_starts = np.array([step.start_ns for step in window.steps], np.int64)
+    steps = intervals.merge(step_starts, np.array([step.end_ns for step in window.steps], np.int64))
+    running = intervals.union(known, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
+    # Steps that touch are one span there: a hole from one into the next is cut at their border.
+    starts, ends = _cut(intervals.difference(steps, running), step_starts)
+    long = ends - starts > least_ns
+    return starts[long], ends[long]
+
+
+def _told(window: Window) -> Rows:
+    """Operators and calls of the runtime."""
+    return np.sort(np.concatenate([window.host.ops, window.rows_of((Kind.RUNTIME,))]))
+
+
+def _cut(spans: intervals.Spans, borders: Ints) -> tuple[Ints, Ints]:
+    if not len(spans.start_ns):
+        return spans
+    index = np.searchsorted(spans.start_ns, borders, side="right") - 1
+    within = borders[(index >= 0) & (borders > spans.start_ns[index]) & (borders < spans.end_ns[index])]
+    return np.sort(np.append(spans.start_ns, within)), np.sort(np.append(spans.end_ns, within))
+
+
+def _table(window: Window, told: Rows, starts: Ints, ends: Ints) -> Table:
+    trace, slices = window.trace, window.trace.slices
+    middle = (starts + ends) // 2
+    main = np.full(len(starts), window.host.main_thread, np.int32)
+    inside = innermost_at(trace, window.calls, window.host_rows, main, middle)
+    steps = trace.names_where(lambda text: text.startswith("ProfilerStep"))
+    after = np.searchsorted(slices.start_ns[told], ends)
+    finish = np.argsort(slices.end_ns[told], kind="stable")
+    before = np.searchsorted(slices.end_ns[told][finish], starts, side="right") - 1
+    step_starts = np.array([step.start_ns for step in window.steps], np.int64)
+    step = np.searchsorted(step_starts, starts, side="right") - 1
+
+    def name(row: int) -> str | None:
+        return trace.name(row) if row >= 0 else None
+
+    rows = []
+    for at in np.argsort(starts - ends, kind="stable").tolist():
+        previous = int(told[finish][before[at]]) if before[at] >= 0 else -1
+        following = int(told[after[at]]) if after[at] < len(told) else -1
+        around = int(inside[at])
+        sources = window.host.sources
+        source = sources.text(around) or sources.text(previous) or sources.text(following)
+        number = window.steps[int(step[at])].number
+        rows.append(
+            (
+                number,
+                starts[at],
+                ends[at] - starts[at],
+                None if steps[slices.name[around]] else name(around),
+                source,
+                name(previous),
+                name(following),
+            )
+        )
+    columns = ("step", "start_ns", "dur_ns", "inside", "source", "after", "before")
+    note = "No operator ran on the main thread for more than 5 ms: Python code, or a wait."
+    return table_of("holes", "Holes of the main thread", columns, rows, limit=100, note=note)
+
+
+# -- loading ----------------------------------------------------------------------------------------------------------
+# How long the main thread waits for data: inside a loader's ``__next__``.
+
+LOADER = re.compile(
+    r"^enumerate\(\w*(DataLoader|DataPipe|Loader)\w*\)#"
+    r"|^\[pl\].*(dataloader_next|_FetcherIter|__next__)|^(get_train_batch|train_dataloader_next)$"
+    r"|^DALI\w*(Iterator|_next|\.__next__)|(DataLoader|DataPipe|NodeIterator|DALI\w*Iterator)\w*(\.|::)__next__"
+)
+"""Annotations of torch, Lightning, torchdata, DALI."""
+PYTHON_LOADER = re.compile(r"(^|/)torch/utils/data/dataloader\.py\(\d+\): __next__$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    total_ns: int
+    """Within steps."""
+    by_step: tuple[int, ...]
+    """Nanoseconds, as ``Window.steps``."""
+    workers: bool | None
+    """Whether worker processes load, as the loader's name says; None: it does not."""
+
+
+def loader_rows(window: Window) -> Rows:
+    """What loads data, on any thread: annotations, or where there are none Python's functions."""
+    annotations = window.host.annotations
+    rows = annotations[named(window.trace, annotations, LOADER.search)]
+    if not len(rows):
+        pythons = window.rows_of((Kind.PYTHON,))
+        rows = pythons[named(window.trace, pythons, PYTHON_LOADER.search)]
+    return rows
+
+
+def loading_of(window: Window) -> Loading:
+    slices = window.trace.slices
+    rows = loader_rows(window)
+    rows = rows[slices.thread[rows] == window.host.main_thread]
+    spans = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
+    starts = np.array([step.start_ns for step in window.steps], np.int64)
+    ends = np.array([step.end_ns for step in window.steps], np.int64)
+    by_step = intervals.covered(starts, ends, spans).tolist()
+    names = {window.trace.name(row) for row in rows[:1].tolist()}
+    single = any("_SingleProcess" in name for name in names)
+    workers = True if any("_MultiProcessing" in name for name in names) else False if single else None
+    return Loading(total_ns=sum(by_step), by_step=tuple(by_step), workers=workers)
+
+
+def loading_table(window: Window, found: Loading) -> Table | None:
+    """None: nothing is known to load data."""
+    if not found.total_ns:
+        return None
+    rows = [
+        (step.number, spent_ns, step.end_ns - step.start_ns, spent_ns / max(step.end_ns - step.start_ns, 1))
+        for step, spent_ns in zip(window.steps, found.by_step, strict=True)
+    ]
+    columns = ("step", "loading_ns", "step_ns", "loading_share")
+    return table_of("loading", "Waiting for data", columns, rows)
+
+
+# -- compiling --------------------------------------------------------------------------------------------------------
+# ``torch.compile``: time spent compiling, recompilations, graph breaks.
+#
+# *Compiling*: on any thread, the union of what dynamo and inductor mark as their phases.  *Recompiled*: a compilation
+# of the same frame again, with a number above 0 in ``frame/number``.  A *graph break* leaves a compiled region and
+# goes on in another that is entered inside of it: the resumed function is called from the code of the first.
+
+PHASE = re.compile(r"\(dynamo_timed\)$|^(entire_frame_compile|entire_backward_compile|dynamo|backend_compile)$")
+PYTHON_PHASE = re.compile(r"(^|/)torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py\(\d+\): (_compile|compile_fx)$")
+REGION = re.compile(r"^Torch-Compiled Region(?:: .*?(?P<frame>\d+)/(?P<count>\d+))?")
+COMPILED = re.compile(r"\bcompile_id=.*?(?P<frame>\d+)/(?P<count>\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling:
+    compile_ns: int
+    recompiles: int
+    graph_breaks: int
+    """Regions entered inside of another in one step, in the step with the most."""
+    regions: tuple[tuple[str, int, int, int], ...]
+    """Name, times entered, nanoseconds with what is inside, times entered inside of another; the longest first."""
+    compiled: tuple[tuple[str, int], ...]
+    """``frame/number`` and nanoseconds, by time, where the trace tells them apart."""
+
+
+def compiling_of(window: Window) -> Compiling:
+    trace, slices = window.trace, window.trace.slices
+    marked = np.sort(np.concatenate([window.host.ops, window.host.annotations]))
+    phases = compile_rows(window)
+    compile_ns = intervals.total(intervals.merge(slices.start_ns[phases], slices.end_ns[phases]))
+    regions = _named(window, marked, REGION)
+    holder = window.calls.holder(window.host.mask(regions))[regions] if len(regions) else regions
+    inside = regions[holder >= 0]
+    steps = window.step_of[inside]
+    breaks = int(np.bincount(steps[steps >= 0]).max()) if (steps >= 0).any() else 0
+    compiled = _compiled(window, marked, phases)
+    again = {name for name, _ in compiled if not name.endswith("/0")} | _first_seen_later(window, regions)
+    by_name: dict[str, tuple[int, int, int]] = {}
+    for row, outer in zip(regions.tolist(), holder.tolist(), strict=True):
+        entered, host_ns, within = by_name.get(trace.name(row), (0, 0, 0))
+        by_name[trace.name(row)] = (entered + 1, host_ns + int(slices.dur_ns[row]), within + (outer >= 0))
+    return Compiling(
+        compile_ns=compile_ns,
+        recompiles=len(again),
+        graph_breaks=breaks,
+        regions=tuple(sorted(((name, *values) for name, values in by_name.items()), key=lambda each: -each[2])),
+        compiled=compiled,
+    )
+
+
+def compile_rows(window: Window) -> Rows:
+    """Phases of compiling, on any thread."""
+    phases = _named(window, np.sort(np.concatenate([window.host.ops, window.host.annotations])), PHASE)
+    return phases if len(phases) else _named(window, window.rows_of((Kind.PYTHON,)), PYTHON_PHASE)
+
+
+def _named(window: Window, rows: Rows, pattern: re.Pattern[str]) -> Rows:
+    return rows[window.trace.names_where(pattern.search)[window.trace.slices.name[rows]]] if len(rows) else rows
+
+
+def _compiled(window: Window, marked: Rows, phases: Rows) -> tuple[tuple[str, int], ...]:
+    """Notes with an id stand inside the phase they are about; the outermost phase is the compilation."""
+    notes = _named(window, marked, COMPILED)
+    if not len(notes):
+        return ()
+    trace, slices = window.trace, window.trace.slices
+    is_phase = window.host.mask(phases)
+    outer = window.calls.holder(is_phase)
+    found: dict[str, int] = {}
+    counted: set[int] = set()
+    for row in notes.tolist():
+        match = COMPILED.search(trace.name(row))
+        phase = int(outer[row])
+        while phase >= 0 and outer[phase] >= 0:
+            phase = int(outer[phase])
+        if match is not None:
+            name = f"{match['frame']}/{match['count']}"
+            found.setdefault(name, 0)
+            if phase >= 0 and phase not in counted:
+                counted.add(phase)
+                found[name] += int(slices.dur_ns[phase])
+    return tuple(found.items())
+
+
+def _first_seen_later(window: Window, regions: Rows) -> set[str]:
+    """Ids of regions that appear only after another of their frame did: compiled in between, whether marked or not."""
+    seen: dict[str, set[str]] = {}
+    out = set()
+    for row in regions.tolist():
+        match = REGION.match(window.trace.name(row))
+        if match is None or match["frame"] is None:
+            continue
+        frame, number = match["frame"], match["count"]
+        known = seen.setdefault(frame, set())
+        if known and number not in known and int(number) > max(map(int, known)):
+            out.add(f"{frame}/{number}")
+        known.add(number)
+    return out
+
+
+def compiling_table(found: Compiling) -> Table | None:
+    """None: nothing was compiled, nor did anything compiled run."""
+    if not found.regions and not found.compile_ns:
+        return None
+    note = f"{found.recompiles} recompiled; {found.graph_breaks} graph breaks in a step."
+    columns = ("region", "entered", "host_ns", "entered_inside_another")
+    return table_of("compiling", "Compiled regions", columns, found.regions, note=note)
+
+
+# -- stops ------------------------------------------------------------------------------------------------------------
+# Where the main thread ran Python, or slept, for so long that it counts: *stops*, by place.
+#
+# A stop is a stretch of a step, of a millisecond or more, in which neither the main thread nor autograd's were inside
+# an operator or a call of the runtime, and that nothing else explains: no loading, no collection of garbage, no
+# compiling, no collective under way.  Shorter ones are the interpreter's way from one operator to the next.
+
+MIN_STOP_NS = 1_000_000
+MAX_PLACES = 100
+BUILT_IN = "<built-in "
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonStop:
+    place: str | None
+    """``train.py(31): augment``; None: no line and no name is known."""
+    call: str | None
+    """The function of Python itself that ran, ``sleep``; None: another, or not known."""
+    count: int
+    total_ns: int
+
+    @property
+    def named(self) -> str | None:
+        """``sleep at train.py(31): step``."""
+        return f"{self.call} at {self.place}" if self.call and self.place else self.call or self.place
+
+
+def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tuple[PythonStop, ...]:
+    """The longest first; ``exchanged``: slices of collectives."""
+    trace, slices = window.trace, window.trace.slices
+    loaders = loader_rows(window)
+    loaders = loaders[slices.thread[loaders] == window.host.main_thread]
+    known = np.concatenate([loaders, compile_rows(window), exchanged])
+    start_ns = np.append(slices.start_ns[known], [pause.start_ns for pause in pauses]).astype(np.int64)
+    end_ns = np.append(slices.end_ns[known], [pause.start_ns + pause.dur_ns for pause in pauses]).astype(np.int64)
+    starts, ends = untold(window, intervals.merge(start_ns, end_ns), MIN_STOP_NS)
+    if not len(starts):
+        return ()
+    main = np.full(len(starts), window.host.main_thread, np.int32)
+    inside = innermost_at(trace, window.calls, window.host_rows, main, (starts + ends) // 2)
+    found: dict[tuple[str | None, str | None], tuple[int, int]] = {}
+    for row, dur_ns in zip(inside.tolist(), (ends - starts).tolist(), strict=True):
+        place = _place(window, row)
+        count, total_ns = found.get(place, (0, 0))
+        found[place] = (count + 1, total_ns + dur_ns)
+    stops = (
+        PythonStop(place=place, call=call, count=count, total_ns=total_ns)
+        for (place, call), (count, total_ns) in found.items()
+    )
+    return tuple(sorted(stops, key=lambda stop: -stop.total_ns)[:MAX_PLACES])
+
+
+def _place(window: Window, row: int) -> tuple[str | None, str | None]:
+    """The line and the built-in function, as far as they are known."""
+    if row < 0:
+        return None, None
+    name = window.trace.name(row)
+    source = window.host.sources.text(row)
+    if name.startswith(BUILT_IN):
+        return source, name.removeprefix(BUILT_IN).removesuffix(">").rpartition(" ")[2]
+    return source or (None if name.startswith("ProfilerStep") else name), None
+
+
+# -- syncs ------------------------------------------------------------------------------------------------------------
+# Where the host waits for the device: ``.item()``, ``.cpu()``, ``nonzero``, ``torch.cuda.synchronize()`` …
+#
+# The wait is the duration of the runtime's call that synchronises: a synchronisation by its name, a copy that is not
+# asynchronous, or one to pageable memory, which blocks whatever its name says.  It is told by the outermost operator
+# around it that is known to synchronise, else by the innermost operator, else by the call itself.
+
+ASYNC_COPY = re.compile(r"^(cuda|hip)Memcpy\w*Async|^cuMemcpy\w*Async")
+TO_PAGEABLE = re.compile(r"Device -> Pageable|DtoH.*Pageable", re.IGNORECASE)
+KNOWN = frozenset(
+    (
+        "aten::item",
+        "aten::_local_scalar_dense",
+        "aten::is_nonzero",
+        "aten::nonzero",
+        "aten::nonzero_numpy",
+        "aten::argwhere",
+        "aten::masked_select",
+        "aten::equal",
+        "aten::allclose",
+        "aten::cpu",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::copy_",
+        "aten::tolist",
+        "aten::_unique2",
+        "aten::unique_consecutive",
+        "aten::unique_dim",
+        "aten::bincount",
+        "aten::repeat_interleave",
+        "aten::index",
+        "aten::index_put_",
+        "aten::multinomial",
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncPlace:
+    call: str
+    """``aten::item`` or, outside operators, ``cudaDeviceSynchronize``."""
+    source: str | None
+    """``train.py(31): step``."""
+    count: int
+    wait_ns: int
+
+
+def sync_rows(window: Window) -> Rows:
+    """Calls of the runtime, within steps, in which the host waited for the device; of nested ones the outer."""
+    trace, slices = window.trace, window.trace.slices
+    calls = window.rows_of((Kind.RUNTIME,))
+    names = slices.name[calls]
+    waits = trace.names_where(is_asked_to_wait)[names]
+    copies = window.rows_of((Kind.MEMCPY,))
+    pageable = trace.names_where(TO_PAGEABLE.search)
+    blocking = window.launch[copies[pageable[slices.name[copies]]]]
+    to_pageable = np.zeros(len(slices), bool)
+    to_pageable[blocking[blocking >= 0]] = True
+    waits |= to_pageable[calls] & trace.names_where(ASYNC_COPY.match)[names]
+    rows = calls[waits & (window.step_of[calls] >= 0)]
+    rows = rows[~window.host.mask(rows)[window.calls.parents[rows]] | (window.calls.parents[rows] < 0)]
+    # The profiler itself waits for the device when it stops: that is the last thing a host does in a trace.
+    if len(rows) and rows[-1] == window.host_rows[-1] and window.owner[rows[-1]] < 0:
+        rows = rows[:-1]
+    return rows
+
+
+def syncs_of(window: Window) -> tuple[SyncPlace, ...]:
+    """The most costly first."""
+    rows = sync_rows(window)
+    if not len(rows):
+        return ()
+    trace, slices, sources = window.trace, window.trace.slices, window.host.sources
+    teller = _teller(window, rows)
+    name, code = slices.name[teller], sources.code[rows]
+    span = len(sources.texts) + 1
+    keys, group = np.unique(name.astype(np.int64) * span + code + 1, return_inverse=True)
+    wait_ns, count = sums(group, slices.dur_ns[rows], len(keys)), np.bincount(group, minlength=len(keys))
+    return tuple(
+        SyncPlace(
+            call=trace.strings[int(keys[at]) // span],
+            source=sources.texts[int(keys[at]) % span - 1] if int(keys[at]) % span else None,
+            count=int(count[at]),
+            wait_ns=int(wait_ns[at]),
+        )
+        for at in np.lexsort((-count, -wait_ns)).tolist()
+    )
+
+
+def _teller(window: Window, rows: Rows) -> NDArray[np.int32]:
+    """[rows]; the slice whose name says what this wait is for."""
+    ops = window.host.ops
+    known = ops[window.trace.names_where(KNOWN.__contains__)[window.trace.slices.name[ops]]]
+    nest = nest_of(window.calls, known)
+    at = nest.around[rows]
+    while True:
+        up = padded(nest.above)[at]
+        if (up < 0).all():
+            break
+        at = np.where(up >= 0, up, at)
+    owner = window.owner[rows]
+    return np.where(at >= 0, padded(known)[at], np.where(owner >= 0, owner, rows)).astype(np.int32)
+
+
+def syncs_table(window: Window, places: tuple[SyncPlace, ...]) -> Table | None:
+    """None: the host never waited."""
+    if not places:
+        return None
+    steps_ns = sum(step.end_ns - step.start_ns for step in window.steps)
+    rows = [
+        (place.call, place.source, place.count, place.wait_ns, place.wait_ns / steps_ns if steps_ns else None)
+        for place in places
+    ]
+    columns = ("call", "source", "count", "wait_ns", "step_share")
+    return table_of("syncs", "Waiting for the device", columns, rows)

@@ -1,0 +1,143 @@
+"""Tables that analyses return, and the sums, medians and extremes by group that they are made of.
+
+A table that an analysis returns, in a form that text, CSV, JSON and HTML are all made of.
+
+Columns tell their unit by their name's ending: ``_ns``, ``_bytes``, ``_share`` (0 to 1), ``_gbps`` (10⁹ bytes a
+second), ``_flops``, ``_tflops`` (10¹² a second); counts and text have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.traces.model.columns import Ints
+
+__all__ = ["Grouped", "Table", "grouped", "median", "sorted_by_key", "sums_of", "table_of"]
+
+
+# -- table ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    name: str
+    """snake_case; part of the interface, as are its columns."""
+    title: str
+    """For people."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Plain ints, floats, strings, None; the most important first."""
+    left_out: int = 0
+    """Rows beyond the limit, which are not here."""
+    left_out_sums: dict[str, int] = field(default_factory=dict)
+    """Of these rows, of the columns that are whole numbers: so that totals are not lost with the rows."""
+    note: str = ""
+    """What a reader should know: a definition, a limit of the data."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def table_of(
+    name: str, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int = 1000, note: str = ""
+) -> Table:
+    """Of rows that are sorted already; beyond ``limit`` they are left out and counted."""
+    every = list(rows)
+    left_out = every[limit:]
+    # Of rows that nobody will see only the sums are made.
+    whole = {
+        column: int(sum(values))
+        for column, values in zip(columns, zip(*left_out, strict=True), strict=False)
+        if all(type(value) is int or isinstance(value, np.integer) for value in values)
+    }
+    return Table(
+        name=name,
+        title=title,
+        columns=tuple(columns),
+        rows=tuple(tuple(_plain(value) for value in row) for row in every[:limit]),
+        left_out=len(left_out),
+        left_out_sums=whole,
+        note=note,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Numpy's scalars as Python's; what is no number as None."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and value != value else value
+
+
+# -- statistics -------------------------------------------------------------------------------------------------------
+# Counts, sums, extremes and medians of whole numbers by group, all groups at once and exact.
+
+WORD_BITS: Final = 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """Of groups that are not empty, by ``key``."""
+
+    key: Ints
+    count: Ints
+    total: Ints
+    mean: Ints
+    """To the nearest, as are the next two."""
+    median: Ints
+    deviation: Ints
+    """The standard deviation of these values, not of what they may be a sample of."""
+    least: Ints
+    most: Ints
+
+
+def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
+    """Neither keys nor values are negative."""
+    keys, values = sorted_by_key(keys, values)
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    count = np.diff(np.append(first, len(keys)))
+    total = np.add.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+    low, high = values[first + (count - 1) // 2], values[first + count // 2]
+    mean = total / count
+    squares = (values - np.repeat(mean, count)) ** 2
+    variance = (np.add.reduceat(squares, first) if len(first) else squares) / count
+    return Grouped(
+        key=keys[first].astype(np.int64),
+        count=count,
+        total=total,
+        mean=np.rint(mean).astype(np.int64),
+        median=low + (high - low) // 2,
+        deviation=np.rint(np.sqrt(variance)).astype(np.int64),
+        least=values[first],
+        most=values[first + count - 1],
+    )
+
+
+def sorted_by_key(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.integer], Ints]:
+    """By key, then by value; neither are negative."""
+    bits = int(values.max()).bit_length() if len(values) else 0
+    if bits + (int(keys.max()).bit_length() if len(keys) else 0) > WORD_BITS:
+        order = np.lexsort((values, keys))
+        return keys[order], values[order]
+    # Both in one number: that is sorted several times faster.
+    both = np.sort((keys.astype(np.int64) << bits) | values)
+    return both >> bits, both & ((1 << bits) - 1)
+
+
+def sums_of(groups: Grouped, keys: NDArray[np.integer], values: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
+    """[groups]; sums of another column, whose keys are among the groups'."""
+    at = np.searchsorted(groups.key, keys)
+    # Sums of whole numbers below 2⁵³ are exact in doubles.
+    return np.bincount(at, values, minlength=len(groups.key)).astype(np.int64)
+
+
+def median(values: Ints) -> int | None:
+    """Of an even number, half way between the middle two, rounded down; None: of nothing."""
+    if not len(values):
+        return None
+    middle = np.partition(values, [(len(values) - 1) // 2, len(values) // 2])
+    low, high = int(middle[(len(values) - 1) // 2]), int(middle[len(values) // 2])
+    return low + (high - low) // 2

@@ -1,0 +1,592 @@
+"""The cache of traces that were read before: entries, Parquet files, and opening a file through it.
+
+Traces that were read before, kept as Parquet, and what was found in them: a second look costs a fraction.
+
+Where: ``$STEPSCOPE_CACHE/traces``, else ``$XDG_CACHE_HOME/stepscope/traces``, else ``~/.cache/stepscope/traces``, a
+folder readable by nobody else.  An entry belongs to one file as it was (path, size, time of change, inode) and to this
+version of the code: whatever in ``traces`` changes makes all entries strangers, so nobody has to think of it.  It is
+made under another name and then renamed, so several processes may make the same one.  Above ``limit_bytes``
+(``$STEPSCOPE_CACHE_GB``, 20 unless told; 0: no cache) those go that were not used for longest.
+
+A cache never stands in the way: where it cannot be written, or what is in it is damaged, the file is read as if there
+were none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from stepscope.traces.model.columns import (
+    ROW_TABLES,
+    STRING_COLUMNS,
+    TABLES,
+    Thread,
+    Trace,
+    TraceMeta,
+    dtype_of,
+    side_columns,
+)
+from stepscope.traces.reading.files import read_trace
+
+__all__ = [
+    "BROKEN",
+    "Cache",
+    "Entry",
+    "Places",
+    "create_private_file",
+    "is_code",
+    "load_meta",
+    "open_traces",
+    "read_column",
+    "read_strings",
+    "read_traces",
+    "write_table",
+]
+
+
+# -- parquet ----------------------------------------------------------------------------------------------------------
+# Tables of plain columns as Parquet files, written and read back in a fraction of what a database takes for it.
+#
+# DuckDB, which reads these files for ``stepscope sql``, could do both, but it costs 0.15 s and 90 MB of memory on the
+# way, more than a million events cost here.  So the form is written here, as simple as Parquet allows: every column
+# required, plain values, one page per column and row group, packed with Zstandard and its checksum.  Anybody's Parquet
+# reader reads it.  Where each page lies is returned on writing (``Places``) and given back on reading, so that nothing
+# of a foreign file is ever parsed: a page that is not where it should be, or not as long, or not whole is a ValueError.
+
+Places = dict[str, list[tuple[int, int, int]]]
+"""By column, for each page: where it begins, how long it is packed and plain."""
+
+MAGIC: Final = b"PAR1"
+GROUP_ROWS: Final = 1 << 18
+"""Rows of a row group: enough to pack well, few enough to read with several threads and write in little memory."""
+LEVEL: Final = 1
+INT32, INT64, FLOAT, DOUBLE, BYTE_ARRAY = 1, 2, 4, 5, 6
+ZSTD_CODEC: Final = 6
+RLE: Final = 3
+
+
+class Form(NamedTuple):
+    """How Parquet holds a type of numpy's."""
+
+    physical: int
+    stored: str
+    converted: int | None = None
+    """What the values are where the physical type does not say."""
+
+
+FORMS: Final = {
+    "uint8": Form(INT32, "<i4", 11),
+    "int16": Form(INT32, "<i4", 16),
+    "int32": Form(INT32, "<i4"),
+    "int64": Form(INT64, "<i8"),
+    "float32": Form(FLOAT, "<f4"),
+    "float64": Form(DOUBLE, "<f8"),
+}
+TEXT: Final = Form(BYTE_ARRAY, "", 0)
+
+
+def write_table(file: BinaryIO, columns: Mapping[str, NDArray[Any] | Sequence[str]]) -> Places:
+    """Columns of equal length, into a new file: numbers of the types in ``FORMS``, or text."""
+    rows = len(next(iter(columns.values())))
+    places: Places = {name: [] for name in columns}
+    groups = []
+    packer = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    file.write(MAGIC)
+    for start in range(0, rows, GROUP_ROWS):
+        part = {name: values[start : start + GROUP_ROWS] for name, values in columns.items()}
+        groups.append(_write_group(file, part, packer, places))
+    footer = _footer(columns, rows, groups)
+    file.write(footer + struct.pack("<I", len(footer)) + MAGIC)
+    return places
+
+
+def _write_group(file: BinaryIO, part: Mapping[str, Any], packer: Any, places: Places) -> bytes:
+    chunks, total = [], 0
+    rows = len(next(iter(part.values())))
+    for name, values in part.items():
+        form = _form(values)
+        plain = _text_page(values) if form is TEXT else np.ascontiguousarray(values, form.stored).tobytes()
+        packed = packer.compress(plain)
+        header = _page_header(rows, len(plain), len(packed))
+        began = file.tell()
+        file.write(header)
+        places[name].append((file.tell(), len(packed), len(plain)))
+        file.write(packed)
+        sizes = (len(header) + len(plain), len(header) + len(packed))
+        chunks.append(_chunk(name, form, rows, began, sizes))
+        total += sizes[0]
+    return _struct((1, LIST, _list(STRUCT, chunks)), (2, I64, _int(total)), (3, I64, _int(rows)))
+
+
+def read_column(data: memoryview, pages: Sequence[Sequence[int]], rows: int, dtype: Any) -> NDArray[Any]:
+    """One column of numbers out of a file's bytes."""
+    out = np.empty(rows, dtype)
+    form = FORMS[out.dtype.name]
+    stored = np.dtype(form.stored)
+    at = 0
+    for plain in _pages(data, pages, rows, stored.itemsize):
+        values = np.frombuffer(plain, stored)
+        out[at : at + len(values)] = values
+        at += len(values)
+    if at != rows:
+        raise ValueError(f"{at} rows instead of {rows}")
+    return out
+
+
+def read_strings(data: memoryview, pages: Sequence[Sequence[int]], rows: int) -> list[str]:
+    """One column of text."""
+    out: list[str] = []
+    for plain in _pages(data, pages, rows, None):
+        at, end = 0, len(plain)
+        while at < end:
+            (length,) = struct.unpack_from("<I", plain, at)
+            at += 4
+            if at + length > end:
+                raise ValueError("text beyond the end of its page")
+            out.append(plain[at : at + length].decode())
+            at += length
+    if len(out) != rows:
+        raise ValueError(f"{len(out)} rows instead of {rows}")
+    return out
+
+
+def _pages(data: memoryview, pages: Sequence[Sequence[int]], rows: int, itemsize: int | None) -> Iterable[bytes]:
+    unpacker = zstandard.ZstdDecompressor()
+    left = rows
+    for start, packed, plain in pages:
+        here = min(GROUP_ROWS, left)
+        left -= here
+        if not 0 <= start <= start + packed <= len(data) or (itemsize is not None and plain != here * itemsize):
+            raise ValueError("a page that cannot be")
+        piece = data[start : start + packed]
+        if zstandard.get_frame_parameters(piece).content_size != plain:
+            raise ValueError("a page of another length")
+        yield unpacker.decompress(piece)
+
+
+def _form(values: Any) -> Form:
+    return FORMS[values.dtype.name] if isinstance(values, np.ndarray) else TEXT
+
+
+def _text_page(values: Sequence[str]) -> bytes:
+    pieces = []
+    for text in values:
+        encoded = text.encode()
+        pieces += [struct.pack("<I", len(encoded)), encoded]
+    return b"".join(pieces)
+
+
+# ── Parquet's own records, in Thrift's compact protocol ─────────────────────────────────────────────────────────────
+
+I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
+
+
+def _page_header(rows: int, plain: int, packed: int) -> bytes:
+    data_page = _struct((1, I32, _int(rows)), (2, I32, _int(0)), (3, I32, _int(RLE)), (4, I32, _int(RLE)))
+    return _struct((1, I32, _int(0)), (2, I32, _int(plain)), (3, I32, _int(packed)), (5, STRUCT, data_page))
+
+
+def _chunk(name: str, form: Form, rows: int, began: int, sizes: tuple[int, int]) -> bytes:
+    about = _struct(
+        (1, I32, _int(form.physical)),
+        (2, LIST, _list(I32, [_int(0), _int(RLE)])),
+        (3, LIST, _list(BINARY, [_text(name)])),
+        (4, I32, _int(ZSTD_CODEC)),
+        (5, I64, _int(rows)),
+        (6, I64, _int(sizes[0])),
+        (7, I64, _int(sizes[1])),
+        (9, I64, _int(began)),
+    )
+    return _struct((2, I64, _int(began)), (3, STRUCT, about))
+
+
+def _footer(columns: Mapping[str, Any], rows: int, groups: list[bytes]) -> bytes:
+    schema = [_struct((4, BINARY, _text("schema")), (5, I32, _int(len(columns))))]
+    for name, values in columns.items():
+        form = _form(values)
+        said = () if form.converted is None else ((6, I32, _int(form.converted)),)
+        schema.append(_struct((1, I32, _int(form.physical)), (3, I32, _int(0)), (4, BINARY, _text(name)), *said))
+    return _struct(
+        (1, I32, _int(1)),
+        (2, LIST, _list(STRUCT, schema)),
+        (3, I64, _int(rows)),
+        (4, LIST, _list(STRUCT, groups)),
+        (6, BINARY, _text("stepscope")),
+    )
+
+
+def _struct(*fields: tuple[int, int, bytes]) -> bytes:
+    out, last = bytearray(), 0
+    for number, kind, value in fields:
+        out.append((number - last) << 4 | kind)
+        out += value
+        last = number
+    return bytes(out) + b"\0"
+
+
+def _list(kind: int, items: list[bytes]) -> bytes:
+    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _unsigned(len(items))
+    return head + b"".join(items)
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return _unsigned(len(encoded)) + encoded
+
+
+def _int(value: int) -> bytes:
+    return _unsigned(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def _unsigned(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+# -- kept -------------------------------------------------------------------------------------------------------------
+# A trace in files and back: one Parquet file per table, strings and threads too, and an index in JSON.
+#
+#     0-slices.parquet  0-ops.parquet  …  0-strings.parquet  0-threads.parquet  1-slices.parquet  …  index
+#
+# The number is the trace's (an export of Nsight Systems may hold several processes).  What comes back equals what was
+# written, types included.  Nothing in the files is believed: not where a page lies, nor that a code has a string.  The
+# index, as all that is no Parquet, begins with a checksum of the rest.
+
+INDEX: Final = "index"
+BROKEN: Final = (OSError, ValueError, KeyError, msgspec.MsgspecError, zstandard.ZstdError, UnicodeError)
+"""What damaged, foreign or missing files end in."""
+DIGEST_BYTES: Final = 32
+CODES: Final = {
+    *("name", "dims", "types", "concrete", "stack", "op", "group", "description", "ranks", "dtype"),
+}
+"""Columns of codes, whatever their table; ``STRING_COLUMNS`` has the others."""
+THREADS: Final = {"thread", "from_thread", "to_thread"}
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    rows: int
+    places: Places
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    meta: TraceMeta
+    threads: list[Thread]
+    tables: dict[str, _Table]
+
+
+def create_private_file(path: Path) -> BinaryIO:
+    """A new file that nobody else may read."""
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def save_traces(folder: Path, traces: Sequence[Trace]) -> None:
+    """Into an empty folder; the index comes last."""
+    kept = [_save(folder, number, trace) for number, trace in enumerate(traces)]
+    write_sealed(folder / INDEX, msgspec.json.encode(kept))
+
+
+def write_sealed(path: Path, data: bytes) -> None:
+    """A new file, with a checksum in front."""
+    with create_private_file(path) as file:
+        file.write(hashlib.sha256(data).digest() + data)
+
+
+def read_sealed(path: Path) -> bytes:
+    """ValueError where it is not as it was written."""
+    whole = path.read_bytes()
+    digest, data = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise ValueError(f"{path} is damaged")
+    return data
+
+
+def load_meta(folder: Path) -> list[TraceMeta]:
+    """Of the traces there, without their columns."""
+    return [kept.meta for kept in _index(folder)]
+
+
+def is_code(table: str, column: str) -> bool:
+    """Whether a column's numbers stand for strings."""
+    return column in CODES or (table, column) in STRING_COLUMNS
+
+
+def load_traces(folder: Path, path: str) -> list[Trace]:
+    """What ``save_traces`` wrote, or one of ``BROKEN``; ``path``: for messages."""
+    kept = _index(folder)
+    return [_load(folder, number, each, path) for number, each in enumerate(kept)]
+
+
+def _index(folder: Path) -> list[_Kept]:
+    return msgspec.json.decode(read_sealed(folder / INDEX), type=list[_Kept])
+
+
+def _save(folder: Path, number: int, trace: Trace) -> _Kept:
+    columns: dict[str, Mapping[str, Any]] = {name: side_columns(getattr(trace, name)) for name in TABLES}
+    columns["strings"] = {"code": np.arange(len(trace.strings), dtype=np.int32), "text": trace.strings}
+    columns["threads"] = {
+        "thread": np.arange(len(trace.threads), dtype=np.int32),
+        "pid": [str(thread.pid) for thread in trace.threads],
+        "tid": [str(thread.tid) for thread in trace.threads],
+        "name": [thread.name for thread in trace.threads],
+    }
+    tables = {}
+    for name, own in columns.items():
+        with create_private_file(folder / f"{number}-{name}.parquet") as file:
+            places = write_table(file, own)
+        tables[name] = _Table(rows=len(next(iter(own.values()))), places=places)
+    return _Kept(meta=trace.meta, threads=trace.threads, tables=tables)
+
+
+def _load(folder: Path, number: int, kept: _Kept, path: str) -> Trace:
+    loaded: dict[str, Any] = {}
+    for name, kind in TABLES.items():
+        table = kept.tables[name]
+        data = memoryview((folder / f"{number}-{name}.parquet").read_bytes())
+        loaded[name] = kind(
+            **{
+                column: read_column(data, table.places[column], table.rows, dtype_of(name, column))
+                for column in kind.__dataclass_fields__
+            }
+        )
+    strings = kept.tables["strings"]
+    data = memoryview((folder / f"{number}-strings.parquet").read_bytes())
+    texts = read_strings(data, strings.places["text"], strings.rows)
+    trace = Trace(meta=replace(kept.meta, path=path), strings=texts, threads=kept.threads, **loaded)
+    _check(trace)
+    return trace
+
+
+def _check(trace: Trace) -> None:
+    """That every index points at something."""
+    for table in TABLES:
+        for column, values in side_columns(getattr(trace, table)).items():
+            lowest = -1
+            if is_code(table, column):
+                end = len(trace.strings)
+                lowest = 0 if table == "slices" else -1
+            elif column in THREADS:
+                end, lowest = len(trace.threads), 0
+            elif column == "row" and table in ROW_TABLES:
+                end, lowest = len(trace.slices), 0
+            else:
+                continue
+            if len(values) and not (values.min() >= lowest and values.max() < end):
+                raise ValueError(f"{table}.{column} points at nothing")
+
+
+# -- store ------------------------------------------------------------------------------------------------------------
+
+Found = TypeVar("Found")
+
+DEFAULT_LIMIT_BYTES: Final = 20 * 10**9
+LAYOUT: Final = 1
+ENTRY: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\Z")
+UNFINISHED: Final = re.compile(r"new-[0-9a-z_]+\Z")
+ABANDONED_S: Final = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    folder: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    @classmethod
+    def of_environment(cls, environment: dict[str, str] | None = None) -> Cache | None:
+        """The user's own; None where they want none or have no home."""
+        known = dict(os.environ) if environment is None else environment
+        try:
+            limit = float(known.get("STEPSCOPE_CACHE_GB") or DEFAULT_LIMIT_BYTES / 1e9)
+        except ValueError:
+            limit = DEFAULT_LIMIT_BYTES / 1e9
+        if known.get("STEPSCOPE_CACHE"):
+            base = Path(known["STEPSCOPE_CACHE"])
+        elif known.get("XDG_CACHE_HOME"):
+            base = Path(known["XDG_CACHE_HOME"]) / "stepscope"
+        elif known.get("HOME"):
+            base = Path(known["HOME"]) / ".cache" / "stepscope"
+        else:
+            return None
+        return cls(folder=base / "traces", limit_bytes=int(limit * 1e9)) if limit > 0 else None
+
+    def entry(self, path: Path) -> Entry | None:
+        """The place for what is known of a file as it is now; None where that is no file."""
+        identity = _identity(path)
+        return None if identity is None else Entry(self, path, identity)
+
+    def make_room(self) -> None:
+        """Delete what was unused for longest, until all fits, and what somebody never finished."""
+        entries, total = [], 0
+        for folder in _folders(self.folder, ENTRY):
+            with contextlib.suppress(OSError):
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                entries.append((folder.stat().st_mtime_ns, size, folder))
+                total += size
+        for _, size, folder in sorted(entries):
+            if total <= self.limit_bytes:
+                break
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= size
+        for folder in _folders(self.folder, UNFINISHED):
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Entry:
+    """All that is kept of one file."""
+
+    def __init__(self, cache: Cache, path: Path, identity: tuple[str, ...]) -> None:
+        self._cache, self._path, self._identity = cache, path, identity
+        place = _digest(identity[0])
+        self.folder = cache.folder / f"{place}-{_digest(*identity, str(LAYOUT), code_version())}"
+        self._same_path = re.compile(rf"{place}-[0-9a-f]{{16}}\Z")
+
+    def traces(self, read: Callable[[Path], list[Trace]]) -> list[Trace]:
+        """From the cache, or as ``read`` reads them, and kept from then on."""
+        kept = self.load()
+        if kept is not None:
+            return kept
+        traces = read(self._path)
+        self.save(traces)
+        return traces
+
+    def load(self) -> list[Trace] | None:
+        if not _is_ours(self._cache.folder):
+            return None
+        try:
+            traces = load_traces(self.folder, str(self._path))
+            os.utime(self.folder)
+        except BROKEN:
+            return None
+        return traces
+
+    def save(self, traces: list[Trace]) -> bool:
+        """Whether it worked; not if the file was changed meanwhile."""
+        try:
+            self._cache.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not _is_ours(self._cache.folder) or _identity(self._path) != self._identity:
+                return False
+            made = Path(tempfile.mkdtemp(prefix="new-", dir=self._cache.folder))
+        except OSError:
+            return False
+        try:
+            save_traces(made, traces)
+            for old in _folders(self._cache.folder, self._same_path):
+                shutil.rmtree(old, ignore_errors=True)
+            made.rename(self.folder)
+        except (*BROKEN, TypeError, OverflowError):
+            # A full disk; what no file can hold; or another process was first, whose entry is as good.
+            return (self.folder / INDEX).exists()
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        self._cache.make_room()
+        return self.folder.exists()
+
+    def results(self, name: str, decode: Callable[[bytes], Found]) -> Found | None:
+        """What ``keep`` kept under this name."""
+        if not _is_ours(self._cache.folder):
+            return None
+        try:
+            found = decode(read_sealed(self.folder / name))
+            os.utime(self.folder)
+        except BROKEN:
+            return None
+        return found
+
+    def keep(self, name: str, data: bytes) -> bool:
+        """For ``results``; whether it worked, which it does not where the traces are not kept either."""
+        return self.add(name, lambda path: write_sealed(path, data))
+
+    def add(self, name: str, write: Callable[[Path], None]) -> bool:
+        """A file beside the traces, made by ``write``; whether it worked."""
+        try:
+            if not _is_ours(self._cache.folder):
+                return False
+            with tempfile.TemporaryDirectory(prefix="new-", dir=self._cache.folder) as made:
+                new = Path(made) / name
+                write(new)
+                new.replace(self.folder / name)
+        except OSError:
+            return False
+        return True
+
+
+@cache
+def code_version() -> str:
+    """Of all that reads and analyses traces."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(str(source).encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _identity(path: Path) -> tuple[str, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    numbers = (found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
+    return (str(path.absolute()), *map(str, numbers))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _is_ours(folder: Path) -> bool:
+    """Nobody else can put anything there."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _folders(inside: Path, named: re.Pattern[str]) -> Iterator[Path]:
+    try:
+        found = list(inside.iterdir())
+    except OSError:
+        return
+    yield from (path for path in found if named.match(path.name) and path.is_dir())
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+# One file → the traces in it, whatever wrote it, from the cache where it was read before.
+
+
+def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
+    """One trace, or of an export of Nsight Systems one per process that used a GPU."""
+    entry = cache.entry(path) if cache is not None else None
+    return read_traces(path) if entry is None else entry.traces(read_traces)
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Afresh."""
+    # One of the two readers is never needed, and what is kept needs none.
+    from stepscope.traces.reading.nsight import is_nsight, read_nsight
+
+    return read_nsight(path) if is_nsight(path) else [read_trace(path)]

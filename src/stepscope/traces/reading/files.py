@@ -1,0 +1,205 @@
+"""Which files are traces, and reading one of torch.profiler's: plain, gzip or Zstandard.
+
+Paths in, traces out: which files are traces, and what one holds.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from stepscope.errors import TraceError
+from stepscope.traces.model.columns import Trace
+from stepscope.traces.reading.kineto import read_kineto
+
+__all__ = ["TIMELINE", "blocks_of", "find_traces", "read_trace"]
+
+
+# -- inflate ----------------------------------------------------------------------------------------------------------
+# Files as blocks of plain bytes, whatever they were packed with; the first bytes decide, not the name.
+#
+# However much comes out of how little, no more than a block of it is held at a time: what a packed file may grow to is
+# for those to judge who look at the text (``text.py``).
+
+BLOCK = 512 << 10
+"""Of plain bytes.  The events of larger ones leave the cache before they are used; of smaller ones the work per block,
+not per event, is felt."""
+PACKED = 64 << 10
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+FOREIGN: Final = {
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"\xfd7zXZ\x00": "packed with xz: unpack it first (unxz)",
+    b"BZh": "packed with bzip2: unpack it first (bunzip2)",
+    b"\x04\x22\x4d\x18": "packed with lz4: unpack it first (unlz4)",
+    b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive: unpack it first",
+    b"SQLite format 3\x00": "an SQLite database",
+    b"PAR1": "a Parquet file",
+    b"\x7fELF": "a program",
+    b"%PDF": "a PDF",
+}
+"""Formats by their first bytes."""
+
+
+def foreign_format(start: bytes) -> str | None:
+    """What a file is that begins like this, if it is something that is known but not read here."""
+    return next((words for magic, words in FOREIGN.items() if start.startswith(magic)), None)
+
+
+def blocks_of(path: Path, cut: list[str] | None = None) -> Iterator[bytes]:
+    """``cut`` gets a line where the packed data end early or go wrong; what came before was given."""
+    cut = [] if cut is None else cut
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise TraceError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or device'}, not a file")
+        with path.open("rb") as file:
+            start = file.read(16)
+            file.seek(0)
+            if start.startswith(GZIP):
+                yield from _gunzipped(file, cut)
+            elif start.startswith(ZSTD):
+                yield from _unzstd(file, cut)
+            elif words := foreign_format(start):
+                raise TraceError(f"{path}: is {words}")
+            else:
+                while block := file.read(BLOCK):
+                    yield block
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+
+
+def _gunzipped(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
+    """All members, one after the other; a member that ends early has given all that was in it."""
+    from zlib_ng import zlib_ng
+
+    damaged: Any = zlib_ng.error
+    packed = file.read(PACKED)
+    member: Any = zlib_ng.decompressobj(wbits=31)
+    while True:
+        try:
+            block = member.decompress(packed, BLOCK)
+        except damaged as error:
+            cut.append(f"the packed data are damaged ({error})")
+            return
+        if block:
+            yield block
+        if member.eof:
+            packed = (member.unused_data or file.read(PACKED)).lstrip(b"\0")
+            while not packed and (more := file.read(PACKED)):
+                packed = more.lstrip(b"\0")
+            if packed and len(packed) < len(GZIP):
+                packed += file.read(PACKED)
+            if not packed:
+                return
+            if not packed.startswith(GZIP):
+                cut.append("something else follows the packed data")
+                return
+            member = zlib_ng.decompressobj(wbits=31)
+        else:
+            packed = member.unconsumed_tail or file.read(PACKED)
+            if not packed and not block:
+                cut.append("the packed data end early")
+                return
+
+
+def _unzstd(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
+    import zstandard
+
+    with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False) as source:
+        while True:
+            try:
+                block = source.read(BLOCK)
+            except zstandard.ZstdError as error:
+                cut.append(f"the packed data are damaged ({error})")
+                return
+            if not block:
+                return
+            yield block
+
+
+# -- read -------------------------------------------------------------------------------------------------------------
+
+ENDINGS: Final = (".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".qdrep")
+"""Of files that a folder is searched for; one that is named may be called anything."""
+REPORTS: Final = (".nsys-rep", ".qdrep")
+LOOKED_AT: Final = 1 << 20
+"""Bytes of a file in a folder, in which a trace would begin its events or at least look like one."""
+
+TIMELINE: Final = b'{"stepscope":{"timeline":1}'
+"""How our own merged timelines (``perfetto``) begin: they are no further rank."""
+
+
+def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Files as they are, folders as the traces anywhere below them, by name, each once; and what was passed over.
+
+    A file that was named must be a trace, which shows when it is read; in a folder there are others, too.
+    """
+    found: dict[Path, None] = {}
+    notices: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            found[path] = None
+            continue
+        below = sorted(file for file in _below(path) if file.is_file())
+        traces = {file: None for file in below if _looks_like_one(file)}
+        if not traces:
+            endings = ", ".join(ENDINGS[:-2])
+            raise TraceError(f"{path}: there is no trace in this folder (files ending in {endings})")
+        foreign = [file for file in below if file not in traces]
+        if foreign:
+            more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+            notices.append(f"no traces (or timelines of --perfetto), passed over: {foreign[0]}{more}")
+        found.update(traces)
+    return list(found), notices
+
+
+def _below(folder: Path) -> list[Path]:
+    try:
+        return [file for file in folder.rglob("*") if file.name.endswith(ENDINGS)]
+    except OSError as error:
+        raise TraceError(f"{folder}: {error.strerror or error}") from None
+
+
+def _looks_like_one(path: Path) -> bool:
+    """By its first bytes; one that cannot be read at all may be one, and shall say why when it is read."""
+    if not path.name.endswith(ENDINGS[:3]):
+        return True
+    start = bytearray()
+    try:
+        for block in blocks_of(path):
+            start += block
+            if len(start) >= LOOKED_AT:
+                break
+    except TraceError:
+        return True
+    if start.startswith(TIMELINE):
+        return False
+    text = bytes(start).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return not text or b'"traceEvents"' in text or (text.startswith(b"[") and b'"ph"' in text)
+
+
+def _foreign(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same, unless we wrote them."""
+    for number, block in enumerate(blocks):
+        if not number and block.startswith(TIMELINE):
+            raise TraceError("is a timeline that --perfetto wrote; the traces it was made of can be read")
+        yield block
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace of torch.profiler, or another that Chrome would open."""
+    if path.name.endswith(REPORTS):
+        raise TraceError(f"{path}: is a report of Nsight Systems; export it first: nsys export --type sqlite")
+    cut: list[str] = []
+    try:
+        trace = read_kineto(_foreign(blocks_of(path, cut)), str(path))
+    except TraceError as error:
+        because = f" ({cut[0]})" if cut else ""
+        raise TraceError(str(error) if str(error).startswith(f"{path}:") else f"{path}: {error}{because}") from None
+    if not cut:
+        return trace
+    problems = (f"{cut[0]}; everything before is used", *trace.meta.problems)
+    return replace(trace, meta=replace(trace.meta, problems=problems))

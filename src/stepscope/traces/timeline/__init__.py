@@ -1,1 +1,0 @@
-"""One clock-aligned timeline of all ranks, for Perfetto."""

@@ -1,0 +1,74 @@
+"""The shape of the package: whole ideas in few files, few files in a folder, and no import circles."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path("src/stepscope")
+MODULES_AT_MOST = 260
+SINGLE_IMPORTERS_AT_MOST = 30
+FOLDER_AT_MOST = 15
+LINES_AT_MOST = 900
+FACES = ("__init__.py", "__main__.py")
+"""What stands for a package or a process: it may import from everywhere below it."""
+
+
+class Shape:
+    def __init__(self, root: Path) -> None:
+        self.files = {self._name(root, path): path for path in sorted((root / SOURCE).rglob("*.py"))}
+        self.modules = {name: path for name, path in self.files.items() if path.name not in FACES}
+        self.imports = {name: self._imports(name) for name in self.files}
+
+    @staticmethod
+    def _name(root: Path, path: Path) -> str:
+        return ".".join(path.relative_to(root / "src").with_suffix("").parts).removesuffix(".__init__")
+
+    def _imports(self, name: str) -> set[str]:
+        """Also those inside functions and for types only."""
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(self.files[name].read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+            elif isinstance(node, ast.Import):
+                found |= {each.name for each in node.names}
+        return (found & set(self.files)) - {name}
+
+
+@pytest.fixture(scope="module")
+def shape(root: Path) -> Shape:
+    return Shape(root)
+
+
+def test_modules_hold_whole_ideas(shape: Shape) -> None:
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for name, targets in shape.imports.items():
+        for target in targets:
+            importers[target].add(name)
+    alone = [
+        name
+        for name in shape.modules
+        if len(importers[name]) == 1 and next(iter(importers[name])).rpartition(".")[0] == name.rpartition(".")[0]
+    ]
+    assert len(shape.modules) <= MODULES_AT_MOST
+    assert len(alone) <= SINGLE_IMPORTERS_AT_MOST, alone
+
+
+def test_files_and_folders_can_be_taken_in(shape: Shape) -> None:
+    folders = Counter(path.parent for path in shape.modules.values())
+    assert {folder.name: count for folder, count in folders.items() if count > FOLDER_AT_MOST} == {}
+    lines = {name: len(path.read_text().splitlines()) for name, path in shape.files.items()}
+    assert {name: count for name, count in lines.items() if count > LINES_AT_MOST} == {}
+
+
+def test_no_import_circles(shape: Shape) -> None:
+    """Imports for types count: what needs a type of another module belongs above it."""
+    graph = {name: shape.imports[name] & set(shape.modules) for name in shape.modules}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
